@@ -1,0 +1,29 @@
+# Two commands to begin with: `make demo` and `make test`. Both set themselves up.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+CODE = samplers rewards flowrl scripts tests
+
+.PHONY: setup demo test lint check format
+
+setup:
+	@$(PYTHON) scripts/setup.py --venv $(VENV)
+
+demo: setup
+	@$(BIN)/python scripts/demo.py
+
+test: setup
+	@$(BIN)/python -m pytest
+
+# The one list of static checks: for hands, for pre-commit and for CI.
+lint: setup
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@$(BIN)/lint-imports
+
+check: lint test
+
+format: setup
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)

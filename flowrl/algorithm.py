@@ -1,0 +1,152 @@
+"""An algorithm is five choices. Nothing here runs anything."""
+
+import difflib
+from dataclasses import dataclass
+
+from flowrl.advantages import Estimator, ScaleSteps
+from flowrl.comparisons import BestWorst, Exponential
+from flowrl.errors import UserError
+from flowrl.likelihoods import Likelihood, Transition
+from flowrl.losses import NFT, Objective, Preference, Weighted
+from flowrl.matching import Matching
+from samplers import Plan, Planner
+from samplers.noise import generator
+
+RESERVED = frozenset({"new", "old", "ref", "current"})
+
+
+@dataclass(frozen=True)
+class Decay:
+    """An average's decay at optimizer step s: 0 while s < flat, then start + slope (s - flat), at
+    most `most`. At 0 the average is a copy."""
+
+    start: float = 0.0
+    slope: float = 0.0
+    flat: int = 0
+    most: float = 1.0
+
+    def __call__(self, step: int) -> float:
+        return (
+            0.0
+            if step < self.flat
+            else min(self.most, self.start + self.slope * (step - self.flat))
+        )
+
+
+@dataclass(frozen=True)
+class Average:
+    """A slow copy of the weights: average <- d average + (1 - d) current, after each iteration."""
+
+    name: str
+    decay: Decay
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """`steps` sampling steps; `behaviour` samples: "current", or one of `averages` by name.
+
+    Mixtures that would train on nonsense are refused with a `UserError`, before any weights load.
+    """
+
+    steps: int
+    plan: Planner
+    advantage: Estimator
+    likelihood: Likelihood
+    loss: Objective
+    averages: tuple[Average, ...] = ()
+    behaviour: str = "current"
+
+    def __post_init__(self) -> None:
+        if self.steps < 2:
+            raise UserError(f"steps is {self.steps}: take at least 2")
+        self._check_names()
+        plans = self._placeholder_plans()
+        for plan in plans:
+            self._check_plan(plan)
+        self._check_pairs()
+        self._check_loss()
+
+    @property
+    def group(self) -> int:
+        """Samples a draw, of an iteration's largest plan."""
+        return max(plan.group for plan in self._placeholder_plans())
+
+    def _placeholder_plans(self) -> tuple[Plan, ...]:
+        """The plans of iteration 0 on evenly spaced levels; the model's own are not known yet."""
+        sigmas = [1 - k / self.steps for k in range(self.steps)] + [0.0]
+        try:
+            return self.plan(sigmas, 0, 0)
+        except ValueError as problem:
+            raise UserError(f"the plan does not fit {self.steps} steps: {problem}") from problem
+
+    def _check_names(self) -> None:
+        names = [average.name for average in self.averages]
+        for name in names:
+            if name in RESERVED or names.count(name) > 1:
+                raise UserError(f"an average is called {name!r}, a name taken: choose another")
+        if self.behaviour != "current":
+            self._known(self.behaviour, ["current", *names], "behaviour")
+        for role in sorted(self.loss.roles):
+            self._known(role, ["old", "ref", *names], "the loss")
+
+    @staticmethod
+    def _known(name: str, names: list[str], who: str) -> None:
+        if name in names:
+            return
+        close = difflib.get_close_matches(name, names, 1)
+        guess = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(
+            f"{who} asks for the policy {name!r}, but there are {', '.join(names)}: add an "
+            f"Average of that name{guess}"
+        )
+
+    def _check_plan(self, plan: Plan) -> None:
+        drawn = any(step.noisy for step in plan.steps) or plan.solver.random
+        if plan.group < 2:
+            raise UserError("a group of one has no advantage: take a group of at least 2")
+        if plan.shared_noise and not drawn:
+            raise UserError(
+                "all samples of a group would be the same: a deterministic plan needs its own "
+                "noise a sample, so set shared_noise to False"
+            )
+        if isinstance(self.likelihood, Transition) and not any(s.train for s in plan.steps):
+            raise UserError(
+                "a Transition likelihood needs noisy, trained steps, and this plan is "
+                "deterministic: use Chain, Window, Fork or Tree, or the Matching likelihood"
+            )
+        if isinstance(self.likelihood, Matching):
+            levels = [step.sigma for step in plan.steps]
+            self.likelihood.times(levels, self.likelihood.draws, generator(0))
+        if plan.kernel is None and ScaleSteps("std") in self.advantage.transforms:
+            raise UserError("ScaleSteps('std') needs a plan with a kernel: leave it out")
+        if self.advantage.fusion == "path":
+            if any(step.branch > 1 and not step.train for step in plan.steps[1:]):
+                raise UserError(
+                    "path fusion reads the log-densities of the steps that branch: train on all "
+                    "of them, or take fusion='mean'"
+                )
+
+    def _check_pairs(self) -> None:
+        if self.likelihood.unit != self.loss.unit:
+            raise UserError(
+                "Preference learns from pairs, and only it does: set Matching(paired=True) with "
+                "Preference, and leave it out with every other loss"
+            )
+        paired = any(isinstance(t, BestWorst) for t in self.advantage.transforms[-1:])
+        if isinstance(self.loss, Preference) and not paired:
+            raise UserError("Preference needs BestWorst as the last transform of the advantage")
+
+    def _check_loss(self) -> None:
+        if isinstance(self.loss, NFT):
+            if not isinstance(self.likelihood, Matching):
+                raise UserError("NFT compares velocities: use the Matching likelihood")
+            if self.behaviour == "current":
+                raise UserError(
+                    "NFT steps away from a slower policy that samples: add an average, such as "
+                    "Average('trailing', Decay(slope=0.001, most=0.5)), and name it as behaviour"
+                )
+        if isinstance(self.loss, Weighted):
+            if not any(isinstance(t, Exponential) for t in self.advantage.transforms[-1:]):
+                raise UserError(
+                    "Weighted needs weights of at least 0: make Exponential the last transform"
+                )

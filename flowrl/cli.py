@@ -1,0 +1,44 @@
+"""The command line. Mistakes are one sentence and exit code 2; interruptions save first."""
+
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+
+from flowrl.errors import UserError
+
+USAGE = """usage: flowrl COMMAND ...
+
+  train CONFIG [--train.lr 1e-4 ...]   align a model; every setting of the file is an option
+  train --resume RUN                   go on with an interrupted run, to the same bits
+  sample RUN "a red circle" ...        paint with a run's weights
+  evaluate RUN [--prompts FILE ...]    score a run's weights, or its base, on prompts
+  plan CONFIG                          what an iteration does and costs, without loading weights
+  recipes [NAME]                       the algorithms, and the settings of one
+  schema                               JSON schema of a run's file, for editors
+
+`flowrl COMMAND --help` tells more."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        sys.exit(0 if given else 2)
+    try:
+        sys.exit(command(given[0])(given[1:]))
+    except UserError as error:
+        print(f"flowrl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\nflowrl: stopped at once; the last checkpoint is whole", file=sys.stderr)
+        sys.exit(130)
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    from flowrl import commands  # after the first word is known, since torch takes seconds
+
+    if name not in commands.COMMANDS:
+        near = get_close_matches(name, commands.COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(commands.COMMANDS)}"
+        raise UserError(f"{name!r} is no command; {hint}")
+    return commands.COMMANDS[name]

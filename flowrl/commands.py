@@ -1,0 +1,218 @@
+"""What each word of the command line does."""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import tyro
+import yaml
+
+from flowrl.config import check, decode, override, read
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.recipes import RECIPES
+from flowrl.settings import RECIPE_SETTINGS, Run
+
+T = TypeVar("T")
+Word = tyro.conf.Positional
+
+
+def parse(kind: type[T], arguments: Sequence[str], prog: str) -> T:
+    return tyro.cli(kind, args=list(arguments), prog=f"flowrl {prog}", description=kind.__doc__)
+
+
+def train(arguments: list[str]) -> int:
+    """`train CONFIG [overrides]` or `train --resume RUN`."""
+    own, rest = _split(arguments, ("--resume", "--folder"))
+    if "--resume" in own:
+        return _resume(Path(own["--resume"]), rest)
+    if not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help")):
+        raise UserError("train: name a file, such as `flowrl train configs/demo.yaml`")
+    if rest[0] in ("-h", "--help"):
+        raise UserError("train: the settings are those of a file: flowrl train CONFIG --help")
+    path = find(rest[0])
+    run = override(read(path), rest[1:])
+    check(run)
+    folder = Path(own["--folder"]) if "--folder" in own else None
+    if folder is not None and folder.exists():
+        raise UserError(f"{folder} exists; give another --folder, or --resume {folder}")
+    quiet()
+    from flowrl.train import start
+
+    return _finish(start(run, path.stem, folder))
+
+
+def _resume(folder: Path, rest: Sequence[str]) -> int:
+    if rest:
+        raise UserError(f"train --resume takes a run's folder alone, not {' '.join(rest)}")
+    run = run_of(folder)
+    check(run)
+    quiet()
+    from flowrl.train import resume
+
+    return _finish(resume(run, folder))
+
+
+def _finish(result: "object") -> int:
+    from flowrl.train import Result
+
+    assert isinstance(result, Result)
+    if not result.done:
+        print(f"saved; go on with: flowrl train --resume {result.folder}")
+        return 128 + (result.signal or 0)
+    for name, value in result.first.items():
+        if name == "image/diversity" or not name.startswith("image/"):
+            print(f"held-out {name.removeprefix('image/')}: {value:.3f} -> {result.last[name]:.3f}")
+    print(f"pictures: {result.folder / 'samples'}  weights: {result.weights}")
+    return 0
+
+
+@dataclass
+class Sample:
+    """Paint prompts with a run's weights."""
+
+    run: Word[Path]
+    """The run's folder."""
+    prompts: Word[tuple[str, ...]]
+    weights: str = "last"
+    """last, best, base, or a folder with an adapter."""
+    count: int = 4
+    """Pictures a prompt."""
+    steps: int | None = None
+    """Denoising steps; the run's evaluation steps if not given."""
+    guidance: float | None = None
+    seed: int = 0
+    out: Path | None = None
+    """Where to write; RUN/samples/sample-0001 if not given."""
+
+
+def sample(arguments: list[str]) -> int:
+    from flowrl.paint import sample as paint
+
+    given = parse(Sample, arguments, "sample")
+    if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
+        raise UserError('sample: give prompts, such as: flowrl sample RUN "a red circle"')
+    quiet()
+    paint(run_of(given.run), given)
+    return 0
+
+
+@dataclass
+class Evaluate:
+    """Score a run's weights on prompts, by deterministic sampling from keyed noise."""
+
+    run: Word[Path]
+    """The run's folder."""
+    prompts: str | None = None
+    """A prompt file; the run's held-out prompts if not given."""
+    weights: str = "last"
+    """last, best, base, or a folder with an adapter."""
+    rewards: tuple[str, ...] = ()
+    """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if not given."""
+    samples: int | None = None
+    steps: int | None = None
+    seed: int | None = None
+    out: Path | None = None
+    """Also write the scores of every sample as JSON lines."""
+
+
+def evaluate(arguments: list[str]) -> int:
+    from flowrl.paint import evaluate as score
+
+    given = parse(Evaluate, arguments, "evaluate")
+    quiet()
+    score(run_of(given.run), given)
+    return 0
+
+
+@dataclass
+class Plan:
+    """Say what an iteration of a run does and what it costs, without loading weights."""
+
+    config: Word[Path]
+    svg: Path | None = None
+    """Draw the plan's tree into this file."""
+    iteration: int = 0
+
+
+def plan(arguments: list[str]) -> int:
+    own, rest = _split(arguments, ("--svg", "--iteration"))
+    if not rest:
+        raise UserError("plan: name a file, such as `flowrl plan configs/demo.yaml`")
+    words = [rest[0], *(word for pair in own.items() for word in pair)]
+    given = parse(Plan, words, "plan")
+    run = override(read(find(str(given.config))), rest[1:])
+    check(run)
+    from flowrl.describe import describe
+
+    print(describe(run, given.iteration, given.svg))
+    return 0
+
+
+def recipes(arguments: list[str]) -> int:
+    """The table, or the settings of one with types, defaults and source."""
+    if not arguments:
+        width = max(map(len, RECIPES))
+        for name, recipe in RECIPES.items():
+            print(f"{name:<{width}}  {(recipe.__doc__ or '').strip().splitlines()[0]}")
+        return 0
+    name = arguments[0]
+    if name not in RECIPE_SETTINGS:
+        decode({"recipe": {"name": name}}, "recipes")
+    print(f"{name}: {(RECIPES[name].__doc__ or '').strip()}\n")
+    for key, info in RECIPE_SETTINGS[name].model_fields.items():
+        if key != "name":
+            kind = getattr(info.annotation, "__name__", None) or str(info.annotation)
+            print(f"  {key}: {kind} = {info.default!r}")
+    return 0
+
+
+def schema(arguments: list[str]) -> int:
+    print(json.dumps(Run.model_json_schema(by_alias=True), indent=2))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    f.__name__: f for f in (train, sample, evaluate, plan, recipes, schema)
+}
+
+
+def run_of(folder: Path) -> Run:
+    """The resolved settings of a run's folder."""
+    file = folder / "run.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder} is no run: it has no run.yaml")
+    return decode(yaml.safe_load(file.read_text()), str(file))
+
+
+def quiet() -> None:
+    """Libraries' advice is not for our users; our own words are."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+
+
+def _split(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Take `--key value` and `--key=value` of `own` out of the arguments."""
+    taken: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in own:
+            taken[key] = value or next(words, "")
+            if not taken[key] or taken[key].startswith("--"):
+                raise UserError(f"{key}: missing its value")
+        else:
+            rest.append(word)
+    return taken, rest

@@ -1,0 +1,143 @@
+"""Reading a run: YAML, overrides of the command line, and every check that needs no weights."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import tyro
+import yaml
+from pydantic import BaseModel, ValidationError
+
+import rewards
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.prompts import PromptSet
+from flowrl.recipes import RECIPES
+from flowrl.settings import RECIPE_SETTINGS, Run
+
+
+def read(path: Path) -> Run:
+    """Parse one file. Errors name the file and the key."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `ls configs` shows the runs that come with flowrl")
+    try:
+        tree = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from error
+    return decode(tree, str(path))
+
+
+def decode(tree: Any, source: str) -> Run:
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, got {tree!r}")
+    recipe = tree.get("recipe")
+    if isinstance(recipe, Mapping) and recipe.get("name") not in RECIPES:
+        raise UserError(f"{source}: recipe.name: {_stranger(recipe.get('name'), list(RECIPES))}")
+    try:
+        return Run.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{source}: {explain(error)}") from error
+
+
+def override(run: Run, arguments: Sequence[str]) -> Run:
+    """`--train.lr 1e-4` and the like over a run."""
+    if not arguments:
+        return run
+    changed, unknown = tyro.cli(
+        Run,
+        default=run,
+        args=list(arguments),
+        prog="flowrl train CONFIG",
+        config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
+        return_unknown_args=True,
+    )
+    if unknown:
+        near = get_close_matches(unknown[0].lstrip("-"), list(_flags(dump(run))), n=1)
+        hint = f"did you mean --{near[0]}?" if near else "flowrl train CONFIG --help lists settings"
+        raise UserError(f"{unknown[0]} is not known; {hint}")
+    tree = dump(changed)
+    for key in ("rewards", "held_out_rewards"):  # tyro would lose their own settings
+        tree[key] = dump(run)[key]
+    return decode(tree, "command line")
+
+
+def _flags(tree: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        name = f"{at}.{key}" if at else key
+        if isinstance(value, Mapping):
+            yield from _flags(value, name)
+        else:
+            yield name
+
+
+def dump(run: Run) -> dict[str, Any]:
+    return run.model_dump(mode="json", by_alias=True)
+
+
+def check(run: Run) -> None:
+    """Refuse what cannot run, in a second and before any weights are read."""
+    try:
+        algorithm = run.algorithm()
+    except ValueError as error:
+        raise UserError(f"recipe: {error}") from error
+    if run.train.updates > run.prompts.per_iteration * algorithm.group:
+        raise UserError("train.updates: more optimizer steps than samples an iteration")
+    for place in ("rewards", "held_out_rewards"):
+        for spec in getattr(run, place):
+            try:
+                rewards.check(spec.name, spec.settings)
+            except ValueError as error:
+                raise UserError(f"{place}: {error}") from error
+    PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
+    if run.prompts.held_out is not None:
+        PromptSet.read(run.prompts.held_out, run.prompts.column, "prompts.held_out")
+    check_pipeline(run.model.pipeline)
+
+
+def check_pipeline(source: str) -> None:
+    folder = find(source)
+    if folder.is_dir() and not (folder / "model_index.json").is_file():
+        raise UserError(
+            f"model.pipeline: {source} has no model_index.json; give a diffusers folder"
+        )
+    if not folder.is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+        raise UserError(f"model.pipeline: no folder {source}, and it is no hub name (owner/name)")
+
+
+def explain(error: ValidationError) -> str:
+    """One sentence a mistake: where, what was found, what would do."""
+    sentences = []
+    for e in error.errors():
+        where = [str(part) for part in e["loc"] if part not in RECIPE_SETTINGS]
+        if e["type"] == "extra_forbidden":
+            known = _names(where[:-1], e["loc"])
+            sentences.append(f"{'.'.join(where)}: {_stranger(where[-1], known)}")
+        elif e["type"] == "missing":
+            sentences.append(f"{'.'.join(where)}: missing")
+        elif e["type"] == "value_error":
+            at, why = ".".join(where), e.get("ctx", {}).get("error")
+            sentences.append(f"{at}: {why}" if at else str(why))
+        else:
+            message = e["msg"][0].lower() + e["msg"][1:]
+            sentences.append(f"{'.'.join(where)}: {message}, got {e['input']!r}")
+    return "; ".join(dict.fromkeys(sentences))
+
+
+def _stranger(key: Any, known: Sequence[str]) -> str:
+    near = get_close_matches(str(key), known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"
+    return f"{key!r} is not known; {hint}"
+
+
+def _names(where: Sequence[str], loc: Sequence[Any]) -> list[str]:
+    """The keys that the settings at a place have."""
+    kind: Any = Run
+    for part in where:
+        if part == "recipe":
+            kind = next((RECIPE_SETTINGS[p] for p in loc if p in RECIPE_SETTINGS), Run)
+            continue
+        annotation = kind.model_fields[part].annotation
+        options = [annotation, *get_args(annotation)]
+        kind = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), Run)
+    return [field.alias or name for name, field in kind.model_fields.items()]

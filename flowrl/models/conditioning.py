@@ -1,0 +1,209 @@
+"""What a pipeline's `encode_prompt` gave, cut by row, whatever the family returns.
+
+Nothing here knows a name such as `prompt_embeds`. A few probes at load tell which outputs have a
+row for each prompt, which follow the length of the prompts and which are masks of tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+
+SHORT = "a"
+LONG = "a photo of a small red cube on a wide green table"
+
+# what every encode_prompt call of one pipeline call returned, in order
+Calls = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """How one output is cut into rows. Neither `axis` nor `listed`: it is the same for all rows."""
+
+    axis: int | None = None  # of the rows, in a tensor
+    listed: bool = False  # a list with one entry a row
+    length: int | None = None  # axis of the tokens, where it follows the prompts
+    mask: torch.dtype | None = None  # of a mask [n tokens] that is 0 on padding
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of all outputs of all `encode_prompt` calls that one pipeline call makes."""
+
+    counts: tuple[int | None, ...]  # outputs of each call; None: a bare value, not a tuple
+    slots: tuple[Slot, ...]
+
+    @property
+    def masked(self) -> bool:
+        return any(slot.mask is not None for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The rows of a batch of prompts, encoded once. Row i belongs to prompt i."""
+
+    layout: Layout
+    values: tuple[Any, ...]  # one a slot
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
+        """The given rows, in that order; a row may be asked for several times."""
+        index = torch.as_tensor(rows, dtype=torch.long).cpu()
+        if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
+            raise IndexError(f"rows {index.tolist()} of a conditioning with {self.rows} rows")
+        pairs = zip(self.layout.slots, self.values, strict=True)
+        return Conditioning(self.layout, tuple(_take(s, v, index) for s, v in pairs), len(index))
+
+    @staticmethod
+    def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
+        """Stack rows; shorter token axes are padded with zeros, which the mask then says.
+
+        Raises UserError where lengths differ and the pipeline gives no mask.
+        """
+        layout = parts[0].layout
+        assert all(part.layout == layout for part in parts)
+        if len(parts) == 1:
+            return parts[0]
+        tokens = [_tokens(part) for part in parts]
+        columns = zip(*(part.values for part in parts), strict=True)
+        pairs = zip(layout.slots, columns, strict=True)
+        values = tuple(_join(slot, column, tokens, parts) for slot, column in pairs)
+        return Conditioning(layout, values, sum(len(part) for part in parts))
+
+    def calls(self) -> Calls:
+        """The outputs in the form in which `encode_prompt` returned them."""
+        values, calls = iter(self.values), []
+        for count in self.layout.counts:
+            calls.append(
+                next(values) if count is None else tuple(next(values) for _ in range(count))
+            )
+        return tuple(calls)
+
+
+def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
+    """How many outputs each call has, and all of them in a row."""
+    counts = tuple(len(call) if isinstance(call, tuple) else None for call in calls)
+    values = [v for call in calls for v in (call if isinstance(call, tuple) else (call,))]
+    return counts, tuple(values)
+
+
+def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> Layout:
+    """Probe `encode` with 1, 2 and 3 equal prompts, with a short one, and with two lengths at once.
+
+    Raises UserError for an output that is neither constant nor one row a prompt.
+    """
+    counts, _ = flatten(encode([LONG]))
+    probes = [[LONG], [LONG] * 2, [LONG] * 3, [SHORT], [SHORT, LONG]]
+    found = []
+    for prompts in probes:
+        more, values = flatten(encode(prompts))
+        if more != counts:
+            raise UserError(
+                f"{owner}: encode_prompt gives {more} outputs for {prompts}, not {counts}"
+            )
+        found.append(values)
+    columns = zip(*found, strict=True)
+    slots = tuple(_slot(column, f"{owner}: output {i}") for i, column in enumerate(columns))
+    return Layout(counts, slots)
+
+
+def _slot(column: Sequence[Any], name: str) -> Slot:
+    """Of one output in the five probes of `learn`."""
+    one, mixed = column[0], column[-1]
+    equal = column[:3]
+    if isinstance(mixed, Tensor) and all(v is None for v in equal):
+        # a mask that is left out where nothing is padded (Qwen-Image)
+        if mixed.ndim != 2 or len(mixed) != 2:
+            raise UserError(
+                f"{name} of encode_prompt is None for equal prompts, else {mixed.shape}"
+            )
+        return Slot(axis=0, length=1, mask=mixed.dtype)
+    if all(isinstance(v, Tensor) for v in column):
+        return _tensor_slot(column, name)
+    if all(isinstance(v, list | tuple) for v in column) and [len(v) for v in equal] == [1, 2, 3]:
+        return Slot(listed=True)
+    if all(type(v) is type(one) and not isinstance(v, Tensor) and v == one for v in column):
+        return Slot()
+    raise UserError(f"{name} of encode_prompt has no row for each prompt: {type(one).__name__}")
+
+
+def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
+    one, two, three, short, mixed = column
+    sizes = list(zip(one.shape, two.shape, three.shape, strict=True))
+    rows = [axis for axis, size in enumerate(sizes) if size == (1, 2, 3)]
+    moving = [axis for axis, size in enumerate(sizes) if len(set(size)) > 1]
+    if rows != moving or len(rows) > 1:
+        raise UserError(f"{name} of encode_prompt does not have one row a prompt: sizes {sizes}")
+    axis = rows[0] if rows else None
+    grows = [a for a in range(one.ndim) if one.shape[a] != short.shape[a]]
+    if len(grows) > 1:
+        raise UserError(f"{name} of encode_prompt changes along axes {grows} with the prompt")
+    if axis is None:
+        if grows or not torch.equal(one, three):
+            raise UserError(f"{name} of encode_prompt follows the prompts but has no rows")
+        return Slot()
+    length = grows[0] if grows else None
+    # the pipeline's own padding of the short prompt is what ours must be
+    is_mask = length is not None and mixed.ndim == 2 and bool((mixed == 0).any())
+    if (
+        is_mask
+        and (mixed[0] != 0).sum() == short.shape[1]
+        and (mixed[0, : short.shape[1]] != 0).all()
+    ):
+        return Slot(axis, length=length, mask=mixed.dtype)
+    return Slot(axis, length=length)
+
+
+def _take(slot: Slot, value: Any, index: Tensor) -> Any:
+    if slot.listed:
+        return [value[i] for i in index.tolist()]
+    if slot.axis is None or value is None:
+        return value
+    return value.index_select(slot.axis, index.to(value.device))
+
+
+def _tokens(part: Conditioning) -> int | None:
+    """Length of the longest token axis that follows the prompts."""
+    pairs = zip(part.layout.slots, part.values, strict=True)
+    sizes = [v.shape[s.length] for s, v in pairs if s.length is not None and v is not None]
+    return max(sizes) if sizes else None
+
+
+def _join(slot: Slot, column: Sequence[Any], tokens: Sequence[int | None], parts: Sequence) -> Any:
+    if slot.listed:
+        return [entry for value in column for entry in value]
+    if slot.axis is None:
+        return column[0]
+    if slot.mask is not None and any(v is None for v in column):
+        if len(set(tokens)) == 1 and all(v is None for v in column):
+            return None
+        pairs = zip(column, tokens, parts, strict=True)
+        column = [_full(slot.mask, len(p), t or 0) if v is None else v for v, t, p in pairs]
+        device = next((v.device for v in column if v.device.type != "cpu"), column[0].device)
+        column = [v.to(device) for v in column]
+    if slot.length is None:
+        return torch.cat(list(column), slot.axis)
+    sizes = [v.shape[slot.length] for v in column]
+    if len(set(sizes)) > 1 and not parts[0].layout.masked:
+        raise UserError(
+            f"prompts were encoded to {sorted(set(sizes))} tokens and the pipeline gives no mask: "
+            "encode them in one call (a larger rows_per_call)"
+        )
+    return torch.cat([_pad(v, slot.length, max(sizes)) for v in column], slot.axis)
+
+
+def _full(dtype: torch.dtype, rows: int, tokens: int) -> Tensor:
+    return torch.ones(rows, tokens, dtype=dtype)
+
+
+def _pad(value: Tensor, axis: int, size: int) -> Tensor:
+    shape = list(value.shape)
+    shape[axis] = size - shape[axis]
+    return value if shape[axis] == 0 else torch.cat([value, value.new_zeros(shape)], axis)

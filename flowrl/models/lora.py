@@ -1,0 +1,161 @@
+"""Low-rank adapters (peft, arXiv:2106.09685) on a pipeline's denoisers, and weights on disk."""
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.loaders.peft import PeftAdapterMixin
+from peft import LoraConfig, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from flowrl.errors import UserError
+from samplers.noise import generator
+
+ADAPTER = "default"
+WEIGHTS = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
+# linears of blocks that are neither attention nor feed-forward: modulation, norms, embeddings
+OTHER = re.compile(r"norm|modulation|(^|_)mod$|emb|time|adaln")
+
+
+@dataclass(frozen=True)
+class Spec:
+    rank: int
+    alpha: int | float
+    targets: Sequence[str] | None  # names, or ends of names, of linears; None: the default
+    seed: int
+
+
+def add(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
+    """Freeze the denoisers and put float32 adapters on them: A ~ N(0, 1 / rank^2), B = 0.
+
+    A is drawn by parameter name from the seed, so that neither earlier draws nor the device nor
+    the order of modules changes it. Raises UserError for targets that name nothing.
+    """
+    if spec.rank < 1:
+        raise UserError(f"lora rank {spec.rank}: must be at least 1")
+    if present(denoisers):
+        raise UserError("the model has adapters already: add_lora is for a model without any")
+    _check_saving(pipe, denoisers, spec)
+    for component, denoiser in denoisers.items():
+        denoiser.requires_grad_(False)
+        assert isinstance(denoiser, PeftAdapterMixin)
+        config = LoraConfig(
+            r=spec.rank,
+            lora_alpha=spec.alpha,  # type: ignore[arg-type]
+            target_modules=_targets(denoiser, spec.targets),
+            init_lora_weights="gaussian",
+        )
+        devices = {p.device for p in denoiser.parameters() if p.device.type == "cuda"}
+        with torch.random.fork_rng(devices=list(devices)):
+            denoiser.add_adapter(config, adapter_name=ADAPTER)
+        _prepare(denoiser)
+        for name, parameter in denoiser.named_parameters():
+            if ".lora_A." in name:
+                draws = generator(spec.seed, "lora", component, name)
+                fresh = torch.empty(parameter.shape).normal_(std=1 / spec.rank, generator=draws)
+                parameter.data.copy_(fresh)
+
+
+def present(denoisers: Mapping[str, nn.Module]) -> bool:
+    modules = (module for denoiser in denoisers.values() for module in denoiser.modules())
+    return any(isinstance(module, BaseTunerLayer) for module in modules)
+
+
+def default_targets(denoiser: nn.Module) -> list[str]:
+    """Names, below their block, of the blocks' attention and feed-forward linears."""
+    lists = [name for name, module in denoiser.named_modules() if isinstance(module, nn.ModuleList)]
+    blocks = [a for a in lists if not any(a.startswith(b + ".") for b in lists)]
+    inside = {}
+    for name, module in denoiser.named_modules():
+        block = next((b for b in blocks if name.startswith(b + ".")), None)
+        if block is None or not isinstance(module, nn.Linear):
+            continue
+        if not any(OTHER.search(part) for part in name.split(".")):
+            inside[name] = name.removeprefix(block + ".").split(".", 1)[-1]
+    ends = sorted(set(inside.values()))
+    return ends if set(_matches(denoiser, ends)) == set(inside) else sorted(inside)
+
+
+def save(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
+    """One file that a plain pipeline's `load_lora_weights` reads, alpha included."""
+    layers = {
+        f"{name}_lora_layers": get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
+        for name, denoiser in denoisers.items()
+    }
+    # without this metadata a reader takes alpha to be the rank
+    metadata = {
+        f"{name}_lora_adapter_metadata": denoiser.peft_config[ADAPTER].to_dict()  # type: ignore
+        for name, denoiser in denoisers.items()
+    }
+    takes = inspect.signature(pipe.save_lora_weights).parameters
+    metadata = {name: value for name, value in metadata.items() if name in takes}
+    pipe.save_lora_weights(folder, weight_name=WEIGHTS, **layers, **metadata)
+
+
+def load(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
+    """What `save` or `save_pretrained` wrote. Adapters that are there already are replaced."""
+    if (folder / WEIGHTS).is_file():
+        if present(denoisers):
+            pipe.unload_lora_weights()
+        pipe.load_lora_weights(folder, weight_name=WEIGHTS, adapter_name=ADAPTER)
+        for denoiser in denoisers.values():
+            denoiser.eval()
+            _prepare(denoiser)
+    elif (folder / "model_index.json").is_file():
+        if present(denoisers):
+            raise UserError(f"{folder} holds full weights: load them before adapters are added")
+        for name, denoiser in denoisers.items():
+            dtype = next(denoiser.parameters()).dtype
+            saved = type(denoiser).from_pretrained(folder, subfolder=name, dtype=dtype)  # type: ignore
+            denoiser.load_state_dict(saved.state_dict())
+    else:
+        raise UserError(f"{folder} has neither {WEIGHTS} nor model_index.json: no saved weights")
+
+
+def _prepare(denoiser: nn.Module) -> None:
+    """Adapters take gradients and are float32: steps of a half-precision weight would be lost."""
+    for name, parameter in denoiser.named_parameters():
+        if ".lora_" in name:
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
+
+
+def _targets(denoiser: nn.Module, wanted: Sequence[str] | None) -> list[str]:
+    if wanted is None:
+        return default_targets(denoiser)
+    names = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear)]
+    for target in wanted:
+        if not _matches(denoiser, [target]):
+            ends = {".".join(n.split(".")[-k:]) for n in names for k in (1, 2)}
+            close = get_close_matches(target, sorted(ends), n=1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise UserError(f"lora target {target!r} names no linear of the model{hint}")
+    return list(wanted)
+
+
+def _matches(denoiser: nn.Module, ends: Sequence[str]) -> list[str]:
+    """As peft matches target_modules."""
+    return [
+        name
+        for name, module in denoiser.named_modules()
+        if isinstance(module, nn.Linear) and any(("." + name).endswith("." + end) for end in ends)
+    ]
+
+
+def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
+    """Before an hour of training, not after it."""
+    owner = type(pipe).__name__
+    if "save_lora_weights" not in dir(pipe):
+        raise UserError(f"{owner} cannot save adapters: train its full weights (lora: null)")
+    takes = inspect.signature(pipe.save_lora_weights).parameters
+    for name in denoisers:
+        if f"{name}_lora_layers" not in takes:
+            raise UserError(f"{owner} cannot save adapters of its {name}: train its full weights")
+        if f"{name}_lora_adapter_metadata" not in takes and spec.alpha != spec.rank:
+            raise UserError(f"{owner} loses alpha when it saves adapters: set alpha to the rank")

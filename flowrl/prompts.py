@@ -1,0 +1,85 @@
+"""Prompt files: what to draw, in which order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.paths import find
+from samplers.noise import generator
+
+READERS = {".jsonl": "json", ".json": "json", ".txt": "text", ".csv": "csv", ".parquet": "parquet"}
+
+
+class Draws(NamedTuple):
+    """One group each: the draw's id, unique in the run, and its prompt's row in the file."""
+
+    ids: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    texts: tuple[str, ...]
+    meta: tuple[Mapping[str, Any], ...]  # all columns, a row each, for rewards
+
+    @classmethod
+    def read(cls, source: str, column: str, place: str) -> "PromptSet":
+        """Read a file (jsonl, json, txt, csv, parquet), a folder or a hub name with `datasets`.
+
+        Errors: a missing file, a missing column, no rows, an empty prompt (with its row, from 1).
+        """
+        rows = _rows(source, place)
+        column = "text" if source.endswith(".txt") and column == "prompt" else column
+        if not rows:
+            raise UserError(f"{place}: {source} has no prompts")
+        if column not in rows[0]:
+            found = ", ".join(rows[0])
+            raise UserError(f"{place}: {source} has no column {column!r}; it has {found}")
+        for i, row in enumerate(rows):
+            text = row[column]
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"{place}: {source}, row {i + 1}: the prompt is empty")
+        return cls(tuple(row[column] for row in rows), tuple(rows))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def draw(self, iteration: int, count: int, seed: int) -> Draws:
+        """The `count` draws of an iteration: every prompt once before any comes again.
+
+        A pure function of its arguments: a resumed run draws what the unbroken one would have.
+        """
+        ids = range(iteration * count, (iteration + 1) * count)
+        orders: dict[int, list[int]] = {}
+        for epoch in {i // len(self) for i in ids}:
+            rng = generator(seed, "prompts", epoch)
+            orders[epoch] = torch.randperm(len(self), generator=rng).tolist()
+        return Draws(tuple(ids), tuple(orders[i // len(self)][i % len(self)] for i in ids))
+
+
+def _rows(source: str, place: str) -> list[dict[str, Any]]:
+    from datasets import disable_progress_bars, load_dataset  # slow to import
+    from datasets.exceptions import DatasetGenerationError
+
+    disable_progress_bars()
+    path = find(source)
+    if path.is_file():
+        if path.stat().st_size == 0:
+            raise UserError(f"{place}: {source} has no prompts")
+        if path.suffix not in READERS:
+            known = ", ".join(READERS)
+            raise UserError(f"{place}: {source}: cannot read {path.suffix}; one of {known}")
+        try:
+            return load_dataset(READERS[path.suffix], data_files=str(path), split="train").to_list()
+        except DatasetGenerationError as error:
+            why = error.__cause__ or error
+            raise UserError(f"{place}: {source} is not readable: {why}") from error
+    if path.is_dir():
+        return load_dataset(str(path), split="train").to_list()
+    if Path(source).suffix or source.count("/") != 1:
+        raise UserError(f"{place}: no such file: {source}")
+    return load_dataset(source, split="train").to_list()

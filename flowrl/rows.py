@@ -1,0 +1,66 @@
+"""Training rows: what one optimizer step is taken on.
+
+b rows, t entries a row: one for images and videos, one a token for text. `*d`: the latent's dims.
+"""
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from samplers import Kernel
+
+T = TypeVar("T")
+
+
+class Evaluation(NamedTuple):
+    """A policy's say on b rows. `out` is a mean, a velocity, or None where nobody needs it."""
+
+    logp: Float[Tensor, "b t"]
+    out: Tensor | None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows are never dropped, only masked: every process holds the same number of them."""
+
+    prompt: Int[Tensor, " b"]  # row of the batch's conditioning
+    advantage: Float[Tensor, "b t"]
+    mask: Bool[Tensor, "b t"]  # False: not in the loss, nor in its denominator
+    old: Evaluation | None  # the behaviour policy's say; None until the update asks for it
+
+
+@dataclass(frozen=True)
+class TransitionRows(Rows):
+    """Stored noisy steps x -> x_next of one step of a plan."""
+
+    x: Float[Tensor, "b *d"]
+    x_next: Float[Tensor, "b *d"]
+    sigma: Float[Tensor, " b"]
+    sigma_next: Float[Tensor, " b"]
+    kernel: Kernel
+
+
+@dataclass(frozen=True)
+class MatchingRows(Rows):
+    """Clean samples with fresh noise: x = (1 - sigma) x0 + sigma noise."""
+
+    x: Float[Tensor, "b *d"]
+    sigma: Float[Tensor, " b"]
+    x0: Float[Tensor, "b *d"]
+    noise: Float[Tensor, "b *d"]
+
+
+def take(rows: T, index: Int[Tensor, " m"]) -> T:
+    """Rows `index` of every tensor in `rows`; what is not a tensor stays as it is."""
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[index]
+        if isinstance(value, Evaluation):
+            return Evaluation(*(pick(part) for part in value))
+        return value
+
+    assert is_dataclass(rows) and not isinstance(rows, type)
+    return replace(rows, **{f.name: pick(getattr(rows, f.name)) for f in fields(rows)})

@@ -1,0 +1,113 @@
+"""Cheap statistics of images, and the alarms that they and the rewards raise.
+
+A reward can rise while the pictures degenerate; these numbers show it at no cost that matters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SIDE = 64  # statistics are taken of pictures no larger than this
+
+
+def image_statistics(media: Tensor, group: Tensor) -> dict[str, float]:
+    """Of images [n 3 h w] or videos [n f 3 h w] in 0..1, whose groups are contiguous rows.
+
+    brightness    mean luma, 0..1
+    saturation    mean of (max - min) / max over channels, 0..1
+    edges         share of pixels whose luma gradient is above 0.1
+    entropy       bits of each image's histogram of 4 x 4 x 4 colours, averaged
+    diversity     root mean square distance a pixel between two samples of one group; 0 if alike
+    """
+    images = media[:, media.shape[1] // 2] if media.ndim == 5 else media
+    if max(images.shape[-2:]) > SIDE:
+        scale = SIDE / max(images.shape[-2:])
+        images = F.interpolate(images, scale_factor=scale, mode="area")
+    luma = (images * images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
+    high, low = images.amax(1), images.amin(1)
+    across = (luma[:, :, 1:] - luma[:, :, :-1])[:, :-1]
+    down = (luma[:, 1:] - luma[:, :-1])[:, :, :-1]
+    return {
+        "brightness": float(luma.mean()),
+        "saturation": float(((high - low) / high.clamp(min=1e-6)).mean()),
+        "edges": float((across.hypot(down) > 0.1).float().mean()),
+        "entropy": float(_entropy(images)),
+        "diversity": _diversity(images, group),
+    }
+
+
+def _entropy(images: Tensor) -> Tensor:
+    level = (images * 4).long().clamp(0, 3)
+    code = (level[:, 0] * 16 + level[:, 1] * 4 + level[:, 2]).flatten(1)
+    counts = torch.zeros(len(code), 64).scatter_add(1, code, torch.ones(code.shape))
+    share = counts / counts.sum(1, keepdim=True)
+    return -(share * share.clamp(min=1e-12).log2()).sum(1).mean()
+
+
+def _diversity(images: Tensor, group: Tensor) -> float:
+    flat = images.flatten(1)
+    _, sizes = torch.unique_consecutive(group, return_counts=True)
+    distances = [torch.pdist(part) for part in flat.split(sizes.tolist()) if len(part) > 1]
+    if not distances:
+        return 0.0
+    return float(torch.cat(distances).mean()) / flat.shape[1] ** 0.5
+
+
+@dataclass
+class Alarms:
+    """Watches the means of a few iterations against those of the start and the best so far.
+
+    The signs are those under which runs have been seen to collapse: the reward falls away from its
+    best by half of the spread that samples had at the start; samples of a group become alike; the
+    pictures' statistics leave the range of the start. State is plain numbers, kept in checkpoints.
+    """
+
+    window: int = 5
+    fall: float = 0.5  # of the samples' spread at the start
+    alike: float = 0.6  # of the diversity at the start
+    shift: float = 0.5  # relative change of brightness, saturation, edges or entropy
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: float = -torch.inf
+    raised: list[str] = field(default_factory=list)
+
+    def watch(self, reward: float, spread: float, statistics: Mapping[str, float]) -> list[str]:
+        """Take in an iteration; gives the signs that are new, each as a clause."""
+        self.history.append({"reward": reward, "spread": spread, **statistics})
+        first, last = self.history[: self.window], self.history[-self.window :]
+        now, start = _means(last), _means(first)
+        self.history = self.history[: self.window] + self.history[self.window :][-self.window :]
+        if len(last) < self.window:
+            return []
+        self.best = max(self.best, now["reward"])
+        signs = {
+            name: text for name, text in self._signs(now, start).items() if name not in self.raised
+        }
+        self.raised += signs
+        return list(signs.values())
+
+    def _signs(self, now: Mapping[str, float], start: Mapping[str, float]) -> dict[str, str]:
+        signs: dict[str, str] = {}
+        if self.best - now["reward"] > self.fall * start["spread"]:
+            signs["reward"] = f"the reward fell from {self.best:.3f} to {now['reward']:.3f}"
+        for name in ("diversity", "brightness", "saturation", "edges", "entropy"):
+            if name not in now or start[name] <= 0:
+                continue
+            change = now[name] / start[name]
+            alike = name == "diversity" and change < self.alike
+            if alike or (name != "diversity" and abs(change - 1) > self.shift):
+                signs[name] = f"{name} went from {start[name]:.3f} to {now[name]:.3f}"
+        return signs
+
+    def state(self) -> dict:
+        return {"history": self.history, "best": self.best, "raised": self.raised}
+
+    def restore(self, state: Mapping) -> None:
+        self.history, self.best = list(state["history"]), float(state["best"])
+        self.raised = list(state["raised"])
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}

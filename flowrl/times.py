@@ -1,0 +1,115 @@
+"""Noise levels for matching losses: frozen settings that give `count` sigmas from a generator.
+
+All are stratified (one sigma from each of `count` parts), so a few draws cover the range. They
+stay at or below the plan's first sigma, where the model was trained (Wan .9997, SD1.5 .936).
+Sources: AWM's time types (arXiv:2509.25050) and DiffusionNFT's permuted grid (arXiv:2509.16117).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.errors import UserError
+
+
+@runtime_checkable
+class Times(Protocol):
+    """`sigmas` are the plan's N levels, without the final 0."""
+
+    def __call__(
+        self, sigmas: Sequence[float], count: int, rng: torch.Generator
+    ) -> Float[Tensor, " count"]: ...
+
+
+def shifted(t: Tensor, shift: float) -> Tensor:
+    """Towards noise for shift > 1, as SD3 does it (arXiv:2403.03206)."""
+    return shift * t / (1 + (shift - 1) * t)
+
+
+def _strata(count: int, rng: torch.Generator) -> Float[Tensor, " count"]:
+    """(k + U) / count in random order."""
+    t = (torch.arange(count) + torch.rand(count, generator=rng)) / count
+    return t[torch.randperm(count, generator=rng)]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """shifted(low + (1 - low) u). AWM: low 0.2, shift 3."""
+
+    low: float = 0.0
+    shift: float = 1.0
+
+    def __call__(
+        self, sigmas: Sequence[float], count: int, rng: torch.Generator
+    ) -> Float[Tensor, " count"]:
+        t = shifted(self.low + (1 - self.low) * _strata(count, rng), self.shift)
+        return t.clamp(max=sigmas[0])
+
+
+@dataclass(frozen=True)
+class LogitNormal:
+    """shifted(sigmoid(z)), z normal, at least `least`. AWM: shift 3, least 0.01.
+
+    AWM's code computes a clamp of the uniform and then overwrites it; here it holds, so no sigma
+    is exactly 1.
+    """
+
+    shift: float = 3.0
+    least: float = 0.01
+
+    def __call__(
+        self, sigmas: Sequence[float], count: int, rng: torch.Generator
+    ) -> Float[Tensor, " count"]:
+        z = torch.special.ndtri(_strata(count, rng).double().clamp(1e-6, 1 - 1e-6))
+        return shifted(z.sigmoid(), self.shift).clamp(self.least, sigmas[0]).float()
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Levels of the plan's own grid, one from each of `count` parts of its first `fraction`.
+
+    `init` says what becomes of index 0, pure noise: in the first part as any other (`any`), never
+    drawn (`without`), or always drawn, beside count - 1 parts of the rest (`with`).
+    """
+
+    fraction: float = 0.9
+    init: Literal["any", "with", "without"] = "any"
+
+    def __call__(
+        self, sigmas: Sequence[float], count: int, rng: torch.Generator
+    ) -> Float[Tensor, " count"]:
+        return torch.tensor(sigmas)[self.indices(len(sigmas), count, rng)]
+
+    def indices(self, steps: int, count: int, rng: torch.Generator) -> Tensor:
+        first, parts = int(self.init != "any"), count - int(self.init == "with")
+        end = int(steps * self.fraction + 1e-6)
+        if end - first < parts:
+            raise UserError(
+                f"{count} matching draws, but the plan's grid offers {end - first} levels: "
+                f"take fewer draws or more steps"
+            )
+        edges = torch.linspace(first, end, parts + 1, dtype=torch.float64).add(1e-9).floor()
+        width = edges.diff()
+        index = edges[:-1] + (torch.rand(parts, generator=rng, dtype=torch.float64) * width).floor()
+        if self.init == "with":
+            index = torch.cat([torch.zeros(1, dtype=index.dtype), index])
+        return index.long()[torch.randperm(count, generator=rng)]
+
+
+@dataclass(frozen=True)
+class PermutedGrid:
+    """`count` different levels of the plan's own grid, in random order: DiffusionNFT."""
+
+    def __call__(
+        self, sigmas: Sequence[float], count: int, rng: torch.Generator
+    ) -> Float[Tensor, " count"]:
+        if count > len(sigmas):
+            raise UserError(
+                f"{count} matching draws, but the plan has {len(sigmas)} levels: "
+                f"take fewer draws or more steps"
+            )
+        return torch.tensor(sigmas)[torch.randperm(len(sigmas), generator=rng)[:count]]

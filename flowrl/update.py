@@ -1,0 +1,167 @@
+"""Rows to optimizer steps. One place for shares, denominators, chunks and gradients."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from flowrl.collect import Experience
+from flowrl.losses import Entries
+from flowrl.rows import Evaluation, Rows, take
+from flowrl.session import Session
+from samplers.noise import generator
+
+Chunks = list[Rows]
+
+
+@dataclass
+class Tally:
+    """Sums over masked entries, so that means over chunks, steps and processes are exact."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    lowest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        kept = values.detach().double().expand(mask.shape)[mask]
+        if len(kept) == 0:
+            return
+        self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
+        self.counts[name] = self.counts.get(name, 0.0) + len(kept)
+        self.highest[name] = max(self.highest.get(name, -math.inf), float(kept.max()))
+        self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
+
+    def means(self) -> dict[str, float]:
+        """Over all processes; `ratio` also with its extremes."""
+        total = Tally()
+        for part in gather_object([self]):
+            for name in part.sums:
+                total.sums[name] = total.sums.get(name, 0.0) + part.sums[name]
+                total.counts[name] = total.counts.get(name, 0.0) + part.counts[name]
+                total.highest[name] = max(total.highest.get(name, -math.inf), part.highest[name])
+                total.lowest[name] = min(total.lowest.get(name, math.inf), part.lowest[name])
+        means = {name: total.sums[name] / total.counts[name] for name in total.sums}
+        if "ratio" in means:
+            means |= {"ratio_max": total.highest["ratio"], "ratio_min": total.lowest["ratio"]}
+        return means
+
+
+def update(session: Session, experience: Experience, iteration: int) -> dict[str, float]:
+    """Take the iteration's optimizer steps; gives metrics over all processes."""
+    settings, tally = session.run.train, Tally()
+    shares = [
+        share_of(session, experience, iteration, number) for number in range(settings.updates)
+    ]
+    if settings.recompute_old:
+        shares = [with_old(session, experience, share, anew=True) for share in shares]
+    else:  # only the first may wait: later ones want the weights that sampled
+        shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
+    norms: list[float] = []
+    for share in shares:
+        totals = _totals(share)
+        for chunk in share:
+            entries, mask = evaluate(session, experience, chunk)
+            (reduced(entries, mask) / totals[entries.denominator]).backward()
+            tally.add("loss", entries.value, mask)
+            for name, values in entries.metrics.items():
+                tally.add(name, values, mask)
+        norms.append(step(session))
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return {
+        **tally.means(),
+        "grad_norm": sum(finite) / len(finite) if finite else math.nan,
+        "skipped": float(len(norms) - len(finite)),
+    }
+
+
+def share_of(session: Session, experience: Experience, iteration: int, number: int) -> Chunks:
+    """The rows of an optimizer step, in chunks of one (rollout, step) each.
+
+    Each draw deals its own units out to the updates, so that the deal does not depend on which
+    process holds the draw.
+    """
+    settings, unit = session.run.train, session.algorithm.loss.unit
+    rows_per_call = session.policy.rows_per_call
+    assert rows_per_call is not None  # the session chose it
+    chunks: Chunks = []
+    for place, rows in enumerate(experience.rows):
+        chosen: list[Tensor] = []
+        for at, draw in enumerate(experience.draws):
+            own = torch.nonzero(rows.prompt.cpu() == at)[:, 0].view(-1, unit)
+            key = (settings.seed, "deal", iteration, draw, place)
+            deal = (torch.randperm(len(own), generator=generator(*key)) + draw) % settings.updates
+            chosen.append(own[deal == number].flatten())
+        index = torch.cat(chosen)
+        for part in index.split(max(unit, rows_per_call // unit * unit)):
+            if len(part):
+                chunks.append(take(rows, part.to(rows.prompt.device)))
+    return chunks
+
+
+@torch.no_grad()
+def with_old(
+    session: Session, experience: Experience, chunks: Chunks, anew: bool = False
+) -> Chunks:
+    """Fill in what the policy that sampled says, where rows do not carry it (or everywhere)."""
+    if "old" not in session.algorithm.loss.roles:
+        return chunks
+    likelihood = session.algorithm.likelihood
+    with session.policies.using(session.algorithm.behaviour):
+        return [
+            chunk
+            if chunk.old is not None and not anew
+            else replace(chunk, old=likelihood.evaluate(experience.velocity, chunk))
+            for chunk in chunks
+        ]
+
+
+def evaluate(session: Session, experience: Experience, chunk: Rows) -> tuple[Entries, Tensor]:
+    """The loss on a chunk: evaluate every role that the loss asks for, the trained one last."""
+    algorithm, policies = session.algorithm, session.policies
+    likelihood, loss = algorithm.likelihood, algorithm.loss
+    says: dict[str, Evaluation] = {}
+    for role in sorted(loss.roles - {"old"}):
+        with torch.no_grad(), policies.using(role):
+            says[role] = likelihood.evaluate(experience.velocity, chunk)
+    fresh = algorithm.behaviour == "current" and chunk.old is None
+    if "old" in loss.roles and not fresh:
+        (chunk,) = with_old(session, experience, [chunk])
+        assert chunk.old is not None
+        says["old"] = chunk.old
+    says["new"] = likelihood.evaluate(experience.velocity, chunk)
+    if fresh:  # before the first step the policy is the one that sampled: no second evaluation
+        new = says["new"]
+        says["old"] = Evaluation(new.logp.detach(), None if new.out is None else new.out.detach())
+    return loss(likelihood, says, chunk), chunk.mask
+
+
+def reduced(entries: Entries, mask: Tensor) -> Tensor:
+    """Sum over entries; for denominator "rows" each row counts once, whatever its length."""
+    value = torch.where(mask, entries.value, 0.0)
+    if entries.denominator == "tokens":
+        return value.sum()
+    return (value.sum(1) / mask.sum(1).clamp(min=1)).sum()
+
+
+def _totals(share: Chunks) -> dict[str, float]:
+    """What sums are divided by: counted over the whole optimizer step and all processes."""
+    rows = sum(int(chunk.mask.any(1).sum()) for chunk in share)
+    tokens = sum(int(chunk.mask.sum()) for chunk in share)
+    counts = torch.tensor(gather_object([(rows, tokens)])).sum(0).clamp(min=1)
+    return {"rows": float(counts[0]), "tokens": float(counts[1])}
+
+
+def step(session: Session) -> float:
+    """Sum gradients over processes, clip, step. A norm that is not finite skips the step."""
+    parameters = [p for p in session.policies.parameters.values() if p.grad is not None]
+    if session.accelerator.num_processes > 1:
+        for p in parameters:
+            p.grad = session.accelerator.reduce(p.grad, reduction="sum")  # type: ignore[assignment]
+    norm = torch.nn.utils.clip_grad_norm_(parameters, session.run.train.max_grad_norm)
+    if bool(torch.isfinite(norm)):
+        session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+    return float(norm)

@@ -1,0 +1,103 @@
+"""Models that predict the noise or the VP velocity, as rectified flows.
+
+A variance-preserving model knows x = alpha x0 + s noise with alpha^2 + s^2 = 1. Divided by
+alpha + s that is the flow's state at sigma = s / (alpha + s), so every kernel, solver and plan
+serves such a model as it is. A density changes by the constant factor (alpha + s) a dimension,
+which no ratio sees.
+
+Matching losses do see it: with one state, the flow velocity's error is the noise's error over
+(1 - sigma). Published epsilon losses are therefore velocity losses with the weight
+`epsilon_weight`, (1 - sigma)^2. Do not clip or threshold the prediction of the clean sample.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.kernels import lift, per_row
+from samplers.walk import Velocity
+
+# (x [n *d] of the VP process, timestep [n] int64, row of the conditioning [n]) -> prediction [n *d]
+Model = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def level(alphas_cumprod: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
+    """sigma = s / (alpha + s) of alpha^2 = alphas_cumprod, s^2 = 1 - alphas_cumprod."""
+    alpha, s = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt()
+    return s / (alpha + s)
+
+
+def scale(sigma: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """alpha + s of a level: a VP state over it is the flow's."""
+    return 1 / ((1 - sigma) ** 2 + sigma**2).sqrt()
+
+
+def epsilon_weight(sigma: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """|noise error|^2 over |flow velocity error|^2 at a state."""
+    return (1 - sigma) ** 2
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The noise levels that a VP model was trained at: alphas_cumprod by integer time."""
+
+    alphas_cumprod: tuple[float, ...]
+
+    @property
+    def levels(self) -> Float[Tensor, " k"]:
+        """sigma by time, rising; float64."""
+        return level(torch.tensor(self.alphas_cumprod, dtype=torch.float64))
+
+    def sigmas(self, timesteps: tuple[int, ...]) -> tuple[float, ...]:
+        """The list for a plan that visits these times, then 0."""
+        levels = self.levels
+        return (*(float(levels[t]) for t in timesteps), 0.0)
+
+    def timestep(self, sigma: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """The nearest time. Outside the levels of training, by more than a step, is an error."""
+        levels = self.levels
+        high = 2 * levels[-1] - levels[-2]
+        if (sigma < 0.5 * levels[0]).any() or (sigma > high).any():
+            raise ValueError(
+                f"sigma from {float(sigma.min()):.4f} to {float(sigma.max()):.4f} leaves the levels"
+                f" that the model was trained at, {float(levels[0]):.4f} to {float(levels[-1]):.4f}"
+            )
+        at = sigma.double().cpu()
+        above = torch.searchsorted(levels, at).clamp(1, len(levels) - 1)
+        nearer_below = at - levels[above - 1] < levels[above] - at
+        return (above - nearer_below.long()).to(sigma.device)
+
+
+def _velocity(
+    model: Model, schedule: Schedule, ends: Callable[..., tuple[Tensor, Tensor]]
+) -> Velocity:
+    """`ends` gives (x0, noise) of (VP state, prediction, alpha, s)."""
+
+    def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        x = lift(x)
+        factor = scale(lift(sigma))
+        alpha, s = (per_row(a * factor, x) for a in (1 - sigma, sigma))
+        state = per_row(factor, x) * x
+        prediction = lift(model(state, schedule.timestep(sigma), prompt))
+        x0, noise = ends(state, prediction, alpha, s)
+        return noise - x0
+
+    return velocity
+
+
+def from_epsilon(model: Model, schedule: Schedule) -> Velocity:
+    """The flow velocity of a model that predicts the noise."""
+    return _velocity(model, schedule, lambda x, e, alpha, s: ((x - s * e) / alpha, e))
+
+
+def from_v(model: Model, schedule: Schedule) -> Velocity:
+    """The flow velocity of a model that predicts alpha noise - s x0 (arXiv:2202.00512)."""
+    return _velocity(model, schedule, lambda x, v, a, s: (a * x - s * v, s * x + a * v))
+
+
+def from_x0(model: Model, schedule: Schedule) -> Velocity:
+    """The flow velocity of a model that predicts the clean sample."""
+    return _velocity(model, schedule, lambda x, x0, alpha, s: (x0, (x - alpha * x0) / s))

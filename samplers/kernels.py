@@ -1,0 +1,228 @@
+"""One denoising step as a Gaussian, x_next ~ N(mean, std^2 I).
+
+Convention of the whole repository (rectified flow, arXiv:2209.03003):
+
+    x_sigma = (1 - sigma) x0 + sigma noise          sigma in [0, 1]; 1 is pure noise
+    v       = d x_sigma / d sigma = noise - x0      what a flow model predicts
+
+Sampling walks sigma downwards, so h = sigma - sigma_next > 0.
+Shapes: n rows, `*d` the latent's own dims; sigma is one number a row, and rows may differ.
+The arithmetic is float32 or better: a bfloat16 velocity is lifted before it is used.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# From here up a level counts as pure noise: Wan's list starts at .9997 and AWM's at .999, while no
+# published list has a second level above .9986 (shift 7, 100 steps).
+PURE_NOISE = 0.9989
+
+
+class Gaussian(NamedTuple):
+    mean: Float[Tensor, "n *d"]
+    std: Float[Tensor, " n"]
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A stochastic step: a frozen dataclass.
+
+    `bound` gives the kernel for one list of noise levels. It is the kernel itself unless the
+    formula needs the list (`WanSDE`).
+    """
+
+    def __call__(
+        self,
+        x: Float[Tensor, "n *d"],
+        v: Float[Tensor, "n *d"],
+        sigma: Float[Tensor, " n"],
+        sigma_next: Float[Tensor, " n"],
+    ) -> Gaussian: ...
+
+    def bound(self, sigmas: Sequence[float]) -> "Kernel": ...
+
+
+def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:
+    """A number a row, shaped to broadcast over that row."""
+    return a.view(-1, *[1] * (x.ndim - 1))
+
+
+def lift(a: Tensor) -> Tensor:
+    """The same numbers in float32, or in float64 if they came so."""
+    return a.to(torch.promote_types(a.dtype, torch.float32))
+
+
+def euler(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Float[Tensor, "n *d"]:
+    """The deterministic (probability-flow) step, x - h v."""
+    x, v = lift(x), lift(v)
+    return x - per_row(sigma - sigma_next, x) * v
+
+
+def clean_and_noise(x: Tensor, v: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """What v says of the state's two ends: (x0, noise), both [n *d]."""
+    x, v = lift(x), lift(v)
+    at = per_row(sigma, x)
+    return x - at * v, x + (1 - at) * v
+
+
+def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tensor) -> Gaussian:
+    """Euler-Maruyama on dx = (v - g^2/2 grad log p) dsigma + g dw: the flow's own marginals.
+
+    For a rectified flow grad log p = -noise_hat / sigma, with noise_hat = x + (1 - sigma) v.
+    """
+    h = sigma - sigma_next
+    grad_log_p = -clean_and_noise(x, v, sigma)[1] / per_row(sigma, x)
+    mean = euler(x, v, sigma, sigma_next) + per_row(0.5 * g**2 * h, x) * grad_log_p
+    return Gaussian(mean, g * h.sqrt())
+
+
+def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor) -> Gaussian:
+    """Predicted ends put together at the next level; `std` of its sigma_next is drawn anew.
+
+    The rest, sqrt(sigma_next^2 - std^2), is the predicted noise: DDIM's step (arXiv:2010.02502,
+    eq. 12) on a rectified flow.
+    """
+    x0, noise = clean_and_noise(x, v, sigma)
+    keep = (sigma_next**2 - std**2).clamp_min(0).sqrt()  # rounding, where all of it is drawn anew
+    return Gaussian(per_row(1 - sigma_next, x) * x0 + per_row(keep, x) * noise, std)
+
+
+@dataclass(frozen=True)
+class FlowSDE:
+    """g = eta sqrt(sigma / (1 - sigma)): Flow-GRPO, arXiv:2505.05470, eq. 8-9.
+
+    At sigma = 1, where g is infinite, 1 - sigma is taken at the next level, as published: the
+    std is then eta exactly. The same is done just below 1 (`PURE_NOISE`), where the formula would
+    draw noise of many times the data's size.
+    """
+
+    eta: float = 0.7
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        finite = torch.where(sigma > PURE_NOISE, sigma_next, sigma)
+        return reverse_sde(x, v, sigma, sigma_next, self.eta * (sigma / (1 - finite)).sqrt())
+
+    def bound(self, sigmas: Sequence[float]) -> "FlowSDE":
+        return self
+
+
+@dataclass(frozen=True)
+class ConstantSDE:
+    """g = eta: DanceGRPO, arXiv:2505.07818."""
+
+    eta: float = 0.3
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        return reverse_sde(x, v, sigma, sigma_next, torch.full_like(sigma, self.eta))
+
+    def bound(self, sigmas: Sequence[float]) -> "ConstantSDE":
+        return self
+
+
+@dataclass(frozen=True)
+class WanSDE:
+    """g = sigma_max sigma, with sigma_max the list's second level: Flow-GRPO's code for Wan 2.1.
+
+    There is no noise level to set. Unbound (`sigma_max=None`) it refuses to step.
+    """
+
+    sigma_max: float | None = None
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        if self.sigma_max is None:
+            raise ValueError("WanSDE needs the noise levels: use kernel.bound(sigmas)")
+        return reverse_sde(x, v, sigma, sigma_next, self.sigma_max * sigma)
+
+    def bound(self, sigmas: Sequence[float]) -> "WanSDE":
+        if self.sigma_max is not None:
+            return self
+        if len(sigmas) < 2:
+            raise ValueError("WanSDE needs a list of at least two noise levels")
+        return replace(self, sigma_max=float(sigmas[1]))
+
+
+@dataclass(frozen=True)
+class CPS:
+    """Coefficients-preserving step, std = sigma_next sin(eta pi / 2): Flow-CPS, arXiv:2509.05952.
+
+    The level of x_next is sigma_next whatever eta, but this is no SDE: its noise does not shrink
+    with the step, and the samples' variance stays short of the data's however many steps there are.
+    """
+
+    eta: float = 0.7
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        std = sigma_next * math.sin(0.5 * math.pi * self.eta)
+        return renoise(x, v, sigma, sigma_next, std)
+
+    def bound(self, sigmas: Sequence[float]) -> "CPS":
+        return self
+
+
+def _ancestral(sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
+    """(std of DDPM's posterior at x_next, share of fresh noise 1 - abar / abar_next).
+
+    With n = sqrt((1-s)^2 + s^2), a flow's level s is the variance-preserving alpha = (1-s)/n and
+    sigma = s/n (`adapt.py`); abar = alpha^2, and the std is divided by alpha_next + sigma_next.
+    """
+    noise = sigma**2 / ((1 - sigma) ** 2 + sigma**2)  # 1 - abar
+    noise_next = sigma_next**2 / ((1 - sigma_next) ** 2 + sigma_next**2)
+    fresh = (noise - noise_next) / (1 - noise_next)
+    return sigma_next * (fresh / noise).sqrt(), fresh
+
+
+@dataclass(frozen=True)
+class DDIM:
+    """DDIM with noise `eta` (arXiv:2010.02502, eq. 12 and 16), for models trained on epsilon or v.
+
+    States are the flow's, x / (alpha + sigma): see `adapt.py`. DDPO (arXiv:2305.13301) and
+    DanceGRPO's diffusion path use eta = 1.
+    """
+
+    eta: float = 1.0
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        std = self.eta * _ancestral(sigma, sigma_next)[0]
+        return renoise(x, v, sigma, sigma_next, std)
+
+    def bound(self, sigmas: Sequence[float]) -> "DDIM":
+        return self
+
+
+@dataclass(frozen=True)
+class DDPM:
+    """DDPM's posterior mean (arXiv:2006.11239, eq. 7) with the small or the large variance.
+
+    "small" is the posterior's own variance, which is DDIM at eta = 1; "large" is that of the
+    forward step, 1 - abar / abar_next. States are the flow's, as in `DDIM`.
+    """
+
+    variance: Literal["small", "large"] = "small"
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        small, fresh = _ancestral(sigma, sigma_next)
+        mean, _ = renoise(x, v, sigma, sigma_next, small)
+        if self.variance == "small":
+            return Gaussian(mean, small)
+        scale = ((1 - sigma_next) ** 2 + sigma_next**2).sqrt()  # 1 / (alpha + sigma) there
+        return Gaussian(mean, scale * fresh.sqrt())
+
+    def bound(self, sigmas: Sequence[float]) -> "DDPM":
+        return self
+
+
+def mean_log_prob(g: Gaussian, x_next: Float[Tensor, "n *d"]) -> Float[Tensor, " n"]:
+    """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
+
+    Averaging divides log-ratios by the latent's size; the published clip ranges (1e-5 to 1e-3)
+    only make sense with it. A step without noise (std = 0) has no density: do not ask.
+    """
+    std = per_row(g.std, x_next)
+    z = (lift(x_next) - g.mean) / std
+    return (-0.5 * z**2 - std.log() - 0.5 * math.log(2 * math.pi)).flatten(1).mean(1)

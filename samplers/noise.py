@@ -1,0 +1,34 @@
+"""Noise that depends on what it is for, not on who draws it.
+
+Every draw of random numbers has a key: integers and words that say what it is for, such as
+(seed, iteration, draw, "step", plan, step, node). A sample is then the same whatever the batch, the
+order of the prompts or the number of processes, so a run can be split, resumed and compared.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def generator(*key: int | str) -> torch.Generator:
+    """A CPU generator seeded by a hash of the key: near keys give unrelated streams."""
+    plain = tuple(k if isinstance(k, str) else int(k) for k in key)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+
+
+def normal(keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...]) -> Float[Tensor, "n *d"]:
+    """One standard normal of `shape` for each key: float32, on the CPU."""
+    rows = torch.empty(len(keys), *shape)
+    for row, key in zip(rows, keys, strict=True):
+        row.normal_(generator=generator(*key))
+    return rows
+
+
+def uniform(keys: Sequence[tuple[int | str, ...]]) -> Float[Tensor, " n"]:
+    """One number in [0, 1) for each key: float64, on the CPU."""
+    rows = [torch.rand((), generator=generator(*key), dtype=torch.float64) for key in keys]
+    return torch.stack(rows) if rows else torch.empty(0, dtype=torch.float64)

@@ -1,0 +1,128 @@
+"""Plans to look at: a table for the terminal, a drawing for a page."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from samplers.plan import Plan, evaluations
+
+INK, NOISE, TRAINED, PALE = "#444", "#d9822b", "#1f77b4", "#bbb"
+WIDE, HIGH, LEFT, TOP = 56.0, 15.0, 60.0, 46.0
+
+
+def describe(plans: Sequence[Plan]) -> str:
+    """What a draw of one iteration costs and gives, as text: a line a step, plans alike as one."""
+    samples = sum(p.group for p in plans)
+    trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
+    lines = [
+        f"a draw: {_count(len(plans), 'plan')}, {_count(evaluations(plans), 'network evaluation')},"
+        f" {_count(samples, 'decoded sample')}, {_count(trained, 'trained row')}"
+    ]
+    for first, last, plan in _runs(plans):
+        name = f"plan {first}" if first == last else f"plans {first} to {last}"
+        lines += ["", f"{name}: {_head(plan)}"]
+        if first != last:
+            lines.append(f"(plan {first} is shown; the others differ in what is marked)")
+        lines += _table(plan)
+    return "\n".join(lines)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def _runs(plans: Sequence[Plan]) -> list[tuple[int, int, Plan]]:
+    """Neighbours with the same levels, kernel, roots and group, as (first, last, first plan)."""
+    alike = lambda pair: (pair[1].sigmas, pair[1].kernel, pair[1].roots, pair[1].group)
+    runs = []
+    for _, run in groupby(enumerate(plans), alike):
+        members = list(run)
+        runs.append((members[0][0], members[-1][0], members[0][1]))
+    return runs
+
+
+def _head(plan: Plan) -> str:
+    parts = [_count(len(plan.steps), "step"), _count(plan.roots, "root")]
+    parts += ["one initial noise"] if plan.shared_noise and plan.roots > 1 else []
+    parts += [_count(plan.group, "leaf").replace("leafs", "leaves"), f"kernel {plan.kernel}"]
+    parts += [f"solver {plan.solver} from step {plan.solve_from}"] if plan.solver.memory else []
+    parts += [f"solver {plan.solver}"] if not plan.solver.memory else []
+    parts += [f"siblings share noise, split {plan.split}"] if plan.split is not None else []
+    return ", ".join(parts)
+
+
+def _table(plan: Plan) -> list[str]:
+    columns, states = plan.columns, plan.states
+    lines = ["  step   sigma    next     std  nodes  evaluations  what"]
+    for k, step in enumerate(plan.steps):
+        looks = 1 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next)
+        what = ["noisy" if step.noisy else "ode"]
+        what += [f"branch {step.branch}"] if step.branch > 1 else []
+        what += ["trained"] if step.train else []
+        std = f"{columns.std[k]:7.4f}" if step.noisy else " " * 7
+        lines.append(
+            f"  {k:4d}  {step.sigma:6.4f}  {step.sigma_next:6.4f} {std}  {plan.nodes[k]:5d}"
+            f"  {states[k] * looks:11d}  {', '.join(what)}"
+        )
+    return lines
+
+
+def draw(plans: Sequence[Plan]) -> str:
+    """The trees of one draw as an SVG, roots on the left.
+
+    A line is an edge: pale without noise, orange with, blue where it is trained on. A circle is a
+    branch point. States that plans or roots share are drawn in each tree.
+    """
+    parts, top, right = [], TOP, 0.0
+    for index, plan in enumerate(plans):
+        height = max(2.0, plan.group) * HIGH
+        parts.append(_text(8, top - 14, f"plan {index}: {_count(plan.group, 'sample')}"))
+        parts += _tree(plan, top)
+        top += height + 46
+        right = max(right, LEFT + WIDE * len(plan.steps) + 40)
+    width, height = max(right, 420.0), top
+    style = "font-family:sans-serif;font-size:11px"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
+    size = f' width="{width:g}" height="{height:g}" style="{style}">'
+    back = f'<rect width="{width:g}" height="{height:g}" fill="white"/>'
+    return "\n".join([head + size, back, *_legend(), *parts, "</svg>"]) + "\n"
+
+
+def _legend() -> list[str]:
+    parts = []
+    for i, (name, colour) in enumerate((("ode", PALE), ("noisy", NOISE), ("trained", TRAINED))):
+        parts.append(_line((8 + 90 * i, 12), (32 + 90 * i, 12), colour))
+        parts.append(_text(38 + 90 * i, 16, name))
+    return [*parts, f'<circle cx="284" cy="12" r="3.5" fill="{INK}"/>', _text(294, 16, "branches")]
+
+
+def _tree(plan: Plan, top: float) -> list[str]:
+    """Edges, branch points and leaves; a node stands in the middle of its leaves."""
+    levels = (plan.roots, *plan.nodes)
+    place = lambda level, node: (
+        LEFT + WIDE * level,
+        top + HIGH * plan.group / levels[level] * (node + 0.5),
+    )
+    parts = []
+    for k, step in enumerate(plan.steps):
+        colour = TRAINED if step.train else NOISE if step.noisy else PALE
+        for child in range(levels[k + 1]):
+            parent = child // step.branch
+            parts.append(_line(place(k, parent), place(k + 1, child), colour))
+    for k, step in enumerate(plan.steps):
+        parts.append(_text(LEFT + WIDE * k - 10, top - 2, f"{step.sigma:.3f}"))
+        if step.branch > 1:
+            parts += [_dot(*place(k, node), 3.5, INK) for node in range(levels[k])]
+    return parts + [_dot(*place(len(plan.steps), leaf), 2.0, INK) for leaf in range(plan.group)]
+
+
+def _line(a: tuple[float, float], b: tuple[float, float], colour: str) -> str:
+    ends = f'x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}"'
+    return f'<line {ends} stroke="{colour}" stroke-width="1.6"/>'
+
+
+def _dot(x: float, y: float, radius: float, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{colour}"/>'
+
+
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{INK}">{words}</text>'

@@ -1,0 +1,199 @@
+"""What a sampler will do, as data: every step, its noise, its branching.
+
+A plan is a level-uniform tree. Nodes of one level are contiguous rows, so "the ancestor of leaf i
+after step k" is integer division and "the mean over a node's leaves" is a reshape: there is no
+linked list of nodes anywhere. A *draw* is a prompt that is drawn once; its leaves are its group.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import torch
+
+from samplers.kernels import Kernel
+from samplers.solvers import Euler, Solver
+
+
+@dataclass(frozen=True)
+class Step:
+    sigma: float
+    sigma_next: float
+    noisy: bool = False  # a step with the plan's kernel; otherwise one of its solver
+    branch: int = 1  # children drawn from each node
+    train: bool = False  # keep the transition, so that a policy can be scored on it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps from the first noise level (at most 1) down to 0. The kernel is bound to their levels.
+
+    `split` correlates the noise of siblings: xi = (xi_parent + split eta) / sqrt(1 + split^2), so
+    each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4);
+    None draws them independently.
+    Raises ValueError, with the step's index, for steps that do not meet or cannot be.
+    """
+
+    steps: tuple[Step, ...]
+    kernel: Kernel | None = None
+    roots: int = 1  # initial noises a draw
+    shared_noise: bool = False  # one initial noise for all of a draw's roots
+    solver: Solver = Euler()  # of the steps that are not noisy
+    solve_from: int = 0  # steps without noise before this index are Euler's
+    split: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError("a plan needs a step: give at least two noise levels")
+        if not 0 < self.steps[0].sigma <= 1 or self.steps[-1].sigma_next != 0:
+            first, last = self.steps[0].sigma, self.steps[-1].sigma_next
+            raise ValueError(
+                f"a plan runs from a level in (0, 1] down to 0, this one from {first} to {last}"
+            )
+        if self.roots < 1:
+            raise ValueError(f"a plan needs a root, got roots = {self.roots}")
+        if self.split is not None and not self.split > 0:
+            raise ValueError(f"split must be positive, got {self.split}: siblings would be one")
+        if not 0 <= self.solve_from <= len(self.steps):
+            raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
+        for a, b in pairwise(self.steps):
+            if a.sigma_next != b.sigma:
+                raise ValueError(f"steps do not meet: {a.sigma_next} then {b.sigma}")
+        if self.kernel is not None:
+            object.__setattr__(self, "kernel", self.kernel.bound(self.sigmas))
+        for k, s in enumerate(self.steps):
+            _check(k, s, self.kernel)
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        return (*(s.sigma for s in self.steps), self.steps[-1].sigma_next)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Nodes a draw after each step; the last entry is the group size."""
+        branches = [s.branch for s in self.steps]
+        return tuple(self.roots * prod(branches[: k + 1]) for k in range(len(branches)))
+
+    @property
+    def group(self) -> int:
+        return self.nodes[-1]
+
+    @property
+    def columns(self) -> "Columns":
+        return Columns(
+            nodes=self.nodes,
+            noisy=tuple(s.noisy for s in self.steps),
+            std=tuple(_std(self.kernel, s) for s in self.steps),
+            h=tuple(s.sigma - s.sigma_next for s in self.steps),
+        )
+
+    def stochastic(self, k: int) -> bool:
+        """Is anything drawn in step k, by the kernel or by the solver?"""
+        return self.steps[k].noisy or (self.solver.random and k >= self.solve_from)
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Distinct states a draw before each step, and at the end.
+
+        Fewer than nodes where roots share their noise and nothing was drawn yet.
+        """
+        states = [1 if self.shared_noise else self.roots]
+        for k, nodes in enumerate(self.nodes):
+            states.append(nodes if self.stochastic(k) else states[-1])
+        return tuple(states)
+
+    def solver_at(self, k: int) -> Solver:
+        return self.solver if k >= self.solve_from else Euler()
+
+    @property
+    def evaluations(self) -> int:
+        """Network evaluations a draw of this plan alone."""
+        return evaluations((self,))
+
+    def trunk(self, k: int) -> tuple[object, ...] | None:
+        """What the state before step k depends on beside draws and noise; None once any is drawn.
+
+        Two plans of an iteration with the same trunk are in the same state there.
+        """
+        if any(self.stochastic(j) for j in range(k)):
+            return None
+        start = (self.roots, self.shared_noise, self.solver, self.solve_from, len(self.steps))
+        return (*start, self.sigmas[: k + 1])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What credit assignment needs to know of a rollout's k decision points.
+
+    Text has one column a completion; a plan has one a step.
+    """
+
+    nodes: tuple[int, ...]  # distinct nodes a draw at each column
+    noisy: tuple[bool, ...]  # was anything decided there?
+    std: tuple[float, ...]  # of the kernel there, used or not; 0 without a kernel
+    h: tuple[float, ...]  # sigma covered there
+
+    @property
+    def group(self) -> int:
+        return self.nodes[-1]
+
+
+def _check(k: int, s: Step, kernel: Kernel | None) -> None:
+    if not s.sigma > s.sigma_next:
+        raise ValueError(f"step {k}: sigma must fall, got {s.sigma} to {s.sigma_next}")
+    if s.branch < 1:
+        raise ValueError(f"step {k}: a node needs a child, got branch = {s.branch}")
+    if (s.branch > 1 or s.train) and not s.noisy:
+        raise ValueError(f"step {k}: only a noisy step can branch or be trained on")
+    if s.noisy and kernel is None:
+        raise ValueError(f"step {k} is noisy, but the plan has no kernel")
+    if (s.branch > 1 or s.train) and not _std(kernel, s) > 0:
+        raise ValueError(
+            f"step {k}: {kernel} draws no noise from {s.sigma} to {s.sigma_next}, so it cannot"
+            " branch or be trained on there"
+        )
+
+
+def _std(kernel: Kernel | None, step: Step) -> float:
+    if kernel is None:
+        return 0.0
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    at, to = (torch.tensor([s], dtype=torch.float64) for s in (step.sigma, step.sigma_next))
+    return float(kernel(zero, zero, at, to).std)
+
+
+def steps_of(
+    sigmas: Sequence[float],
+    *,
+    noisy: Set[int] = frozenset(),
+    train: Set[int] = frozenset(),
+    branch: Mapping[int, int] = {},
+) -> tuple[Step, ...]:
+    """The steps over a list of noise levels, marked by index; an index out of range is an error."""
+    last = len(sigmas) - 2
+    for name, marks in (("noisy", noisy), ("train", train), ("branch", branch.keys())):
+        if wrong := sorted(k for k in marks if not 0 <= k <= last):
+            raise ValueError(f"{name} steps {wrong} are out of range: there are steps 0 to {last}")
+    return tuple(
+        Step(a, b, noisy=k in noisy, branch=branch.get(k, 1), train=k in train)
+        for k, (a, b) in enumerate(pairwise(sigmas))
+    )
+
+
+def evaluations(plans: Iterable[Plan]) -> int:
+    """Network evaluations a draw of one iteration's plans; what they share is counted once."""
+    alone, shared = 0, {}
+    for plan in plans:
+        for k, step in enumerate(plan.steps):
+            here, after = plan.trunk(k), plan.trunk(k + 1)
+            more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
+            if here is None:
+                alone += plan.states[k] * (1 + more)
+                continue
+            shared[here] = plan.states[k]
+            if after is None:
+                alone += plan.states[k + 1] * more
+            else:
+                shared["more", after] = plan.states[k] * more
+    return alone + sum(shared.values())

@@ -1,0 +1,252 @@
+"""Planners: frozen settings that give the plans of an iteration, almost always one.
+
+Everything that differs between the samplers of Flow-GRPO, MixGRPO, TempFlow and BranchGRPO is
+which steps are noisy, which branch, and which are trained on: one class each, below. A planner
+marks indices; the noise levels come when it is called, so one planner serves every schedule.
+
+The last step is deterministic: noise there would be painted into the sample that is scored.
+"""
+
+import random
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from samplers.kernels import Kernel
+from samplers.plan import Plan, steps_of
+from samplers.solvers import DPM2M, Euler, Solver
+from samplers.windows import Position, Progressive
+
+
+@runtime_checkable
+class Planner(Protocol):
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]: ...
+
+
+@dataclass(frozen=True)
+class Ode:
+    """No kernel: for evaluation, and for losses that only need clean samples."""
+
+    group: int = 1
+    solver: Solver = Euler()
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Independent SDE trajectories; trains on a random `fraction` of the steps but the last.
+
+    The last step is never trained on, as in the published code: std is tiny there, so ratios
+    explode. `noisy_last` makes it noisy all the same. The choice of steps is one for all draws of
+    an iteration (DanceGRPO's code chooses for each sample).
+    """
+
+    kernel: Kernel
+    group: int
+    fraction: float = 1.0
+    shared_noise: bool = False
+    noisy_last: bool = False
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction of trained steps must be in (0, 1], got {self.fraction}")
+        last = _last(sigmas)
+        trained = max(1, int(self.fraction * last + 1e-9))
+        chosen = random.Random(f"chain/{seed}/{iteration}").sample(range(last), trained)
+        noisy = set(range(last + self.noisy_last))
+        steps = steps_of(sigmas, noisy=noisy, train=set(chosen))
+        return (Plan(steps, self.kernel, self.group, self.shared_noise),)
+
+
+@dataclass(frozen=True)
+class Flash:
+    """Fewer, higher-order steps after a window: MixGRPO-Flash, arXiv:2507.21802.
+
+    With n steps and a window that ends with step m, int((n - m) ratio) levels replace those after
+    the window, evenly spaced on the unshifted grid. The published code makes no step at all where
+    that is 1, and scores a noisy latent; here it makes one.
+    """
+
+    ratio: float = 0.4
+    solver: Solver = DPM2M()
+
+    def sigmas(self, sigmas: Sequence[float], end: int) -> tuple[float, ...]:
+        """The levels of the whole plan, when `end` is the first step after the window."""
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"Flash keeps a ratio of the steps in (0, 1], got {self.ratio}")
+        last = len(sigmas) - 1
+        points = max(2, int((last - end + 1) * self.ratio))
+        places = [end + (last - end) * i / (points - 1) for i in range(points)]
+        return (*sigmas[:end], *(_between(sigmas, place) for place in places))
+
+
+@dataclass(frozen=True)
+class Window:
+    """SDE inside a window of `size` steps, ODE outside: MixGRPO, arXiv:2507.21802.
+
+    `position` moves it with the iteration. As in MixGRPO's code it stays off the last two steps;
+    `shared_noise` starts a draw's samples from one noise, and the steps before the window are then
+    computed once. Flow-GRPO-Fast is `position=Random(0, steps // 2)`.
+    """
+
+    kernel: Kernel
+    group: int
+    size: int = 4
+    position: Position = Progressive()
+    shared_noise: bool = False
+    flash: Flash | None = None
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        limit = _last(sigmas) - 1
+        if not 1 <= self.size <= limit:
+            raise ValueError(
+                f"a window of {self.size} steps does not fit into the first {limit} of"
+                f" {limit + 2} steps (it stays off the last two)"
+            )
+        start = self.position(iteration, seed, limit, self.size)
+        end = min(start + self.size, limit)
+        window = set(range(start, end))
+        solver: Solver = Euler()
+        if self.flash is not None:
+            sigmas, solver = self.flash.sigmas(sigmas, end), self.flash.solver
+        steps = steps_of(sigmas, noisy=window, train=window)
+        return (Plan(steps, self.kernel, self.group, self.shared_noise, solver, solve_from=end),)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """At each step in turn, `branch` noisy children leave an ODE trunk: TempFlow, arXiv:2508.04324.
+
+    One plan a step: leaves of a plan differ by that step (and their root) alone, so their rewards
+    are its credit. The trunk is computed once. `at=None` is every step but the last.
+    """
+
+    kernel: Kernel
+    branch: int = 6
+    roots: int = 1
+    at: tuple[int, ...] | None = None
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        at = tuple(range(_last(sigmas))) if self.at is None else self.at
+        if not at:
+            raise ValueError("Fork needs a step to fork at")
+        return tuple(
+            Plan(
+                steps_of(sigmas, noisy={k}, train={k}, branch={k: self.branch}),
+                self.kernel,
+                roots=self.roots,
+            )
+            for k in at
+        )
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Steps k with k % every < size: BranchGRPO's mixed mode (it ships size 4, every 30)."""
+
+    size: int = 4
+    every: int = 30
+
+    def steps(self, last: int) -> set[int]:
+        return {k for k in range(last) if k % self.every < self.size}
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Steps of a tree that are not trained on, by depth: BranchGRPO, arXiv:2509.06040.
+
+    `steps` are left out, moved by `move` every `every` iterations (0: they stay) until they meet
+    the `stop` step; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
+    the last split and moves deeper (move = 1); its code's moves to earlier steps (move = -1).
+    """
+
+    steps: tuple[int, ...]
+    every: int = 0
+    move: int = 1
+    stop: int | None = None
+    until: int | None = None
+
+    def at(self, iteration: int, last: int) -> set[int]:
+        if not self.steps or not all(0 <= k < last for k in self.steps):
+            raise ValueError(f"pruned steps {self.steps} are not among the steps 0 to {last - 1}")
+        if self.until is not None and iteration >= self.until:
+            return set()
+        moves = iteration // self.every if self.every else 0
+        if self.move > 0:
+            stop = last - 1 if self.stop is None else self.stop
+            room = (stop - max(self.steps)) // self.move
+        elif self.move < 0:
+            room = (min(self.steps) - (self.stop or 0)) // -self.move
+        else:
+            room = 0
+        return {k + self.move * min(moves, max(0, room)) for k in self.steps}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`branch` children at each step of `at`: BranchGRPO, arXiv:2509.06040.
+
+    `branch` is one number, or one for each step of `at`. `split` correlates siblings' noise
+    (`Plan`). `stripes` keeps only some steps noisy beside the splits (its Mix variant).
+    """
+
+    kernel: Kernel
+    at: tuple[int, ...]
+    branch: int | tuple[int, ...] = 2
+    roots: int = 1
+    shared_noise: bool = False
+    split: float | None = None
+    stripes: Stripes | None = None
+    prune: Prune | None = None
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        last = _last(sigmas)
+        branch = self.branches(last)
+        noisy = set(range(last)) if self.stripes is None else self.stripes.steps(last)
+        noisy |= branch.keys()
+        pruned = set() if self.prune is None else self.prune.at(iteration, last)
+        steps = steps_of(sigmas, noisy=noisy, train=_some(noisy - pruned), branch=branch)
+        return (Plan(steps, self.kernel, self.roots, self.shared_noise, split=self.split),)
+
+    def branches(self, last: int) -> dict[int, int]:
+        """Children by step."""
+        many = self.branch if isinstance(self.branch, tuple) else (self.branch,) * len(self.at)
+        if len(many) != len(self.at):
+            raise ValueError(f"{len(self.at)} splits {self.at} need as many branches, got {many}")
+        if len(set(self.at)) < len(self.at) or not all(0 <= k < last for k in self.at):
+            raise ValueError(
+                f"splits must be different steps from 0 to {last - 1} (the last step is"
+                f" deterministic), got {self.at}"
+            )
+        return dict(zip(self.at, many, strict=True))
+
+
+def _some(train: Set[int]) -> Set[int]:
+    if not train:
+        raise ValueError("every step of the tree is pruned: nothing is left to train on")
+    return train
+
+
+def _last(sigmas: Sequence[float]) -> int:
+    """The index of the last step; there must be one before it."""
+    if len(sigmas) < 3:
+        raise ValueError(f"a planner with noise needs two steps or more, got levels {list(sigmas)}")
+    return len(sigmas) - 2
+
+
+def _between(sigmas: Sequence[float], place: float) -> float:
+    """The level at a fractional index, on the curve that a shifted grid has.
+
+    A grid shifted by any factor has 1 / sigma linear in n / (n - i) for step i of n: interpolating
+    there gives the published levels without knowing the factor, and fair ones on other lists.
+    """
+    n = len(sigmas) - 1
+    below = min(int(place), n - 1)
+    if place in (below, n):
+        return sigmas[round(place)]
+    a = below if below + 1 < n else below - 1  # the last level is 0: extend the curve before it
+    u, w = (n / (n - i) for i in (a, a + 1))
+    lo, hi = (1 / s for s in sigmas[a : a + 2])
+    return 1 / (lo + (hi - lo) * (n / (n - place) - u) / (w - u))

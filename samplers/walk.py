@@ -1,0 +1,136 @@
+"""One step of a plan at a time: what `roll` and `steering` are made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from samplers.kernels import Gaussian, mean_log_prob, per_row
+from samplers.noise import normal
+from samplers.plan import Plan
+from samplers.solvers import Past, Point
+
+# (x [n *d], sigma [n], row of the conditioning of each x [n]) -> v [n *d]
+Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The transitions of one trained step, one row a child node; a draw's rows are contiguous."""
+
+    step: int
+    x: Float[Tensor, "c *d"]  # the parent's state, once a child; no copy where branch is 1
+    x_next: Float[Tensor, "c *d"]
+    mean: Float[Tensor, "c *d"] | None  # of the policy that sampled, if it was asked for
+    logp: Float[Tensor, " c"]  # mean over dims, of x_next as it is stored
+    prompt: Int[Tensor, " c"]
+
+
+@dataclass
+class State:
+    """All distinct states of a level: a draw's are contiguous."""
+
+    x: Tensor
+    past: tuple[Past, ...] = ()
+    v: Tensor | None = None  # at x, once evaluated
+
+    def rows(self, index: Tensor) -> "State":
+        past = tuple(p.rows(index) for p in self.past)
+        return State(self.x[index], past, None if self.v is None else self.v[index])
+
+    def children(self, times: int) -> "State":
+        """Every state `times` times, copies next to each other."""
+        if times == 1:
+            return self
+        return self.rows(torch.arange(len(self.x), device=self.x.device).repeat_interleave(times))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Takes the states of some draws down a plan. `index` below is the plan's place among plans."""
+
+    velocity: Velocity
+    shape: tuple[int, ...]
+    draws: tuple[int, ...]
+    key: tuple[int, int]  # seed, iteration
+    like: Tensor  # device and dtype of the states
+    keep_mean: bool = False
+
+    def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
+        rows = torch.arange(len(self.draws), device=x.device)
+        return rows.repeat_interleave(len(x) // len(self.draws))
+
+    def look(self, x: Tensor, sigma: float) -> Tensor:
+        return self.velocity(x, _level(x, sigma), self.prompt(x))
+
+    def noise(self, nodes: int, *purpose: int | str) -> Tensor:
+        """Standard normals for `nodes` nodes of each draw."""
+        keys = [(*self.key, draw, *purpose, node) for draw in self.draws for node in range(nodes)]
+        return normal(keys, self.shape).to(self.like)
+
+    def root(self, plan: Plan) -> State:
+        """Initial noise: the same for every plan of the iteration."""
+        return State(self.noise(plan.states[0], "root"))
+
+    def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
+        """Step k: the next states, and the transitions if they are trained on."""
+        if at.v is None:
+            at.v = self.look(at.x, plan.steps[k].sigma)
+        if plan.steps[k].noisy:
+            return self.draw(plan, index, k, at)
+        return self.solve(plan, index, k, at), None
+
+    def draw(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
+        """A noisy step: every state gets its children."""
+        step, kernel = plan.steps[k], plan.kernel
+        assert kernel is not None and at.v is not None  # Plan.__post_init__; advance
+        times = plan.states[k + 1] // plan.states[k]
+        mean, std = kernel(at.x, at.v, *(_level(at.x, s) for s in (step.sigma, step.sigma_next)))
+        parents = at.children(times)
+        if times > 1:
+            mean, std = mean.repeat_interleave(times, 0), std.repeat_interleave(times, 0)
+        g = Gaussian(mean, std)
+        x_next = (mean + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
+        after = State(x_next, self.remember(plan, parents, self.point(plan, index, k, parents)))
+        if not step.train:
+            return after, None
+        logp, kept = mean_log_prob(g, x_next), mean if self.keep_mean else None
+        return after, Edges(k, parents.x, x_next, kept, logp, self.prompt(x_next))
+
+    def solve(self, plan: Plan, index: int, k: int, at: State) -> State:
+        """A step without a density."""
+        if plan.stochastic(k):  # a solver that draws noise parts the states that share theirs
+            at = at.children(plan.states[k + 1] // plan.states[k])
+        point = self.point(plan, index, k, at)
+        x, new = plan.solver_at(k)(point, at.past)
+        return State(x.to(at.x.dtype), self.remember(plan, at, point, new))
+
+    def point(self, plan: Plan, index: int, k: int, at: State) -> Point:
+        assert at.v is not None
+        step = plan.steps[k]
+        noise = lambda: self.step_noise(plan, index, k)
+        return Point(at.x, at.v, step.sigma, step.sigma_next, self.look, noise)
+
+    def remember(
+        self, plan: Plan, at: State, point: Point, new: Past | None = None
+    ) -> tuple[Past, ...]:
+        memory = plan.solver.memory
+        return (new or point.past, *at.past)[:memory] if memory else ()
+
+    def step_noise(self, plan: Plan, index: int, k: int) -> Tensor:
+        """Noise of step k's children; siblings' correlate where the plan says so."""
+        own = self.noise(plan.states[k + 1], "step", index, k)
+        branch = plan.steps[k].branch
+        if plan.split is None or branch == 1:
+            return own
+        common = self.noise(plan.states[k + 1] // branch, "split", index, k)
+        common = common.repeat_interleave(branch, 0)
+        return (common + plan.split * own) / (1 + plan.split**2) ** 0.5
+
+
+def _level(x: Tensor, sigma: float) -> Float[Tensor, " n"]:
+    """The level of every row, in float32 or better: bfloat16 would round it."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return torch.full((len(x),), sigma, dtype=dtype, device=x.device)

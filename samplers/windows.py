@@ -1,0 +1,136 @@
+"""Where a window of noisy steps stands: a pure function of (iteration, seed).
+
+Whatever the process, the machine or the resumption, an iteration has one window. Windows start at
+0, stride, 2 stride, ... and end before `limit`; near the end they shrink, as in MixGRPO's code.
+There the start also reaches `limit` itself, and the window is empty for as long as it stays
+(from iteration 575 on with 25 steps and the defaults). Here it holds the last window that has a
+step, or goes back to 0 (`roll_back`) without that gap.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Position(Protocol):
+    def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
+        """The first step, below `limit`; the window is [start, min(start + size, limit))."""
+        ...
+
+
+def _check(iteration: int, every: int, stride: int | None) -> None:
+    if iteration < 0:
+        raise ValueError(f"an iteration counts from 0, got {iteration}")
+    if every < 1 or (stride is not None and stride < 1):
+        raise ValueError(
+            f"a window moves by a stride >= 1 every >= 1 iterations, got {stride}, {every}"
+        )
+
+
+@dataclass(frozen=True)
+class Progressive:
+    """`stride` steps on, `every` so many iterations: MixGRPO's default, arXiv:2507.21802.
+
+    `stride=None` moves by the window's size: no overlap.
+    """
+
+    every: int = 25
+    stride: int | None = 1
+    roll_back: bool = False
+
+    def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
+        _check(iteration, self.every, self.stride)
+        starts = range(0, limit, self.stride or size)
+        moves = iteration // self.every
+        return starts[moves % len(starts) if self.roll_back else min(moves, len(starts) - 1)]
+
+
+@dataclass(frozen=True)
+class Decaying:
+    """Progressive, but quicker and quicker: `every` iterations at the start, `least` at the end.
+
+    At l of `limit` it stays max(least, int(every (1 - p) + least p)) iterations with p = l / limit.
+    `least=None` is max(1, every // 4). Without roll back it ends at the last window.
+    """
+
+    every: int = 25
+    least: int | None = None
+    stride: int | None = 1
+    roll_back: bool = False
+
+    def stay(self, start: int, limit: int) -> int:
+        least = max(1, self.every // 4) if self.least is None else self.least
+        share = start / limit
+        return max(least, int(self.every * (1 - share) + least * share))
+
+    def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
+        _check(iteration, self.every, self.stride)
+        return _walk(self.stay, iteration, range(0, limit, self.stride or size), self.roll_back)
+
+
+@dataclass(frozen=True)
+class ExponentiallyDecaying:
+    """Progressive, and from step `after` on quicker by exp(-rate) a step.
+
+    At l it stays ceil(every exp(-rate max(0, l - after))) iterations.
+    """
+
+    every: int = 25
+    rate: float = 0.1
+    after: int = 13
+    stride: int | None = 1
+    roll_back: bool = False
+
+    def stay(self, start: int, limit: int) -> int:
+        return math.ceil(self.every * math.exp(-self.rate * max(0, start - self.after)))
+
+    def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
+        _check(iteration, self.every, self.stride)
+        return _walk(self.stay, iteration, range(0, limit, self.stride or size), self.roll_back)
+
+
+@dataclass(frozen=True)
+class Random:
+    """Anywhere in [low, high), anew each iteration; `high=None` is the window's limit.
+
+    Flow-GRPO-Fast ships low = 0 and high = steps / 2, one start for all processes here (its code
+    draws one a process, and MixGRPO's draws without a seed).
+    """
+
+    low: int = 0
+    high: int | None = None
+
+    def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
+        high = limit if self.high is None else self.high
+        if not 0 <= self.low <= high - size or high > limit:
+            raise ValueError(
+                f"no window of {size} steps fits from {self.low} to {high} (the limit is {limit})"
+            )
+        return random.Random(f"window/{seed}/{iteration}").randint(self.low, high - size)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Always at `start`: MixGRPO-Flash*."""
+
+    start: int = 0
+
+    def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
+        if not 0 <= self.start < limit:
+            raise ValueError(f"a window cannot start at step {self.start}: the limit is {limit}")
+        return self.start
+
+
+def _walk(stay: Callable[[int, int], int], iteration: int, starts: range, roll_back: bool) -> int:
+    """The start at an iteration, when each start has its own time to stay."""
+    stays = [stay(start, starts.stop) for start in starts]
+    if roll_back:
+        iteration %= sum(stays)
+    for start, time in zip(starts, stays, strict=True):
+        if iteration < time:
+            return start
+        iteration -= time
+    return starts[-1]

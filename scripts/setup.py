@@ -1,0 +1,76 @@
+"""Make or refresh the project's virtual environment. Standard library only; safe to repeat.
+
+    python3 scripts/setup.py [--venv .venv]
+
+Versions are those of constraints.txt. torch comes first: the build at hand if it is a CPU build,
+else torch's own CPU index on a machine without an NVIDIA driver, so that nothing pulls gigabytes of
+CUDA packages by surprise.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, default=PROJECT / ".venv")
+    folder = parser.parse_args().venv.absolute()
+    if sys.version_info < (3, 11):  # noqa: UP036 this is what says so
+        sys.exit(f"flowrl needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+    inputs = [PROJECT / "pyproject.toml", PROJECT / "constraints.txt", Path(__file__)]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
+    stamp = folder / "flowrl-stamp"
+    if stamp.is_file() and stamp.read_text() == digest + str(PROJECT):
+        return
+    began = time.monotonic()
+    if not (folder / "bin" / "python").exists():
+        print(f"making {folder}", flush=True)
+        venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    limits = ["-c", str(PROJECT / "constraints.txt")]
+    if not run_quietly([*pip, "show", "-q", "torch"]):
+        print("installing torch", flush=True)
+        run([*pip, "install", "-q", *limits, *torch_index(pip, limits), "torch"])
+    print("installing flowrl and its tools", flush=True)
+    run([*pip, "install", "-q", *limits, "-e", f"{PROJECT}[dev]"])
+    stamp.write_text(digest + str(PROJECT))
+    print(f"environment ready in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def torch_index(pip: list[str], limits: list[str]) -> list[str]:
+    """Where to take torch from; asks what would be installed without downloading it."""
+    report = subprocess.run(
+        [*pip, "install", "--dry-run", "-q", "--report", "-", *limits, "torch"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if report.returncode:
+        sys.exit(f"torch cannot be installed:\n{report.stderr}")
+    names = [item["metadata"]["name"] for item in json.loads(report.stdout)["install"]]
+    if not any(name.startswith("nvidia") for name in names) or shutil.which("nvidia-smi"):
+        return []
+    return ["--index-url", CPU_INDEX]
+
+
+def run(command: list[str]) -> None:
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"failed: {' '.join(command)}")
+
+
+def run_quietly(command: list[str]) -> bool:
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""A thin, frozen face of the mathematics, for acceptance: it calls the product's code, whatever the
+names inside become. Shapes: n samples, k decision points, r rewards, `*d` the latent's dims.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrl.advantages import Context, Estimator, LeaveOneOut, Standardize, Sum, Transform
+from flowrl.comparisons import BestWorst
+from flowrl.likelihoods import Transition
+from flowrl.losses import NFT, Anchor, Preference, clipped_surrogate
+from flowrl.matching import Matching
+from flowrl.matching import weighting as published_weighting
+from flowrl.rows import Evaluation, MatchingRows, TransitionRows
+from rewards import Scores
+from samplers import CPS, DDIM, Columns, ConstantSDE, FlowSDE, Gaussian, Kernel, WanSDE
+from samplers import mean_log_prob as product_density
+
+LATER = "comes with the language path"
+
+
+def step(  # noqa: PLR0913
+    kernel: str, x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, *,
+    eta: float | None = None, noise_level: float | None = None, sigma_max: float | None = None,
+    alphas: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(mean [n *d], std [n]) of one step.
+
+    eta         also `noise_level`: the kernel's noise, its own default if neither is given
+    sigma_max   wan: the schedule's second level
+    alphas      ddim: the table of cumulative alphas. `x` and `v` are then the diffusion model's
+                state and its epsilon, `sigma` and `sigma_next` integer timesteps (below 0 is 0),
+                and so is the answer. Without it, a flow's state, velocity and levels.
+    """
+    eta = noise_level if eta is None else eta
+    noisy = {} if eta is None else {"eta": float(eta)}
+    known: dict[str, Kernel] = {
+        "flow_sde": FlowSDE(**noisy),
+        "constant_sde": ConstantSDE(**noisy),
+        "cps": CPS(**noisy),
+        "ddim": DDIM(**noisy),
+        "wan": WanSDE(None if sigma_max is None else float(sigma_max)),
+    }
+    if alphas is not None:
+        assert kernel == "ddim", "only ddim reads alphas"
+        return _diffusion_step(known["ddim"], x, v, (sigma, sigma_next), alphas)
+    at, to = (torch.as_tensor(s, dtype=x.dtype).expand(len(x)) for s in (sigma, sigma_next))
+    return tuple(known[kernel](x, v, at, to))  # type: ignore[return-value]
+
+
+def _diffusion_step(
+    kernel: Kernel, x: Tensor, epsilon: Tensor, times: tuple[float | Tensor, ...], alphas: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A diffusion state is (alpha + sigma) times a flow's, whose level is sigma / (the same)."""
+    at, to = (torch.as_tensor(t).long().clamp(min=0).expand(len(x)) for t in times)
+    signal, signal_to = (alphas.double()[t].sqrt() for t in (at, to))
+    noise, noise_to = ((1 - alphas.double()[t]).sqrt() for t in (at, to))
+    shape = (-1, *[1] * (x.ndim - 1))
+    x0 = (x - noise.view(shape) * epsilon) / signal.view(shape)
+    size, size_to = signal + noise, signal_to + noise_to
+    g = kernel(x / size.view(shape), epsilon - x0, noise / size, noise_to / size_to)
+    return (g.mean * size_to.view(shape)).to(x.dtype), (g.std * size_to).to(x.dtype)
+
+
+def log_density(mean: Tensor, std: Tensor, x_next: Tensor) -> Tensor:
+    """[n]: mean over the latent's dims."""
+    return product_density(Gaussian(mean, std.expand(len(x_next))), x_next)
+
+
+def _credit(
+    transforms: tuple[Transform, ...], scores: Scores, nodes: tuple[int, ...], weights: Tensor
+) -> Tensor:
+    ones = (1.0,) * len(nodes)
+    columns = Columns(nodes, (True,) * len(nodes), ones, ones)
+    return Estimator(transforms)(scores, Context(columns, weights))[0]
+
+
+def _scores(rewards: Tensor) -> Scores:
+    """[n] or [n r]; NaN is unscored."""
+    values = rewards[:, None] if rewards.ndim == 1 else rewards
+    scored = ~values.isnan()
+    return Scores(values.nan_to_num(0.0), scored, tuple(map(str, range(values.shape[1]))))
+
+
+def group_advantage(
+    rewards: Tensor, group_size: int, scale: str = "group", correction: int = 0, eps: float = 1e-4
+) -> Tensor:
+    """[n], groups contiguous; `scale` in group | batch | none."""
+    rule = Standardize(None if scale == "none" else scale, correction, float(eps))  # type: ignore[arg-type]
+    return _credit((rule,), _scores(rewards), (group_size,), torch.ones(1))[:, 0]
+
+
+def tree_credit(
+    leaf_rewards: Tensor, nodes: tuple[int, ...], correction: int = 1, eps: float = 1e-8
+) -> Tensor:
+    """[n k]: a leaf's row has the advantages of the nodes on its path. `nodes` has the nodes a tree
+    by level; the leaves of each tree are contiguous, in depth-first order."""
+    rule = Standardize(correction=correction, eps=float(eps))
+    return _credit((rule,), _scores(leaf_rewards), tuple(nodes), torch.ones(1))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A kernel whose mean is the velocity itself, and whose std is given."""
+
+    std: Tensor
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        return Gaussian(v, self.std)
+
+    def bound(self, sigmas: object) -> "_Given":
+        return self
+
+
+def ratio_norm(mean_new: Tensor, mean_old: Tensor, x_next: Tensor, std: Tensor) -> Tensor:
+    """[n]: GRPO-Guard's ratio (not its log), each sample's own."""
+    n = len(x_next)
+    level = torch.zeros(n, dtype=x_next.dtype)
+    rows = TransitionRows(
+        torch.zeros(n, dtype=torch.long), level[:, None], torch.ones(n, 1, dtype=torch.bool), None,
+        x_next, x_next, level, level, _Given(std.expand(n)),
+    )  # fmt: skip
+    likelihood = Transition("ratio_norm")
+    new, old = (
+        likelihood.evaluate(lambda x, s, p, mean=m: mean, rows) for m in (mean_new, mean_old)
+    )
+    return likelihood.log_ratio(new, old, rows).exp()[:, 0]
+
+
+def _matching_rows(
+    x: Tensor, x0: Tensor, noise: Tensor, sigma: Tensor, advantage: Tensor
+) -> MatchingRows:
+    n = len(x0)
+    index, mask = torch.zeros(n, dtype=torch.long), torch.ones(n, 1, dtype=torch.bool)
+    return MatchingRows(index, advantage[:, None], mask, None, x, sigma, x0, noise)
+
+
+def _says(likelihood: Matching, v: Tensor, rows: MatchingRows) -> Evaluation:
+    return likelihood.evaluate(lambda x, sigma, prompt: v, rows)
+
+
+def matching_logp(
+    v: Tensor, noise: Tensor, x0: Tensor, sigma: Tensor, weighting: str, power: float = 0.25
+) -> Tensor:
+    """[n]; `weighting` in uniform | t | t2 (or t**2) | huber | ghuber (its `power`) | epsilon."""
+    name = weighting.lower().replace("**", "")
+    likelihood = Matching(weight=published_weighting(name, float(power)))  # type: ignore[arg-type]
+    return _says(likelihood, v, _matching_rows(x0, x0, noise, sigma, sigma)).logp[:, 0]
+
+
+def clipped(log_ratio: Tensor, advantage: Tensor, low: float, high: float) -> Tensor:
+    """The mean of PPO's clipped surrogate loss."""
+    return clipped_surrogate(log_ratio[:, None], advantage[:, None], float(low), float(high)).mean()
+
+
+def nft(  # noqa: PLR0913
+    v: Tensor, v_old: Tensor, v_ref: Tensor | None, x: Tensor, x0: Tensor, noise: Tensor,
+    sigma: Tensor, advantage: Tensor, beta: float, advantage_max: float = 5.0, kl: float = 0.0,
+    mode: str = "all",
+) -> Tensor:  # fmt: skip
+    """The mean DiffusionNFT loss, with kl |v - v_ref|^2; advantages are cut to +-advantage_max."""
+    likelihood, rows = Matching(), _matching_rows(x, x0, noise, sigma, advantage)
+    says = {"new": _says(likelihood, v, rows), "old": _says(likelihood, v_old, rows)}
+    if kl and v_ref is not None:
+        says["ref"] = _says(likelihood, v_ref, rows)
+    anchors = (Anchor(float(kl)),) if kl else ()
+    loss = NFT(float(beta), float(advantage_max), mode, anchors)  # type: ignore[arg-type]
+    return loss(likelihood, says, rows).value.mean()
+
+
+def diffusion_dpo(
+    v_w: Tensor, v_l: Tensor, ref_w: Tensor, ref_l: Tensor, target_w: Tensor, target_l: Tensor,
+    beta: float,
+) -> Tensor:  # fmt: skip
+    """The mean Diffusion-DPO loss over pairs; predictions and targets of one kind, [n *d] each."""
+
+    def pairs(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([a, b], 1).flatten(0, 1)
+
+    target = pairs(target_w, target_l)
+    level = torch.zeros(len(target), dtype=target.dtype)
+    rows = _matching_rows(target, torch.zeros_like(target), target, level, level)
+    likelihood = Matching(paired=True)
+    new, ref = (_says(likelihood, pairs(*both), rows) for both in ((v_w, v_l), (ref_w, ref_l)))
+    return Preference(beta / 2)(likelihood, {"new": new, "ref": ref}, rows).value.mean()
+
+
+def token_loss(
+    loss_type: str, new: Tensor, old: Tensor, ref: Tensor, mask: Tensor, advantage: Tensor,
+    **settings: float,
+) -> Tensor:  # fmt: skip
+    raise NotImplementedError(f"token_loss {loss_type!r} {LATER}")
+
+
+def estimator(
+    name: str, rewards: Tensor, group: int | Tensor, *, weights: Tensor | None = None,
+    scale: str = "group", correction: int = 1, eps: float = 1e-4,
+) -> Tensor:  # fmt: skip
+    """[n] advantages of rewards [n] or [n r], NaN for unscored.
+
+    `group` is the size of contiguous groups, or an id a sample, in any order. Names: grpo, dr_grpo,
+    rloo, gdpo, best_worst. `scale`, `correction` and `eps` are grpo's and gdpo's.
+    """
+    rule = Standardize(None if scale == "none" else scale, correction, float(eps))  # type: ignore[arg-type]
+    whole = Standardize("batch", correction, float(eps), centre="batch")
+    total = Sum(partial=True)
+    known: dict[str, tuple[Transform, ...]] = {
+        "grpo": (total, rule),
+        "dr_grpo": (total, Standardize(None)),
+        "rloo": (total, LeaveOneOut()),
+        "gdpo": (rule, total, whole),
+        "best_worst": (total, BestWorst()),
+    }
+    if name not in known:
+        raise NotImplementedError(f"estimator {name!r} {LATER}; there are {', '.join(known)}")
+    scores = _scores(rewards)
+    ids = torch.arange(len(rewards)) // group if isinstance(group, int) else group
+    groups = [torch.nonzero(ids == i)[:, 0] for i in ids.unique().tolist()]
+    size, r = max(map(len, groups)), scores.values.shape[1]
+    # smaller groups are filled up with samples that nobody scored
+    place = torch.cat([g * size + torch.arange(len(at)) for g, at in enumerate(groups)])
+    order = torch.cat(groups)
+    values = torch.zeros(len(groups) * size, r, dtype=scores.values.dtype)
+    scored = torch.zeros(len(groups) * size, r, dtype=torch.bool)
+    values[place], scored[place] = scores.values[order], scores.scored[order]
+    given = torch.ones(r) if weights is None else weights
+    credit = _credit(known[name], Scores(values, scored, scores.names), (size,), given)[:, 0]
+    found = torch.zeros(len(rewards), dtype=credit.dtype)
+    found[order] = credit[place]
+    return found

@@ -1,0 +1,137 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from flowrl.config import check, decode, dump, override, read
+from flowrl.errors import UserError
+from flowrl.paths import PROJECT, numbered
+from flowrl.settings import Run
+
+CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> dict:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "a red circle"}) + "\n")
+    pipeline = tmp_path / "pipeline"
+    pipeline.mkdir()
+    (pipeline / "model_index.json").write_text("{}")
+    return {
+        "recipe": {"name": "flow_grpo", "steps": 4, "group": 4},
+        "model": {"pipeline": str(pipeline)},
+        "prompts": {"train": str(prompts), "per_iteration": 2},
+        "rewards": [{"name": "shapes", "kind": "strict"}],
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_config_passes_every_check_without_weights(path):
+    run = read(path)
+    check(run)
+    assert run.algorithm().group >= 2
+
+
+def put(tree: dict, where: str, value: object) -> dict:
+    *parents, last = where.split(".")
+    node = tree
+    for key in parents:
+        node = node.setdefault(key, {})
+    node[last] = value
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("recipe.stepz", 3, r"recipe.stepz: 'stepz' is not known; did you mean 'steps'"),
+        ("recipe.name", "flow_gropo", "did you mean 'flow_grpo'"),
+        ("recipe.steps", 2.5, "recipe.steps: .*2.5"),
+        ("train.lr", "fast", "train.lr: .*'fast'"),
+        ("train.lrr", 1.0, "train.lrr: 'lrr' is not known; did you mean 'lr'"),
+        ("trian", {}, "trian: 'trian' is not known; did you mean 'train'"),
+        ("train.schedule", {"nam": "linear"}, "train.schedule.nam: .*did you mean 'name'"),
+        ("model.lora", {"rnk": 4}, "model.lora.rnk: 'rnk' is not known; did you mean 'rank'"),
+        ("rewards", [], "rewards: .*at least 1"),
+        ("checkpoint.best", "ocr", "checkpoint.best: 'ocr' is no held-out reward"),
+        ("prompts", {}, "prompts.train: missing"),
+    ],
+)
+def test_a_slip_in_the_file_says_where_and_what_would_do(tree, where, value, message):
+    with pytest.raises(UserError, match=message):
+        decode(put(tree, where, value), "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("prompts.train", "nowhere.jsonl", "prompts.train: no such file: nowhere.jsonl"),
+        ("prompts.column", "caption", "no column 'caption'; it has prompt"),
+        ("model.pipeline", "./nowhere", "model.pipeline: no folder ./nowhere"),
+        ("rewards", [{"name": "shape"}], "no reward 'shape'; did you mean 'shapes'"),
+        ("rewards", [{"name": "shapes", "knd": 1}], "no setting 'knd'; did you mean 'kind'"),
+        ("recipe.group", 1, "group of one"),
+        ("train.updates", 99, "train.updates: more optimizer steps than samples"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_weights(tree, where, value, message):
+    with pytest.raises(UserError, match=message):
+        check(decode(put(tree, where, value), "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt": "  "}\n', "row 2: the prompt is empty"),
+        ('{"prompt": null}\n', "row 1: the prompt is empty"),
+        ("", "has no prompts"),
+        ("not json\n", "not readable"),
+    ],
+)
+def test_bad_prompt_files_are_refused(tree, tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(UserError, match=message):
+        check(decode(put(tree, "prompts.train", str(tmp_path / "bad.jsonl")), "run.yaml"))
+
+
+def test_yaml_that_is_no_mapping_or_not_there(tmp_path):
+    (tmp_path / "a.yaml").write_text("just words")
+    with pytest.raises(UserError, match="expected settings"):
+        read(tmp_path / "a.yaml")
+    with pytest.raises(UserError, match="no such file"):
+        read(tmp_path / "b.yaml")
+    (tmp_path / "c.yaml").write_text("a: [1")
+    with pytest.raises(UserError, match="not valid YAML"):
+        read(tmp_path / "c.yaml")
+
+
+def test_overrides_lie_over_the_file(tree):
+    run = override(decode(tree, "run.yaml"), ["--train.lr", "1e-5", "--recipe.steps", "6"])
+    assert run.train.lr == 1e-5
+    assert run.recipe.steps == 6
+    assert run.rewards[0].settings == {"kind": "strict"}  # kept through the command line
+    assert run.model.pipeline == tree["model"]["pipeline"]
+
+
+def test_an_unknown_override_is_refused_with_a_guess(tree):
+    with pytest.raises(UserError, match=r"--train.lrr is not known; did you mean --train.lr\?"):
+        override(decode(tree, "run.yaml"), ["--train.lrr", "1"])
+
+
+def test_a_dumped_run_is_the_same_run(tree):
+    run = decode(tree, "run.yaml")
+    assert decode(dump(run), "again") == run
+
+
+def test_the_schema_names_every_recipe():
+    schema = json.dumps(Run.model_json_schema(by_alias=True))
+    assert "branch_grpo" in schema
+    assert '"with"' in schema
+
+
+def test_numbers_go_up_from_the_highest(tmp_path):
+    assert numbered(tmp_path, "demo").name == "demo-0001"
+    (tmp_path / "demo-0007").mkdir()
+    (tmp_path / "demo-lora-0009").mkdir()
+    assert numbered(tmp_path, "demo").name == "demo-0008"

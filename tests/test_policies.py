@@ -1,0 +1,80 @@
+import pytest
+import torch
+from torch import nn
+
+from flowrl.algorithm import Average, Decay
+from flowrl.policies import Policies
+
+
+def layer(weight: float = 1.0) -> nn.Linear:
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, weight)
+    return module
+
+
+def policies(module: nn.Module) -> Policies:
+    return Policies(dict(module.named_parameters()), (Average("slow", Decay(start=0.75)),))
+
+
+def test_using_swaps_the_weights_in_and_out():
+    module = layer(1.0)
+    kept = policies(module)
+    with torch.no_grad():
+        module.weight.fill_(5.0)
+    x = torch.ones(1, 1)
+    for name, value in (("ref", 1.0), ("slow", 1.0), ("current", 5.0)):
+        with kept.using(name):
+            assert module(x).item() == value
+        assert module(x).item() == 5.0
+
+
+def test_weights_come_back_after_an_error_and_nesting_is_refused():
+    module = layer(1.0)
+    kept = policies(module)
+    with torch.no_grad():
+        module.weight.fill_(5.0)
+    with pytest.raises(RuntimeError, match="reward"), kept.using("ref"):
+        raise RuntimeError("reward")
+    assert module.weight.item() == 5.0
+    with pytest.raises(AssertionError, match="already"), kept.using("ref"), kept.using("slow"):
+        pass
+
+
+def test_follow_is_the_average_by_its_formula():
+    module = layer(1.0)
+    kept = policies(module)
+    with torch.no_grad():
+        module.weight.fill_(5.0)
+    kept.follow(1)
+    with kept.using("slow"):
+        assert module.weight.item() == pytest.approx(0.75 * 1.0 + 0.25 * 5.0)
+    with kept.using("ref"):
+        assert module.weight.item() == 1.0
+
+
+def test_gradients_belong_to_the_current_weights():
+    """A graph that was made before another policy is swapped in must not see its numbers."""
+    module = layer(3.0)
+    kept = policies(module)
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+    x = torch.ones(1, 1, requires_grad=True)
+    out = module(x)
+    with kept.using("ref"), torch.no_grad():
+        module(x)
+    out.sum().backward()
+    assert x.grad.item() == 2.0  # d out / d x is the current weight, 3 would be the start's
+    assert module.weight.grad.item() == 1.0
+
+
+def test_state_goes_round():
+    first, second = layer(1.0), layer(1.0)
+    a, b = policies(first), policies(second)
+    with torch.no_grad():
+        first.weight.fill_(5.0)
+    a.follow(1)
+    b.restore(a.state())
+    for name in ("current", "slow", "ref"):
+        with a.using(name), b.using(name):
+            assert torch.equal(first.weight, second.weight)
+    assert not any(key.startswith("ref/") for key in a.state())
