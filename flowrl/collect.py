@@ -96,9 +96,9 @@ def credit(
         torch.cat(gather_object([scores.scored])),
         scores.names,
     )
-    handle_failures(session, everyone, group)
     context = Context(columns, session.weights, edge_logp(session, rollout))
     advantage, mask = session.algorithm.advantage(everyone, context)
+    handle_failures(session, everyone, mask.any(1).view(-1, group).any(1))
     mine = session.mine(draws)
     own = slice(mine.start * group, mine.stop * group)
     device = rollout.x0.device
@@ -114,12 +114,12 @@ def edge_logp(session: Session, rollout: Rollout) -> dict[int, Tensor]:
     return {e.step: torch.cat(gather_object([e.logp.cpu()])) for e in rollout.edges}
 
 
-def handle_failures(session: Session, scores: Scores, group: int) -> None:
-    lost = (~scores.scored.all(1)).view(-1, group).all(1)
+def handle_failures(session: Session, scores: Scores, credited: Tensor) -> None:
+    """`credited` [draws]: does any sample of the group have credit?"""
+    lost = ~credited
     if lost.any() and session.run.train.on_failure == "raise":
-        silent = [
-            n for n, ok in zip(scores.names, scores.scored.any(0).tolist(), strict=True) if not ok
-        ]
+        found = scores.scored.any(0).tolist()
+        silent = [name for name, some in zip(scores.names, found, strict=True) if not some]
         who = f" (reward {', '.join(silent)} scored nothing)" if silent else ""
         raise UserError(
             f"{int(lost.sum())} of {len(lost)} groups have no score{who}; mend the reward, "

@@ -61,14 +61,17 @@ def _finish(result: "object") -> int:
     from flowrl.train import Result
 
     assert isinstance(result, Result)
+    code = 0 if result.done else 128 + (result.signal or 0)
+    if not result.main:
+        return code
     if not result.done:
         print(f"saved; go on with: flowrl train --resume {result.folder}")
-        return 128 + (result.signal or 0)
+        return code
     for name, value in result.first.items():
         if name == "image/diversity" or not name.startswith("image/"):
             print(f"held-out {name.removeprefix('image/')}: {value:.3f} -> {result.last[name]:.3f}")
     print(f"pictures: {result.folder / 'samples'}  weights: {result.weights}")
-    return 0
+    return code
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.advantages import (
+    NONE,
     Context,
     Credit,
     Standardize,
@@ -41,7 +42,8 @@ class ParentDifference:
         first, mask = (at_nodes(part[:, 0], context.columns.nodes[0], group) for part in credit)
         root = at_leaves(masked_mean(first, mask, 1).expand_as(first), group)
         before = torch.cat([root[:, None], credit.value[:, :-1]], 1)
-        return credit._replace(value=(credit.value - before) * credit.mask)
+        moved, size = credit.value - before, torch.maximum(credit.value.abs(), before.abs())
+        return credit._replace(value=torch.where(moved.abs() > NONE * size, moved, 0) * credit.mask)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def _depth_by_depth(prune: str, fusion: Literal["mean", "max", "path"]) -> Estim
     width: tuple[Transform, ...] = ()
     if prune in ("branch", "extremes"):
         width = (PruneWidth("branch" if prune == "branch" else "extremes"),)
-    return Estimator((Sum(), *width, Standardize(correction=1, eps=1e-8), Clip()), fusion)
+    return Estimator((Sum(), Standardize(correction=1, eps=1e-8), *width, Clip()), fusion)
 
 
 def branch_grpo(

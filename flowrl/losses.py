@@ -160,6 +160,10 @@ class Preference:
 
     beta: float
 
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise UserError(f"Preference's beta must be above 0, got {self.beta}")
+
     @property
     def unit(self) -> int:
         return 2

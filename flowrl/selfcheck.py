@@ -12,8 +12,10 @@ FAR = 10.0  # a noise floor of so many clip ranges would train on noise alone
 
 @torch.no_grad()
 def noise_floor(session: Session, experience: Experience) -> float | None:
-    """Largest |stored - recomputed| log-density over the first optimizer step; None where the
-    rows carry no stored densities (matching losses score old and new in one place)."""
+    """Largest |log-ratio| of recomputed to stored densities over the first optimizer step.
+
+    None where rows carry no stored densities: matching losses score old and new in one place.
+    """
     largest = None
     likelihood = session.algorithm.likelihood
     for chunk in share_of(session, experience, 0, 0):
@@ -21,7 +23,7 @@ def noise_floor(session: Session, experience: Experience) -> float | None:
             return None
         with session.policies.using(session.algorithm.behaviour):
             again = likelihood.evaluate(experience.velocity, chunk)
-        difference = float((again.logp - chunk.old.logp).abs().max())
+        difference = float(likelihood.log_ratio(again, chunk.old, chunk).abs().max())
         largest = max(difference, largest or 0.0)
     return largest
 

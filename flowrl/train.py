@@ -32,6 +32,7 @@ class Result:
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     weights: Path | None = None  # exported, once done
+    main: bool = True  # whether this process is the one that speaks
 
     @property
     def done(self) -> bool:
@@ -68,11 +69,12 @@ def train(session: Session, resume: Path | None = None) -> Result:
             if last or stop or progress.iteration % run.checkpoint.every == 0:
                 checkpoint.save(session, progress, alarms)
             if stop and not last:
-                return Result(session.folder, stop)
+                return Result(session.folder, stop, main=session.accelerator.is_main_process)
     weights = session.folder / ("adapter" if run.model.lora else "pipeline")
     checkpoint.export(session, weights)
     session.accelerator.end_training()
-    return Result(session.folder, None, progress.first or {}, progress.last or {}, weights)
+    ends = (progress.first or {}, progress.last or {})
+    return Result(session.folder, None, *ends, weights, session.accelerator.is_main_process)
 
 
 def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, float]:

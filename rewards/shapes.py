@@ -124,6 +124,8 @@ def detect(
     """
     from scipy import ndimage
 
+    if len(images) == 0:
+        return []
     masks = _masks(images)  # [n c h w]; one plane a colour, the last one without colour
     n, planes, height, width = masks.shape
     in_plane = np.zeros((3, 3, 3), bool)
@@ -274,9 +276,7 @@ class ShapesReward:
         )
 
 
-def load(
-    kind: Literal["graded", "strict"] = "graded", iou: float = 0.80, aspect: float = 0.75
-) -> Reward:
+def load(kind: str = "graded", iou: float = 0.80, aspect: float = 0.75) -> Reward:
     """The reward. A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
     if kind not in ("graded", "strict"):
         raise ValueError(f"shapes: kind must be 'graded' or 'strict', not {kind!r}")

@@ -1,6 +1,6 @@
 """Draw samples from a velocity model under a plan. Imports torch only."""
 
-from samplers.grid import Grid
+from samplers.grid import DiffusersGrid, Grid
 from samplers.kernels import (
     CPS,
     DDIM,
@@ -28,8 +28,9 @@ from samplers.windows import (
 
 __all__ = [
     "CPS", "DDIM", "DDPM", "DPM2M", "DPM3M", "SA", "Chain", "Columns", "ConstantSDE",
-    "Decaying", "Edges", "Euler", "ExponentiallyDecaying", "Flash", "FlowSDE", "Fork", "Frozen",
-    "Gaussian", "Grid", "Heun", "Kernel", "Ode", "Plan", "Planner", "Position", "Progressive",
-    "Prune", "Random", "Rollout", "Solver", "Step", "Stripes", "Tree", "Velocity", "WanSDE",
-    "Window", "chunked", "euler", "evaluations", "mean_log_prob", "roll", "steps_of",
+    "Decaying", "DiffusersGrid", "Edges", "Euler", "ExponentiallyDecaying", "Flash", "FlowSDE",
+    "Fork", "Frozen", "Gaussian", "Grid", "Heun", "Kernel", "Ode", "Plan", "Planner",
+    "Position", "Progressive", "Prune", "Random", "Rollout", "Solver", "Step", "Stripes",
+    "Tree", "Velocity", "WanSDE", "Window", "chunked", "euler", "evaluations", "mean_log_prob",
+    "roll", "steps_of",
 ]  # fmt: skip

@@ -21,7 +21,8 @@ def describe(plans: Sequence[Plan]) -> str:
         name = f"plan {first}" if first == last else f"plans {first} to {last}"
         lines += ["", f"{name}: {_head(plan)}"]
         if first != last:
-            lines.append(f"(plan {first} is shown; the others differ in what is marked)")
+            noisy = "; ".join(_noisy(other) for other in plans[first + 1 : last + 1])
+            lines.append(f"(plan {first} is shown; the noisy steps of the others are {noisy})")
         lines += _table(plan)
     return "\n".join(lines)
 
@@ -38,6 +39,10 @@ def _runs(plans: Sequence[Plan]) -> list[tuple[int, int, Plan]]:
         members = list(run)
         runs.append((members[0][0], members[-1][0], members[0][1]))
     return runs
+
+
+def _noisy(plan: Plan) -> str:
+    return ", ".join(str(k) for k, step in enumerate(plan.steps) if step.noisy) or "none"
 
 
 def _head(plan: Plan) -> str:
@@ -75,7 +80,7 @@ def draw(plans: Sequence[Plan]) -> str:
     parts, top, right = [], TOP, 0.0
     for index, plan in enumerate(plans):
         height = max(2.0, plan.group) * HIGH
-        parts.append(_text(8, top - 14, f"plan {index}: {_count(plan.group, 'sample')}"))
+        parts.append(_text(8.0, top - 14, f"plan {index}: {_count(plan.group, 'sample')}"))
         parts += _tree(plan, top)
         top += height + 46
         right = max(right, LEFT + WIDE * len(plan.steps) + 40)
@@ -90,9 +95,13 @@ def draw(plans: Sequence[Plan]) -> str:
 def _legend() -> list[str]:
     parts = []
     for i, (name, colour) in enumerate((("ode", PALE), ("noisy", NOISE), ("trained", TRAINED))):
-        parts.append(_line((8 + 90 * i, 12), (32 + 90 * i, 12), colour))
-        parts.append(_text(38 + 90 * i, 16, name))
-    return [*parts, f'<circle cx="284" cy="12" r="3.5" fill="{INK}"/>', _text(294, 16, "branches")]
+        parts.append(_line((8.0 + 90 * i, 12.0), (32.0 + 90 * i, 12.0), colour))
+        parts.append(_text(38.0 + 90 * i, 16.0, name))
+    return [
+        *parts,
+        f'<circle cx="284" cy="12" r="3.5" fill="{INK}"/>',
+        _text(294.0, 16.0, "branches"),
+    ]
 
 
 def _tree(plan: Plan, top: float) -> list[str]:

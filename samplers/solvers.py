@@ -111,8 +111,9 @@ def log_snr(sigma: float) -> float:
 def multistep(at: Point, past: tuple[Past, ...], order: int, heun: bool = False) -> Tensor:
     """DPM-Solver++ (arXiv:2211.01095, Algorithm 2) for a rectified flow, alpha = 1 - sigma.
 
-    Order 1 is Euler's step. A level of 1 among the nodes is infinitely far in lambda: the order
-    falls there. `heun` weighs the second-order term by its exact integral instead of a half.
+    Order 1 is Euler's step. A level of 1 among the nodes is infinitely far in lambda, so its
+    difference vanishes and the order falls by itself. `heun` weighs the second-order term by its
+    exact integral instead of a half.
     """
     s, t = at.sigma, at.sigma_next
     here = log_snr(s)
@@ -120,7 +121,7 @@ def multistep(at: Point, past: tuple[Past, ...], order: int, heun: bool = False)
     decay = (1 - s) * t / (s * (1 - t))  # exp(-h), also at s = 1 and at t = 0
     m0 = at.past.x0
     out = (t / s) * at.x + (1 - t) * (1 - decay) * m0
-    nodes = [p for p in past[: order - 1] if p.sigma < 1]
+    nodes = past[: order - 1]
     if not nodes or t == 0 or s == 1:
         return out
     r0 = (here - log_snr(nodes[0].sigma)) / h
@@ -161,7 +162,11 @@ class DPM2M:
 
 @dataclass(frozen=True)
 class DPM3M:
-    """DPM-Solver++ 3M, of lower order while the history is short and in the step to sigma = 0."""
+    """DPM-Solver++ 3M, of lower order while the history is short and in the step to sigma = 0.
+
+    As published its second difference is half the second derivative, so it converges with order 2,
+    from a smaller error than 2M's.
+    """
 
     @property
     def memory(self) -> int:

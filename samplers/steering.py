@@ -73,9 +73,9 @@ def importance(
 ) -> Int[Tensor, " m"]:
     """Rows drawn with weights exp(strength score), `keep` a draw; a key for each draw."""
     group = len(score) // len(keys)
-    log_weights = torch.where(score.isfinite(), strength * score, -math.inf).view(-1, group)
-    u = uniform([(*key, "importance") for key in keys]).to(score.device)
-    return _flat(systematic(log_weights, u, keep), group)
+    known = torch.where(score.isfinite(), strength * score, -math.inf).cpu()
+    index = systematic(known.view(-1, group), uniform([(*k, "importance") for k in keys]), keep)
+    return _flat(index, group).to(score.device)
 
 
 class Particles(NamedTuple):

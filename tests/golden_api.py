@@ -30,9 +30,10 @@ def step(  # noqa: PLR0913
 
     eta         also `noise_level`: the kernel's noise, its own default if neither is given
     sigma_max   wan: the schedule's second level
-    alphas      ddim: the table of cumulative alphas. `x` and `v` are then the diffusion model's
-                state and its epsilon, `sigma` and `sigma_next` integer timesteps (below 0 is 0),
-                and so is the answer. Without it, a flow's state, velocity and levels.
+    alphas      ddim: the table of cumulative alphas, with `sigma` and `sigma_next` its integer
+                timesteps (below 0 is 0), or the two cumulative alphas of the step alone. `x` and
+                `v` are then the diffusion model's state and epsilon, and the answer is its kind.
+                Without it, a flow's state, velocity and levels.
     """
     eta = noise_level if eta is None else eta
     noisy = {} if eta is None else {"eta": float(eta)}
@@ -54,9 +55,13 @@ def _diffusion_step(
     kernel: Kernel, x: Tensor, epsilon: Tensor, times: tuple[float | Tensor, ...], alphas: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A diffusion state is (alpha + sigma) times a flow's, whose level is sigma / (the same)."""
-    at, to = (torch.as_tensor(t).long().clamp(min=0).expand(len(x)) for t in times)
-    signal, signal_to = (alphas.double()[t].sqrt() for t in (at, to))
-    noise, noise_to = ((1 - alphas.double()[t]).sqrt() for t in (at, to))
+    table = torch.as_tensor(alphas).double()
+    if len(table) == 2:
+        both = [a.expand(len(x)) for a in table]
+    else:
+        both = [table[torch.as_tensor(t).long().clamp(min=0)].expand(len(x)) for t in times]
+    signal, signal_to = (a.sqrt() for a in both)
+    noise, noise_to = ((1 - a).sqrt() for a in both)
     shape = (-1, *[1] * (x.ndim - 1))
     x0 = (x - noise.view(shape) * epsilon) / signal.view(shape)
     size, size_to = signal + noise, signal_to + noise_to
@@ -89,7 +94,7 @@ def group_advantage(
 ) -> Tensor:
     """[n], groups contiguous; `scale` in group | batch | none."""
     rule = Standardize(None if scale == "none" else scale, correction, float(eps))  # type: ignore[arg-type]
-    return _credit((rule,), _scores(rewards), (group_size,), torch.ones(1))[:, 0]
+    return _credit((rule,), _scores(rewards), (int(group_size),), torch.ones(1))[:, 0]
 
 
 def tree_credit(
@@ -98,7 +103,7 @@ def tree_credit(
     """[n k]: a leaf's row has the advantages of the nodes on its path. `nodes` has the nodes a tree
     by level; the leaves of each tree are contiguous, in depth-first order."""
     rule = Standardize(correction=correction, eps=float(eps))
-    return _credit((rule,), _scores(leaf_rewards), tuple(nodes), torch.ones(1))
+    return _credit((rule,), _scores(leaf_rewards), tuple(map(int, nodes)), torch.ones(1))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def arrays(name: str) -> dict[str, Tensor]:
 
 @cache
 def cases(name: str) -> dict[str, dict]:
-    listed = json.loads((GOLDEN / f"{name}.json").read_text())["cases"]
+    """The settings of an array file's cases, by name."""
+    listed = json.loads((GOLDEN / "cases.json").read_text())[name]
     return {case["case"]: case for case in listed}
 
 

@@ -18,6 +18,7 @@ from samplers import (
     SA,
     ConstantSDE,
     Decaying,
+    DiffusersGrid,
     Euler,
     ExponentiallyDecaying,
     FlowSDE,
@@ -69,6 +70,14 @@ def test_flow_grpo_sde_step():
         g = check_step(FlowSDE(float(eta)), z, z["sigmas"], int(step), c)
         near(g.mean, z["mean"][c])
         near(g.std, z["std_dev_t"][c] * z["sqrt_dt"][c])
+
+
+def test_diffusers_list_of_levels():
+    z = arrays("flow_grpo_sde_step")
+    lists = {"sigmas": (10, 3.0), "sig_shift3_40": (40, 3.0), "sig_shift1_10": (10, 1.0),
+             "sig_shift5_20": (20, 5.0)}  # fmt: skip
+    for name, (steps, shift) in lists.items():
+        near(torch.tensor(DiffusersGrid(steps, shift).sigmas()), z[name])
 
 
 def test_flow_grpo_sde_step_of_rows_at_different_levels_and_of_video_and_bfloat16():
@@ -192,13 +201,15 @@ def test_mixgrpo_window_schedule(name):
     empty = np.flatnonzero(lengths == 0)
     until = int(empty[0]) if len(empty) else len(starts)
     assert until >= 150  # the first iteration with an empty window, or all of them
-    sigmas = [1 - k / 25 for k in range(26)]
-    planner = Window(FlowSDE(), 2, 4, RUNS[name])
-    for iteration in range(0, len(starts)):
-        noisy = [k for k, s in enumerate(planner(sigmas, iteration, 0)[0].steps) if s.noisy]
+    for iteration, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        got = RUNS[name](iteration, 0, 23, 4)
+        assert 0 <= got < 23  # and never an empty window
         if iteration < until:
-            assert noisy == list(range(starts[iteration], starts[iteration] + lengths[iteration]))
-        assert noisy  # and never an empty window
+            assert (got, min(got + 4, 23)) == (start, start + length)
+    sigmas = [1 - k / 25 for k in range(26)]
+    (plan,) = Window(FlowSDE(), 2, 4, RUNS[name])(sigmas, until - 1, 0)
+    noisy = [k for k, s in enumerate(plan.steps) if s.noisy]
+    assert noisy == list(range(starts[until - 1], starts[until - 1] + lengths[until - 1]))
 
 
 @pytest.mark.parametrize("case", ["c0", "c1", "c2", "c3", "c4"])

@@ -253,6 +253,8 @@ def wan(experts: int = 1) -> WanPipeline:
         dim_mult=[1, 1, 1],
         num_res_blocks=1,
         temperal_downsample=[False, True],
+        scale_factor_temporal=2,
+        scale_factor_spatial=4,
         latents_mean=[0.1] * 4,
         latents_std=[1.5] * 4,
     )

@@ -55,7 +55,12 @@ def split(prompt: str) -> Split:
 
     Neither pre-training nor RL sees a held-out or a test prompt.
     """
-    return {0: "held_out", 1: "test"}.get(_number(prompt) % 8, "train")
+    match _number(prompt) % 8:
+        case 0:
+            return "held_out"
+        case 1:
+            return "test"
+    return "train"
 
 
 def _number(prompt: str) -> int:

@@ -7,6 +7,7 @@ stubbed denoiser returns zeros until the wanted index. `step()` ends the call by
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from diffusers.models.cache_utils import CacheMixin
-from diffusers.utils import logging
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
@@ -140,17 +140,6 @@ class Patch:
                 held[self.name] = before
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Warnings that the pipeline's own call gives once would come with each driven one."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
 @dataclass(frozen=True)
 class Target:
     """Where a driven call is to stop."""
@@ -170,6 +159,7 @@ class Driver:
             if isinstance(module := vars(pipe).get(name), nn.Module)
         }
         self.raw: Callable[..., Any] = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
+        self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
         self.scheduler = stand_in(pipe.scheduler, self.control)
 
@@ -238,9 +228,10 @@ class Driver:
         finished = False
         try:
             with ExitStack() as stack:
-                if call is self.raw:
-                    stack.enter_context(_quiet())
-                for patch in (Patch(self.pipe, "scheduler", self.scheduler), *patches):
+                stands = Patch(self.pipe, "scheduler", self.scheduler)
+                # warnings that its own call gives once would come with each driven one
+                silent = Patch(self.logger, "disabled", call is self.raw)
+                for patch in (stands, silent, *patches):
                     stack.enter_context(patch.applied())
                 result = call(self.pipe, **arguments)
             finished = True

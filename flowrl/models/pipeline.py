@@ -125,10 +125,10 @@ class PipelinePolicy:
                 )
             target = Target(torch.empty(0), index.pop())
         else:
-            times = start.schedule.times(sigma).to(self.device)
+            times = start.schedule.times(sigma).to(start.device)
             target = Target(times[0] if bool((times == times[0]).all()) else times)
         arguments = self.arguments(len(x), way.steps, way.guidance)
-        arguments["latents"] = x.to(self.device, start.dtype)
+        arguments["latents"] = x.to(start.device, start.dtype)
         return self._driver.received(arguments, conditioning.calls(), target)
 
     def decode(
@@ -142,7 +142,7 @@ class PipelinePolicy:
         start, media = self._start(steps), []
         for rows in torch.arange(len(x0)).split(self.rows_per_call or max(len(x0), 1)):
             arguments = self.arguments(len(rows), steps, guidance)
-            arguments["latents"] = x0[rows].detach().to(self.device, start.dtype)
+            arguments["latents"] = x0[rows].detach().to(start.device, start.dtype)
             result = self._driver.finished(arguments, conditioning.take(rows).calls())
             media.append(result[0].float())
         return torch.cat(media)
@@ -184,10 +184,6 @@ class PipelinePolicy:
         """The reverse of `save`, into a policy that was loaded from the same base."""
         lora.load(self.pipe, self._driver.denoisers, folder)
 
-    @property
-    def device(self) -> torch.device:
-        return self.pipe._execution_device
-
     def arguments(self, rows: int, steps: int, guidance: float | None) -> dict[str, Any]:
         """Of the pipeline's own call for `rows` samples; prompts are still blank."""
         given = dict(self.call)
@@ -224,8 +220,12 @@ class PipelinePolicy:
                 if "generator" in self._parameters:
                     arguments["generator"] = torch.Generator().manual_seed(0)
                 first = self._driver.received(arguments, self._blank.calls(), None)
-            schedule = Schedule.of(self._driver.scheduler, steps, self.name)
-            self._starts[steps] = Start(schedule, tuple(first.sample.shape[1:]), first.sample.dtype)
+            self._starts[steps] = Start(
+                Schedule.of(self._driver.scheduler, steps, self.name),
+                tuple(first.sample.shape[1:]),
+                first.sample.dtype,
+                first.sample.device,
+            )
         return self._starts[steps]
 
     def _groups(self, sigma: Tensor, *, mixed: bool) -> list[Tensor]:

@@ -90,12 +90,12 @@ class Own:
 
 
 def prove(policy: Drivable, prompts: Sequence[str], steps: int, guidance: float | None) -> Replay:
-    """Replay every step of an own call of at most two prompts.
+    """Replay every step of an own call of two rows: the first prompts, or the only one twice.
 
     Raises UserError where neither way in gives what the pipeline's own steps received, where the
     decoder differs, where guidance has no effect, and where no gradient comes through.
     """
-    own = _own(policy, prompts[:2], steps, guidance)
+    own = _own(policy, [*prompts, *prompts][:2], steps, guidance)
     way = _way(policy, own, steps, guidance)
     _check_decoder(policy, own, steps, guidance)
     _check_guidance(policy, own, way)
@@ -193,14 +193,16 @@ def _check_guidance(policy: Drivable, own: Own, way: Way) -> None:
     if way.guidance is None or way.guidance <= 1:
         return
     more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
-    x = own.steps[0].sample.float()
-    with torch.no_grad():
-        driven = policy.received(x, own.sigma(0), own.conditioning, more)
-    if _apart(driven.output, own.steps[0].output) == 0:
-        raise UserError(
-            f"guidance {way.guidance} has no effect on {policy.name} with {policy.call}: give a "
-            "negative_prompt, or leave guidance out (null)"
-        )
+    for step, received in enumerate(own.steps):  # some guide a part of the steps only
+        x = received.sample.float()
+        with torch.no_grad():
+            driven = policy.received(x, own.sigma(step), own.conditioning, more)
+        if _apart(driven.output, received.output) != 0:
+            return
+    raise UserError(
+        f"guidance {way.guidance} has no effect on {policy.name} with {policy.call}: give a "
+        "negative_prompt, or leave guidance out (null)"
+    )
 
 
 def _check_gradient(policy: Drivable, own: Own, way: Way) -> None:

@@ -53,11 +53,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Start:
-    """The loop's first state: its schedule, the shape of a row's latents and their dtype."""
+    """The loop's first state: its schedule, and of its latents a row's shape, dtype, device.
+
+    The pipeline is put on its device before any of this is asked for.
+    """
 
     schedule: Schedule
     shape: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True)
