@@ -184,7 +184,9 @@ def branch_grpo(
     pruning by branch keeps a chain's first steps, since all advantages of a chain are equal: here
     it keeps the better leaves. The last step is not trained.
     """
-    window = Prune(tuple(range(max(steps - 5, 0), steps - 1)), every=30, move=-1, stop=max(at))
+    stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
+    late = tuple(range(max(steps - 6, 0), steps - 1))
+    window = Prune(late, every=30, move=-1, stop=stop)
     plan = Tree(
         ConstantSDE(eta), at, branch, split=split, prune=window if prune == "depth" else None
     )

@@ -6,8 +6,9 @@ picture and compares: no network, no judgement of taste. It has two scores of th
 * strict is 1 if the picture shows exactly what the prompt names and nothing else, otherwise 0;
 * graded is in 0..1 and gives part of the credit for each part that is right.
 
-graded == 1 exactly where strict == 1. Averages that help to read a curve, on the shipped demo model
-at 10 steps without guidance, held-out prompts: see `docs` and tests/test_demo_world.py.
+graded == 1 exactly where strict == 1. To read a curve: the demo model before RL has 0.68 strict and
+0.83 graded on held-out prompts (10 steps, no guidance); drawn scenes have 0.996 strict, their
+copies through its autoencoder 0.98, drawn scenes with a wrong prompt of the same kind 0.0004.
 
 How objects are found: each pixel takes its nearest palette colour if one is near; connected pixels
 of one colour are an object; its mask is compared with a circle, a square and an upright triangle

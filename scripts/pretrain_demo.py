@@ -37,7 +37,7 @@ class Work:
     pictures: int = 40_000
     autoencoder_steps: int = 4_000
     autoencoder_batch: int = 64
-    flow_steps: int = 3_000
+    flow_steps: int = 2_200
     flow_batch: int = 128
     judged: int = 520  # pictures of held-out prompts that the report is made of
 

@@ -1,9 +1,10 @@
-"""The shipped pipeline loads by diffusers alone and paints; its pre-training runs and repeats.
+"""The world's laws; the shipped pipeline loads by diffusers alone; pre-training runs and repeats.
 
 What the numbers are based on: see `test_base_accuracy_leaves_room_to_learn`.
 """
 
 import importlib
+import json
 import random
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.demo import world
-from rewards.shapes import detect, is_exact
+from flowrl.demo.world import Thing
+from rewards.shapes import BACKGROUND, COLOURS, detect, is_exact
 
 FOLDER = Path("flowrl/demo/shapes-sd3")
 
@@ -188,3 +190,50 @@ def test_training_moves_all_parts_and_the_average_is_kept(script):
     ]
     assert sum(moved) > 0.5 * len(moved)
     assert all(p.isfinite().all() for part in parts for p in part.parameters())
+
+
+def test_scenes_are_what_the_prompt_says():
+    rng = random.Random(4)
+    for prompt in world.draw_prompts(300, rng):
+        scene = world.arrange(world.want(prompt), rng)
+        wanted = world.want(prompt)
+        assert tuple((t.colour, t.shape) for t in scene) == wanted.things
+        for i, t in enumerate(scene):
+            assert t.radius <= t.x <= world.SIZE - t.radius
+            assert t.radius <= t.y <= world.SIZE - t.radius
+            for u in scene[:i]:
+                assert max(abs(t.x - u.x), abs(t.y - u.y)) > t.radius + u.radius
+
+
+def test_rendering_does_not_depend_on_the_batch():
+    rng = random.Random(4)
+    scenes = [world.arrange(world.want(p), rng) for p in world.draw_prompts(30, rng)]
+    torch.testing.assert_close(
+        world.render(scenes), torch.cat([world.render([scene]) for scene in scenes])
+    )
+    disc = world.render([[Thing("black", "circle", 16.0, 16.0, 8.0)]])
+    background = torch.tensor(BACKGROUND)[:, None, None] / 255
+    ink = (background - disc[0]) / (
+        background - torch.tensor(COLOURS["black"])[:, None, None] / 255
+    )
+    assert ink.sum() / 3 == pytest.approx(torch.pi * 64, rel=0.01)  # the area of a disc
+
+
+def test_splits_cover_all_prompts_once_and_the_files_are_theirs():
+    files = {}
+    for name in ("train", "held_out", "test"):
+        lines = Path(f"configs/prompts/shapes_{name}.jsonl").read_text().splitlines()
+        files[name] = [json.loads(line)["prompt"] for line in lines]
+        assert set(files[name]) == set(world.prompts_of(name))
+        assert {world.want(prompt).kind for prompt in files[name]} == set(world.KINDS)
+    together = [prompt for prompts in files.values() for prompt in prompts]
+    assert sorted(together) == sorted(world.all_prompts())
+    assert 100 <= len(files["held_out"]) <= 150 and 100 <= len(files["test"]) <= 150
+
+
+def test_drawn_prompts_are_of_their_split_in_the_stated_shares():
+    prompts = world.draw_prompts(2000, random.Random(0))
+    assert {world.split(prompt) for prompt in prompts} == {"train"}
+    for kind, share in zip(world.KINDS, world.SHARES, strict=True):
+        part = sum(world.want(prompt).kind == kind for prompt in prompts) / 2000
+        assert part == pytest.approx(share, abs=0.04)

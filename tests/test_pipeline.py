@@ -1,6 +1,7 @@
 """A driven pipeline is the pipeline: its schedule, its velocities and its images, to the bit."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -153,3 +154,17 @@ def test_dropout_is_off() -> None:
     pipe.transformer.train()
     made.bind(made.encode(PROMPTS), steps=STEPS, guidance=1.0)
     assert not pipe.transformer.training
+
+
+def test_rows_that_share_the_first_ones_time_are_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = sd3()
+    forward = pipe.transformer.forward
+
+    def first(*args: Any, **named: Any) -> Any:
+        time = named["timestep"]
+        return forward(*args, **named | {"timestep": time[:1].expand(len(time))})
+
+    monkeypatch.setattr(pipe.transformer, "forward", first)
+    made = PipelinePolicy(pipe, call=SQUARE)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert (proof.way, proof.mixed) == ("pinned", False)

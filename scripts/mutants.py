@@ -1,0 +1,280 @@
+"""Break the mathematics on purpose, one line at a time, and see a test fail.
+
+    python scripts/mutants.py                      the whole list (about ten minutes)
+    python scripts/mutants.py --only kernels       those whose name begins so
+    python scripts/mutants.py --list
+
+Each mutant replaces one piece of text in a temporary copy of the tree, so the working tree is never
+touched, and runs the tests that must fail. Exit code 1 if one survives.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PROJECT = Path(__file__).resolve().parent.parent
+PATIENCE = 900  # seconds for the tests of one mutant
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    find: str  # occurs exactly once in the file
+    put: str
+    tests: str  # files or test ids below tests/, by spaces
+
+
+# fmt: off
+MUTANTS = [Mutant(*row) for row in (
+    ("kernels-drift", "samplers/kernels.py", "per_row(0.5 * g**2 * h, x)", "per_row(g**2 * h, x)",
+     "test_kernels.py"),
+    ("kernels-euler", "samplers/kernels.py", "return x - per_row(sigma - sigma_next, x) * v",
+     "return x + per_row(sigma - sigma_next, x) * v", "test_kernels.py"),
+    ("kernels-sum", "samplers/kernels.py", "math.log(2 * math.pi)).flatten(1).mean(1)",
+     "math.log(2 * math.pi)).flatten(1).sum(1)", "test_kernels.py"),
+    ("kernels-log-std", "samplers/kernels.py", "z**2 - std.log() -", "z**2 -", "test_kernels.py"),
+    ("kernels-cps", "samplers/kernels.py", "math.sin(0.5 * math.pi", "math.sin(math.pi",
+     "test_kernels.py"),
+    ("kernels-wan", "samplers/kernels.py", "float(sigmas[1])", "float(sigmas[0])",
+     "test_kernels.py"),
+    ("kernels-ddim", "samplers/kernels.py", "(fresh / noise).sqrt()", "fresh.sqrt()",
+     "test_kernels.py"),
+    ("kernels-pure-noise", "samplers/kernels.py", "torch.where(sigma > PURE_NOISE,",
+     "torch.where(sigma >= 1,", "test_kernels.py"),
+    ("kernels-ends", "samplers/kernels.py", "x + (1 - at) * v", "x - (1 - at) * v",
+     "test_kernels.py"),
+    ("noise-key", "samplers/noise.py", "repr(plain)", '"/".join(map(str, plain))', "test_roll.py"),
+    ("plan-trunk", "samplers/plan.py", "(self.roots, self.shared_noise, self.solver,",
+     "(self.roots, self.solver,", "test_plans.py"),
+    ("plan-states", "samplers/plan.py", "[1 if self.shared_noise else self.roots]", "[self.roots]",
+     "test_plans.py test_roll.py"),
+    ("planners-chain", "samplers/planners.py", 'f"chain/{seed}/{iteration}"', 'f"chain/{seed}"',
+     "test_plans.py"),
+    ("planners-window", "samplers/planners.py", "limit = _last(sigmas) - 1",
+     "limit = _last(sigmas)", "test_plans.py"),
+    ("planners-flash", "samplers/planners.py", "int((last - end + 1) * self.ratio)",
+     "int((last - end) * self.ratio)", "test_plans.py"),
+    ("planners-stripes", "samplers/planners.py", "k % self.every < self.size",
+     "k % self.every <= self.size", "test_plans.py"),
+    ("planners-prune", "samplers/planners.py", "(min(self.steps) - (self.stop or 0))",
+     "(max(self.steps) - (self.stop or 0))", "test_plans.py"),
+    ("windows-hold", "samplers/windows.py", "else min(moves, len(starts) - 1)",
+     "else moves % len(starts)", "test_plans.py test_golden_samplers.py"),
+    ("windows-random", "samplers/windows.py", 'f"window/{seed}/{iteration}"', 'f"window/{seed}"',
+     "test_plans.py"),
+    ("windows-decay", "samplers/windows.py", "(1 - share) + least * share",
+     "share + least * (1 - share)", "test_golden_samplers.py"),
+    ("solvers-dpm", "samplers/solvers.py", "(m0 - nodes[0].x0) / r0", "(m0 - nodes[0].x0) * r0",
+     "test_solvers.py"),
+    ("solvers-heun", "samplers/solvers.py", "at.x - 0.5 * h * (at.v", "at.x - h * (at.v",
+     "test_solvers.py"),
+    ("solvers-sa-extra", "samplers/solvers.py", "h / 2 - late / h if a == 0", "0.0 if a == 0",
+     "test_golden_samplers.py"),
+    ("solvers-sa-noise", "samplers/solvers.py", "tau2 = self.noise**2 if", "tau2 = self.noise if",
+     "test_solvers.py"),
+    ("walk-key", "samplers/walk.py", "(*self.key, draw, *purpose, node)",
+     "(*self.key, 0, *purpose, node)", "test_roll.py"),
+    ("walk-split", "samplers/walk.py", "(1 + plan.split**2) ** 0.5", "(1 + plan.split)",
+     "test_roll.py"),
+    ("walk-stored", "samplers/walk.py", "logp, kept = mean_log_prob(g, x_next)",
+     "logp, kept = mean_log_prob(g, mean)", "test_roll.py"),
+    ("steering-kept", "samplers/steering.py", "torch.where(drawn, 0.0, log_weight)",
+     "torch.zeros_like(log_weight)", "test_steering.py"),
+    ("steering-spent", "samplers/steering.py", "(ends - origin) - before.spent",
+     "(ends - origin)", "test_steering.py"),
+    ("steering-unscored", "samplers/steering.py",
+     "score = torch.where(score.isfinite(), score, -math.inf)",
+     "score = torch.where(score.isfinite(), score, math.inf)", "test_steering.py"),
+    ("advantages-std", "flowrl/advantages.py", "masked_std(value, kept, scale, self.correction)",
+     "masked_std(value, kept, scale, 0)", "test_advantages.py test_golden_credit.py"),
+    ("advantages-rounding", "flowrl/advantages.py", "(std > NONE * size)", "(std > 0)",
+     "test_advantages.py"),
+    ("advantages-leave-one-out", "flowrl/advantages.py", "* count / (count - 1).clamp(min=1)", "",
+     "test_advantages.py"),
+    ("advantages-trim", "flowrl/advantages.py", "mask & (rank >= drop)", "mask & (rank > drop)",
+     "test_advantages.py"),
+    ("advantages-missing", "flowrl/advantages.py", "mask & (credit.mask | ~present)",
+     "mask & credit.mask", "test_advantages.py"),
+    ("advantages-steps", "flowrl/advantages.py", "weight / weight[:-1].mean()",
+     "weight / weight.mean()", "test_advantages.py"),
+    ("advantages-path", "flowrl/advantages.py", "logp.masked_fill(~mask, -torch.inf).softmax",
+     "logp.softmax", "test_advantages.py test_golden_credit.py"),
+    ("advantages-rescale", "flowrl/advantages.py", "self.to / self.at", "self.at / self.to",
+     "test_advantages.py"),
+    ("likelihoods-published-kl", "flowrl/likelihoods.py",
+     "moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)", "moved / (2 * q**2)",
+     "test_likelihoods.py"),
+    ("likelihoods-ratio-norm", "flowrl/likelihoods.py", "mse(new.out, old.out) / (2 * q)",
+     "mse(new.out, old.out) / (2 * q**2)", "test_likelihoods.py"),
+    ("likelihoods-cps", "flowrl/likelihoods.py", "2 * q**2 * ratio", "q**2 * ratio",
+     "test_likelihoods.py"),
+    ("likelihoods-velocity-kl", "flowrl/likelihoods.py", "moved / slope**2", "moved / slope",
+     "test_likelihoods.py"),
+    ("likelihoods-column", "flowrl/likelihoods.py", "(a[:, edges.step]", "(a[:, 0]",
+     "test_likelihoods.py"),
+    ("losses-min", "flowrl/losses.py", "torch.minimum(ratio * advantage,",
+     "torch.maximum(ratio * advantage,", "test_losses.py"),
+    ("losses-dual", "flowrl/losses.py", "torch.maximum(gain, dual", "torch.minimum(gain, dual",
+     "test_losses.py"),
+    ("losses-counts", "flowrl/losses.py", "(good & (ratio > 1 + self.high))",
+     "(ratio > 1 + self.high)", "test_losses.py"),
+    ("losses-preference", "flowrl/losses.py", "(better - worse)", "(worse - better)",
+     "test_losses.py"),
+    ("losses-nft-beta", "flowrl/losses.py", "* self.advantage_max / self.beta",
+     "* self.advantage_max", "test_losses.py"),
+    ("losses-nft-size", "flowrl/losses.py", "error.detach().abs()", "error.abs()",
+     "test_losses.py"),
+    ("losses-weighted", "flowrl/losses.py", '-rows.advantage * evaluations["new"].logp',
+     'rows.advantage * evaluations["new"].logp', "test_losses.py"),
+    ("matching-path", "flowrl/matching.py", "x=(1 - s) * x0 + s * noise",
+     "x=s * x0 + (1 - s) * noise", "test_likelihoods.py"),
+    ("matching-noise", "flowrl/matching.py", '"noise", draw)', '"noise")', "test_likelihoods.py"),
+    ("matching-tie", "flowrl/matching.py", "return keep, apart & both", "return keep, both",
+     "test_likelihoods.py"),
+    ("matching-huber", "flowrl/matching.py", "error_power=0.5, scale=0.5", "error_power=0.5",
+     "test_likelihoods.py"),
+    ("matching-floor", "flowrl/matching.py", "** p - FLOOR**p) / p", "** p) / p",
+     "test_likelihoods.py test_golden_losses.py"),
+    ("matching-elbo", "flowrl/matching.py", "(2 * 0.49 * t)", "(2 * 0.7 * t)",
+     "test_golden_losses.py"),
+    ("comparisons-families", "flowrl/comparisons.py", "fewer[-1] if fewer", "fewer[0] if fewer",
+     "test_advantages.py"),
+    ("comparisons-exponential", "flowrl/comparisons.py",
+     "return weight / masked_mean(weight, mask, dims).clamp(min=1e-300)", "return weight",
+     "test_advantages.py"),
+    ("comparisons-prune", "flowrl/comparisons.py", "k > self._last_split(columns)",
+     "k >= self._last_split(columns)", "test_advantages.py"),
+    ("comparisons-tie", "flowrl/comparisons.py",
+     "return torch.where(masked_std(value, mask, 1, 0) > 0, ends, 0.0)", "return ends",
+     "test_advantages.py"),
+    ("update-totals", "flowrl/update.py", "/ totals[entries.denominator])",
+     "/ mask.sum().clamp(min=1))", "test_training.py"),
+    ("update-deal", "flowrl/update.py", "own[deal == number]", "own[deal == 0]",
+     "test_training.py"),
+    ("update-mask", "flowrl/update.py", "int(chunk.mask.sum())", "chunk.mask.numel()",
+     "test_training.py"),
+    ("update-rows", "flowrl/update.py", "(value.sum(1) / mask.sum(1).clamp(min=1)).sum()",
+     "value.sum()", "test_training.py"),
+    ("update-old", "flowrl/update.py", 'algorithm.behaviour == "current" and chunk.old is None',
+     "chunk.old is None", "test_training.py"),
+    ("update-later", "flowrl/update.py", "shares[1:] = [with_old(session, experience, share)",
+     "shares[1:] = [share", "test_training.py"),
+    ("update-skip", "flowrl/update.py", "if bool(torch.isfinite(norm)):", "if True:",
+     "test_run.py::test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run"),
+    ("update-tally", "flowrl/update.py", ".expand(mask.shape)[mask]",
+     ".expand(mask.shape).flatten()",
+     "test_run.py::test_a_tally_is_the_mean_over_unmasked_entries_with_extremes"),
+    ("policies-average", "flowrl/policies.py", "detach(), 1 - d)", "detach(), d)",
+     "test_policies.py"),
+    ("policies-back", "flowrl/policies.py", "p.data = current[key]", "pass", "test_policies.py"),
+    ("policies-restore", "flowrl/policies.py", 'state[f"{average.name}/{name}"]',
+     'state[f"current/{name}"]', "test_policies.py"),
+    ("collect-behaviour", "flowrl/collect.py", "using(algorithm.behaviour)", 'using("current")',
+     "test_training.py"),
+    ("collect-guidance", "flowrl/collect.py", "bind(s.model.guidance.train)",
+     "bind(s.model.guidance.sample)", "test_training.py"),
+    ("collect-failures", "flowrl/collect.py", "if lost.any() and", "if lost.all() and",
+     "test_training.py"),
+    ("checkpoint-keep", "flowrl/checkpoint.py", "[: -session.run.checkpoint.keep]",
+     "[: -session.run.checkpoint.keep - 1]", "test_training.py"),
+    ("checkpoint-best", "flowrl/checkpoint.py", "not score > progress.best",
+     "not score < progress.best", "test_training.py"),
+    ("checkpoint-alarms", "flowrl/checkpoint.py", 'alarms.restore(state["alarms"])', "pass",
+     "test_training.py"),
+    ("checkpoint-optimizer", "flowrl/checkpoint.py", "session.optimizer.load_state_dict(", "dict(",
+     "test_training.py"),
+    ("shapes-diagonal", "rewards/shapes.py", "along >= DIAGONAL * abs(across)",
+     "along >= abs(across)", "test_shapes.py"),
+    ("shapes-extra", "rewards/shapes.py", "return score * EXTRA**extra", "return score",
+     "test_shapes.py"),
+    ("shapes-colours", "rewards/shapes.py", "min(credit) >= 0.5", "min(credit) > 0",
+     "test_shapes.py"),
+    ("shapes-speck", "rewards/shapes.py", "if area < LEAST_AREA:", "if area <= 0:",
+     "test_shapes.py"),
+    ("shapes-above", "rewards/shapes.py", '"above": (dy, dx)', '"above": (-dy, dx)',
+     "test_shapes.py"),
+    ("shapes-unread", "rewards/shapes.py", 'float("nan") if want is None', "0.0 if want is None",
+     "test_shapes.py"),
+    ("shapes-first", "rewards/shapes.py", "!= wanted.things[0])", "== wanted.things[0])",
+     "test_shapes.py"),
+)]
+# fmt: on
+
+
+def copied(folder: Path) -> None:
+    """What git would track, changes of the working tree included."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True).stdout.decode()
+    for name in filter(None, names.split("\0")):
+        if (PROJECT / name).is_file():  # not one that was deleted just now
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(PROJECT / name, folder / name)
+
+
+def tested(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """(pytest's exit code, what it said): 0 all passed, 1 a test failed, 2 and more no verdict."""
+    paths = [f"tests/{test}" for test in tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
+    # compiled files are told apart by second and size only, which a mutant may share
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no end after {PATIENCE} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def survives(mutant: Mutant, folder: Path) -> bool:
+    path = folder / mutant.file
+    text = path.read_text()
+    if text.count(mutant.find) != 1:
+        raise SystemExit(f"{mutant.name}: {mutant.find!r} is not once in {mutant.file}")
+    path.write_text(text.replace(mutant.find, mutant.put))
+    try:
+        code, said = tested(folder, mutant.tests.split())
+    finally:
+        path.write_text(text)
+    if code > 1:
+        raise SystemExit(f"{mutant.name}: pytest gave no verdict ({code})\n{said}")
+    return code == 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="those whose name begins so")
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args(arguments)
+    chosen = [mutant for mutant in MUTANTS if mutant.name.startswith(given.only)]
+    if not chosen:
+        raise SystemExit(f"no mutant's name begins with {given.only!r}; --list shows them")
+    if given.list:
+        for m in chosen:
+            print(f"{m.name:<26} {m.file}: {m.find}  ->  {m.put or '(nothing)'}")
+        return 0
+    alive: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        copied(folder)
+        code, said = tested(folder, sorted({test for m in chosen for test in m.tests.split()}))
+        if code != 0:
+            raise SystemExit(f"the tests fail without any mutant\n{said}")
+        for mutant in chosen:
+            start = time.monotonic()
+            alive += [mutant.name] if survives(mutant, folder) else []
+            verdict = "SURVIVED" if mutant.name in alive[-1:] else "caught"
+            print(f"{verdict:<9} {mutant.name} ({time.monotonic() - start:.0f} s)", flush=True)
+    print(f"{len(chosen) - len(alive)} of {len(chosen)} caught", *alive)
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
