@@ -1,12 +1,13 @@
 """What each word of the command line does."""
 
+import inspect
 import json
 import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
@@ -166,12 +167,39 @@ def recipes(arguments: list[str]) -> int:
     name = arguments[0]
     if name not in RECIPE_SETTINGS:
         decode({"recipe": {"name": name}}, "recipes")
-    print(f"{name}: {(RECIPES[name].__doc__ or '').strip()}\n")
-    for key, info in RECIPE_SETTINGS[name].model_fields.items():
-        if key != "name":
-            kind = getattr(info.annotation, "__name__", None) or str(info.annotation)
-            print(f"  {key}: {kind} = {info.default!r}")
+    print(f"{name}: {inspect.cleandoc(RECIPES[name].__doc__ or '')}\n")
+    rows = recipe_rows(name)
+    width = max(len(key) for key, _, _ in rows)
+    for key, kind, default in rows:
+        print(f"  {key:<{width}}  {default}  ({kind})")
     return 0
+
+
+def recipe_rows(name: str) -> list[tuple[str, str, str]]:
+    """(setting, type, default) of a recipe, as one writes them in YAML."""
+    fields = RECIPE_SETTINGS[name].model_fields.items()
+    return [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields if k != "name"]
+
+
+def readable(kind: Any) -> str:
+    """A type in words: "group, batch or null" for Literal["group", "batch"] | None."""
+    parts = get_args(kind)
+    if kind is type(None):
+        return "null"
+    if get_origin(kind) is tuple:
+        each = [readable(part) for part in parts if part is not Ellipsis]
+        return f"list of {each[0]}" if Ellipsis in parts else f"[{', '.join(each)}]"
+    if get_origin(kind) is Literal:
+        *most, last = map(in_yaml, parts)
+        return f"{', '.join(most)} or {last}" if most else last
+    if parts:
+        return " or ".join(readable(part) for part in parts)
+    return kind.__name__
+
+
+def in_yaml(value: Any) -> str:
+    """On one line: null, true, [0, 3], 0.7."""
+    return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
 
 
 def schema(arguments: list[str]) -> int:

@@ -78,7 +78,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("solvers-sa-extra", "samplers/solvers.py", "h / 2 - late / h if a == 0", "0.0 if a == 0",
      "test_golden_samplers.py"),
     ("solvers-sa-noise", "samplers/solvers.py", "tau2 = self.noise**2 if", "tau2 = self.noise if",
-     "test_solvers.py"),
+     "test_golden_samplers.py"),
     ("walk-key", "samplers/walk.py", "(*self.key, draw, *purpose, node)",
      "(*self.key, 0, *purpose, node)", "test_roll.py"),
     ("walk-split", "samplers/walk.py", "(1 + plan.split**2) ** 0.5", "(1 + plan.split)",

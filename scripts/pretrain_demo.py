@@ -9,11 +9,14 @@ not depend on the machine's speed. Weights are saved in half precision in diffus
 
 import copy
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see flowrl.cli; read when torch is imported
 
 import torch
 import tyro

@@ -1,0 +1,188 @@
+"""The presets of configs/papers have the published numbers, and each plans."""
+
+from typing import Any
+
+import pytest
+
+from flowrl.config import check_pipeline, read
+from flowrl.paths import PROJECT
+from flowrl.settings import Run
+
+PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}
+SD3, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev"
+WAN = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+Table = dict[str, Any]
+
+
+def of(base: Table, **changes: Any) -> Table:
+    """A row like `base`; `recipe__clip` stands for recipe.clip."""
+    return base | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def guided(scale: float) -> Table:
+    return {"model.guidance.sample": scale, "model.guidance.train": scale}
+
+
+FLOW_GRPO = guided(4.5) | {
+    "model.pipeline": SD3, "model.height": 512, "model.width": 512, "model.dtype": "float16",
+    "model.lora.rank": 32, "model.lora.alpha": 64, "recipe.steps": 10, "recipe.group": 24,
+    "recipe.eta": 0.7, "recipe.clip": 1e-4, "recipe.kl": 0.04, "recipe.scale": "batch",
+    "prompts.per_iteration": 48, "train.lr": 3e-4, "train.updates": 2, "train.weight_decay": 1e-4,
+    "train.max_grad_norm": 1.0, "evaluate.steps": 40, "evaluate.every": 60,
+}  # fmt: skip
+ON_FLUX = guided(3.5) | {
+    "model.pipeline": FLUX, "model.dtype": "bfloat16", "model.lora.rank": 64,
+    "model.lora.alpha": 128, "recipe.steps": 6, "evaluate.steps": 28, "evaluate.every": 30,
+}  # fmt: skip
+FAST = {k: v for k, v in FLOW_GRPO.items() if k != "recipe.scale"} | {
+    "recipe.eta": 0.8, "recipe.clip": 1e-5, "recipe.kl": 0, "recipe.window": 3,
+    "recipe.kernel": "cps",
+}  # fmt: skip
+DANCE = guided(3.5) | {
+    "model.pipeline": FLUX, "model.height": 720, "model.width": 720, "model.lora": None,
+    "recipe.steps": 16, "recipe.group": 12, "recipe.eta": 0.3, "recipe.clip": 1e-4,
+    "recipe.fraction": 0.6, "prompts.per_iteration": 16, "train.updates": 3, "train.lr": 1e-5,
+    "train.weight_decay": 1e-4, "train.max_grad_norm": 1.0, "train.iterations": 300,
+}  # fmt: skip
+MIX = {k: v for k, v in DANCE.items() if k != "recipe.fraction"} | {
+    "recipe.steps": 25, "recipe.eta": 0.7, "recipe.window": 4, "recipe.every": 25,
+    "recipe.stride": 1, "prompts.per_iteration": 32, "train.updates": 4,
+}  # fmt: skip
+FLASH = {k: v for k, v in MIX.items() if k != "recipe.stride"} | {
+    "recipe.every": 20, "recipe.ratio": 0.4, "recipe.frozen": False,
+}  # fmt: skip
+NO_GROUP = {"recipe.group", "recipe.fraction", "recipe.scale"}
+TEMP = {k: v for k, v in FLOW_GRPO.items() if k not in NO_GROUP} | {
+    "recipe.kl": 0.004, "recipe.roots": 4, "recipe.branch": 6, "evaluate.every": 20,
+    "train.iterations": 3000,
+}  # fmt: skip
+BRANCH = {k: v for k, v in DANCE.items() if k not in NO_GROUP} | {
+    "recipe.steps": 20, "recipe.at": (0, 3, 6, 9), "recipe.branch": 2, "recipe.clip": 1e-3,
+    "train.updates": 36,
+}  # fmt: skip
+GUARD = FLOW_GRPO | {
+    "recipe.clip": 2e-6, "recipe.kl": 0, "recipe.scale": "group", "train.lr": 1e-4,
+    "evaluate.every": 30,
+}  # fmt: skip
+AWM = guided(1) | {
+    "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,
+    "model.dtype": "float16", "recipe.steps": 14, "recipe.group": 24, "recipe.draws": 6,
+    "recipe.clip": 1.0, "recipe.noise": 0.4, "recipe.weight": "ghuber", "recipe.kl": 0.001,
+    "recipe.times": "discrete_wo_init", "prompts.per_iteration": 72, "train.updates": 1,
+    "train.lr": 3e-4, "train.weight_decay": 1e-4, "train.max_grad_norm": 1.0,
+    "evaluate.steps": 40, "evaluate.average": 0.99,
+}  # fmt: skip
+NFT = guided(1) | {
+    "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,
+    "model.dtype": "float16", "recipe.steps": 10, "recipe.group": 24, "recipe.beta": 1.0,
+    "recipe.kl": 1e-4, "recipe.draws": None, "recipe.mode": "all", "recipe.decay": (0, 0.001, 0.5),
+    "prompts.per_iteration": 48, "train.updates": 1, "train.lr": 3e-4, "train.weight_decay": 1e-4,
+    "train.max_grad_norm": 1.0, "evaluate.steps": 40,
+}  # fmt: skip
+
+PUBLISHED: dict[str, Table] = {
+    "flow_grpo_sd35m_geneval": FLOW_GRPO,
+    "flow_grpo_sd35m_ocr": FLOW_GRPO,
+    "flow_grpo_sd35m_pickscore": of(FLOW_GRPO, recipe__kl=0.01),
+    "flow_grpo_flux_pickscore": of(FLOW_GRPO | ON_FLUX, recipe__eta=0.9, recipe__kl=0),
+    "flow_grpo_wan21_ocr": of(
+        FLOW_GRPO, model__pipeline=WAN, model__height=240, model__width=416,
+        model__call={"num_frames": 33, "max_sequence_length": 512}, model__dtype="bfloat16",
+        recipe__steps=20, recipe__group=4, recipe__clip=1e-3, recipe__kl=0.004,
+        recipe__scale="group", train__lr=1e-4, evaluate__steps=50, evaluate__every=30,
+        prompts__per_iteration=32,
+    ),
+    "flow_grpo_fast_sd35m_geneval": FAST | guided(1),
+    "flow_grpo_fast_sd35m_pickscore": of(
+        FAST | guided(1), recipe__group=18, prompts__per_iteration=64
+    ),
+    "flow_grpo_fast_flux_geneval": FAST | ON_FLUX,
+    "flow_grpo_fast_flux_pickscore": FAST | ON_FLUX,
+    "dance_grpo_flux": DANCE,
+    "dance_grpo_flux_lora": of(
+        {k: v for k, v in DANCE.items() if k != "model.lora"}, recipe__steps=12, train__lr=3e-4,
+        model__lora__rank=128, model__lora__alpha=256, train__updates=2, train__iterations=301,
+    ),
+    "dance_grpo_hunyuan_video": of(
+        DANCE | guided(6), model__pipeline="hunyuanvideo-community/HunyuanVideo",
+        model__height=480, model__width=480, model__call={"num_frames": 53}, recipe__group=24,
+        recipe__eta=0.25, prompts__per_iteration=32, train__updates=2, train__iterations=202,
+    ),
+    "dance_grpo_wan21": of(
+        DANCE | guided(5), model__pipeline=WAN, model__height=512, model__width=512,
+        model__call={"num_frames": 1}, recipe__steps=20, train__updates=1, train__iterations=1000,
+    ),
+    "mix_grpo_flux": MIX,
+    "mix_grpo_flash_flux": FLASH,
+    "mix_grpo_flash_flux_frozen": of(FLASH, recipe__ratio=0.2, recipe__frozen=True),
+    "temp_flow_sd35m_geneval": TEMP,
+    "temp_flow_sd35m_pickscore": of(TEMP, recipe__kl=0.001, train__iterations=1000),
+    "temp_flow_flux_hpsv3": of(
+        TEMP | ON_FLUX, model__height=1024, model__width=1024, recipe__steps=10, recipe__eta=0.9,
+        evaluate__steps=50, evaluate__every=20, train__iterations=250,
+    ),
+    "branch_grpo_flux": BRANCH,
+    "branch_grpo_mix_flux": of(BRANCH, recipe__window=4, recipe__every=30, train__updates=6),
+    "grpo_guard_sd35m_geneval": GUARD,
+    "grpo_guard_sd35m_ocr": GUARD,
+    "grpo_guard_sd35m_pickscore": of(GUARD, recipe__clip=4e-6),
+    "grpo_guard_flux_pickscore": of(
+        GUARD | ON_FLUX, recipe__clip=4e-6, recipe__eta=0.9, train__lr=2e-4
+    ),
+    "awm_sd35m_geneval": AWM,
+    "awm_sd35m_ocr": of(AWM, recipe__kl=0.003),
+    "awm_sd35m_pickscore": of(
+        AWM, recipe__kl=0.0001, recipe__noise=0.0, recipe__times="discrete",
+        prompts__per_iteration=24,
+    ),
+    "nft_sd35m_geneval": NFT,
+    "nft_sd35m_pickscore": NFT,
+    "nft_sd35m_hpsv2": NFT,
+    "nft_sd35m_ocr": of(
+        NFT, recipe__beta=0.1, train__updates=2, recipe__decay=(75, 0.0075, 0.999)
+    ),
+    "nft_sd35m_multi": of(NFT, recipe__beta=0.1, recipe__steps=25),
+}  # fmt: skip
+
+
+def at(run: Run, place: str) -> Any:
+    value: Any = run
+    for name in place.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def test_every_preset_has_its_row():
+    assert PRESETS.keys() == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_published_numbers(name):
+    run = read(PRESETS[name])
+    differ = {k: at(run, k) for k, value in PUBLISHED[name].items() if at(run, k) != value}
+    assert not differ
+    assert name.startswith(run.recipe.name)
+    assert "arXiv:" in PRESETS[name].read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_plans(name):
+    run, row = read(PRESETS[name]), PUBLISHED[name]
+    algorithm = run.algorithm()
+    assert algorithm.group == row.get("recipe.group", 24 if "recipe.roots" in row else 16)
+    assert run.train.updates <= run.prompts.per_iteration * algorithm.group
+    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
+    for iteration in (0, run.train.iterations - 1):
+        assert algorithm.plan(even, iteration, run.train.seed)
+    check_pipeline(run.model.pipeline)
+
+
+def test_the_readme_says_where_every_file_comes_from():
+    said = (PROJECT / "configs" / "papers" / "README.md").read_text()
+    for path in PRESETS.values():
+        run = read(path)
+        names = [spec.name for spec in run.rewards]
+        files = [file for file in (run.prompts.train, run.prompts.held_out) if file is not None]
+        for folder in {file.rsplit("/", 1)[0] for file in files}:
+            assert folder in said, path
+        assert all(f"`{name}`" in said for name in names), path
