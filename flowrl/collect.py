@@ -1,5 +1,8 @@
 """Sample, decode, score, credit: one iteration's experience. No gradients here."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +35,15 @@ def collect(session: Session, iteration: int) -> Experience:
     mine = session.mine(len(whole.ids))
     draws = Draws(whole.ids[mine.start : mine.stop], whole.rows[mine.start : mine.stop])
     texts = [session.prompts.texts[row] for row in draws.rows]
-    conditioning = session.policy.encode(texts)
+    seconds: dict[str, float] = {}
+    with timed(seconds, "encode"):
+        conditioning = session.policy.encode(texts)
 
     def bind(guidance: float) -> Velocity:
         return session.policy.bind(conditioning, steps=algorithm.steps, guidance=guidance)
 
     sigmas = session.policy.schedule(algorithm.steps).sigmas
-    with session.policies.using(algorithm.behaviour):
+    with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
         rollouts = roll(
             algorithm.plan(sigmas, iteration, s.train.seed),
             bind(s.model.guidance.sample),
@@ -52,8 +57,10 @@ def collect(session: Session, iteration: int) -> Experience:
     rows: list[Rows] = []
     parts: list[tuple[Samples, Scores, dict[str, float]]] = []
     for rollout in rollouts:
-        samples = decode(session, rollout, conditioning, draws)
-        scores = score_all(session.rewards, samples)
+        with timed(seconds, "decode"):
+            samples = decode(session, rollout, conditioning, draws)
+        with timed(seconds, "score"):
+            scores = score_all(session.rewards, samples)
         own, metrics = credit(session, rollout, scores, len(whole.ids))
         rows += algorithm.likelihood.rows(rollout, *own)
         parts.append((samples, scores, metrics))
@@ -61,8 +68,17 @@ def collect(session: Session, iteration: int) -> Experience:
     metrics = _mean([part[2] for part in parts])
     pictures = image_statistics(samples.media, samples.group)
     metrics |= _mean(gather_object([{f"image/{k}": v for k, v in pictures.items()}]))
+    metrics |= {f"seconds/{phase}": taken for phase, taken in seconds.items()}
     training = bind(s.model.guidance.train)
     return Experience(tuple(rows), draws.ids, training, metrics, samples, scores)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Add up the wall seconds of a phase."""
+    began = time.perf_counter()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def decode(session: Session, rollout: Rollout, conditioning: object, draws: Draws) -> Samples:

@@ -93,6 +93,7 @@ def check(run: Run) -> None:
     if run.prompts.held_out is not None:
         PromptSet.read(run.prompts.held_out, run.prompts.column, "prompts.held_out")
     check_pipeline(run.model.pipeline)
+    check_trackers(run.track.trackers)
 
 
 def check_pipeline(source: str) -> None:
@@ -103,6 +104,18 @@ def check_pipeline(source: str) -> None:
         )
     if not folder.is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
         raise UserError(f"model.pipeline: no folder {source}, and it is no hub name (owner/name)")
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    here = [str(name) for name in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"track.with: {_stranger(name, known)}")
+        if name not in here:
+            raise UserError(f"track.with: {name} is not installed; pip install it, or leave it out")
 
 
 def explain(error: ValidationError) -> str:

@@ -17,15 +17,19 @@ from samplers import (
     DDIM,
     Chain,
     ConstantSDE,
+    Decaying,
+    ExponentiallyDecaying,
     Flash,
     FlowSDE,
     Fork,
     Frozen,
+    Position,
     Progressive,
     Prune,
     Random,
     Stripes,
     Tree,
+    WanSDE,
     Window,
 )
 
@@ -35,21 +39,26 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
     return (Anchor(kl),) if kl else ()
 
 
+KlForm = Literal["exact", "published", "velocity"]
+
+
 def flow_grpo(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
-    scale: Literal["group", "batch"] = "batch",
+    scale: Literal["group", "batch"] = "batch", kernel: Literal["flow_sde", "wan"] = "flow_sde",
+    kl_form: KlForm = "published",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
     (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, 0.9, KL 0. `scale="batch"` is global_std.
+    Wan 2.1: its own noise (`kernel="wan"`, no eta), 20 steps, clip 1e-3, KL 0.004, exact.
 
-    The KL is the published one, whose denominator lacks h. Differences: samples of advantage 0 are
-    kept, where the code removes them and refills at random.
+    The published KL's denominator lacks h. Differences: samples of advantage 0 are kept, where the
+    code removes them and refills at random.
     """
     return Algorithm(
         steps=steps,
-        plan=Chain(FlowSDE(eta), group),
+        plan=Chain(FlowSDE(eta) if kernel == "flow_sde" else WanSDE(), group),
         advantage=Estimator((Standardize(scale), Clip())),
-        likelihood=Transition(kl_form="published"),
+        likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
@@ -57,6 +66,7 @@ def flow_grpo(
 def flow_grpo_fast(
     *, steps: int = 10, group: int = 24, eta: float = 0.8, clip: float = 1e-5, kl: float = 0.0,
     window: int = 3, kernel: Literal["cps", "flow_sde"] = "cps",
+    scale: Literal["group", "batch"] = "batch",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO-Fast (same repository): noise in a window at a random start in the first half of
     the steps. Published with Flow-CPS (arXiv:2509.05952): noise level 0.8, window 3, clip 1e-5,
@@ -69,53 +79,72 @@ def flow_grpo_fast(
     return Algorithm(
         steps=steps,
         plan=Window(CPS(eta) if cps else FlowSDE(eta), group, window, Random(0, steps // 2)),
-        advantage=Estimator((Standardize("batch"), Clip())),
+        advantage=Estimator((Standardize(scale), Clip())),
         likelihood=Transition("cps" if cps else "density"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
 
-def _each_reward(clip: float = 5.0) -> Estimator:
+def _each_reward(after: tuple[Transform, ...] = ()) -> Estimator:
     """Dance's and Mix's: each reward by itself, with the unbiased std, then the weighted sum."""
-    return Estimator((Standardize(correction=1, eps=1e-8), Clip(clip), Sum(partial=True)))
+    own = Standardize(correction=1, eps=1e-8)
+    return Estimator((own, Clip(), Sum(partial=True), *after))
 
 
 def dance_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
-    fraction: float = 0.6,
+    fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
-    clip 1e-4, one initial noise a prompt; HunyuanVideo: eta 0.25, group 24.
+    clip 1e-4, one initial noise a prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of which
+    the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24).
 
     Differences: the trained steps are chosen once an iteration, not a sample; several rewards are
     summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
     over all prompts of a process.
     """
+    ends = (PruneWidth("extremes", train_share),) if train_share < 1 else ()
     return Algorithm(
         steps=steps,
-        plan=Chain(ConstantSDE(eta), group, fraction, shared_noise=True),
-        advantage=_each_reward(),
+        plan=Chain(ConstantSDE(eta), group, fraction, shared_noise),
+        advantage=_each_reward(ends),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )
 
 
+ScheduleName = Literal["progressive", "random", "decaying", "exponential", "frozen"]
+
+
+def _position(name: ScheduleName, every: int, stride: int) -> Position:
+    known: dict[str, Position] = {
+        "progressive": Progressive(every, stride),
+        "random": Random(),
+        "decaying": Decaying(every, stride=stride),
+        "exponential": ExponentiallyDecaying(every, stride=stride),
+        "frozen": Frozen(),
+    }
+    return known[name]
+
+
 def mix_grpo(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
-    stride: int = 1, every: int = 25,
+    stride: int = 1, every: int = 25, schedule: ScheduleName = "progressive",
+    shared_noise: bool = True, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
-    iterations, eta 0.7, group 12, clip 1e-4, one initial noise a prompt.
+    iterations, eta 0.7, group 12, clip 1e-4, one initial noise a prompt. `schedule` is how the
+    window moves: as said, at random, ever faster (decaying, exponential), or not at all (frozen).
 
     Differences: the window is never empty (the code's is, from iteration 575 on); a reward that
     failed is left out, where the code counts it as 0.
     """
     return Algorithm(
         steps=steps,
-        plan=Window(FlowSDE(eta), group, window, Progressive(every, stride), shared_noise=True),
+        plan=Window(FlowSDE(eta), group, window, _position(schedule, every, stride), shared_noise),
         advantage=_each_reward(),
         likelihood=Transition(),
-        loss=Surrogate(clip, clip),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
 

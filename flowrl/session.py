@@ -112,9 +112,12 @@ def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
     )
 
 
-def open_accelerator(run: Run, folder: Path) -> Accelerator:
-    cpu = run.model.device == "cpu" or (
+def on_cpu(run: Run) -> bool:
+    return run.model.device == "cpu" or (
         run.model.device == "auto" and not torch.cuda.is_available()
     )
-    tracker = JsonlTracker(folder)
-    return Accelerator(cpu=cpu, log_with=[tracker, *run.track.trackers], project_dir=str(folder))
+
+
+def open_accelerator(run: Run, folder: Path) -> Accelerator:
+    trackers = [JsonlTracker(folder), *run.track.trackers]
+    return Accelerator(cpu=on_cpu(run), log_with=trackers, project_dir=str(folder))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
+import yaml
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from flowrl import checkpoint, record, selfcheck
@@ -16,7 +17,7 @@ from flowrl.config import dump
 from flowrl.errors import UserError
 from flowrl.interrupt import Interrupt
 from flowrl.paths import numbered
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.session import Session, on_cpu, open_accelerator, open_session
 from flowrl.settings import Run
 from flowrl.statistics import Alarms
 from flowrl.update import update
@@ -95,7 +96,6 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     return metrics | {
         "lr": session.optimizer.param_groups[0]["lr"],
         "seconds": t2 - t0,
-        "seconds/collect": t1 - t0,
         "seconds/update": t2 - t1,
     }
 
@@ -111,40 +111,39 @@ def learning_rate(run: Run, iteration: int) -> float:
 
 def start(run: Run, name: str, folder: Path | None) -> Result:
     """A new run in a new folder. Errors: UserError if the folder exists."""
-    chosen = folder or numbered(Path("runs"), name)
-    accelerator = open_accelerator(run, chosen)
-    chosen = _agreed(accelerator, chosen)
-    if accelerator.is_main_process:
-        if chosen.exists():
-            raise UserError(f"{chosen} exists; give another --folder, or --resume {chosen}")
-        chosen.mkdir(parents=True)
-    session = open_session(run, chosen, accelerator)
-    if accelerator.is_main_process:
-        record.replace(chosen / "run.yaml", to_yaml(run))
-    accelerator.init_trackers("flowrl", config=_flat(dump(run)))
+    state = PartialState(cpu=on_cpu(run))
+    box: list[Any] = [str(reserve(folder, name)) if state.is_main_process else ""]
+    broadcast_object_list(box)  # numbers could race: all processes use the main one's
+    chosen = Path(box[0])
+    try:
+        session = open_session(run, chosen, open_accelerator(run, chosen))
+    except UserError:
+        if state.is_main_process:
+            chosen.rmdir()  # still empty
+        raise
+    if state.is_main_process:
+        record.replace(chosen / "run.yaml", yaml.safe_dump(dump(run), sort_keys=False))
+    session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
     return train(session)
 
 
+def reserve(folder: Path | None, name: str) -> Path:
+    """Make the run's folder: the given one, or the next free number below `runs`."""
+    chosen = folder or numbered(Path("runs"), name)
+    try:
+        chosen.mkdir(parents=True)
+    except FileExistsError as error:
+        if folder is None:
+            return reserve(None, name)  # another run took the number in between
+        raise UserError(f"{chosen} exists; give another --folder, or --resume {chosen}") from error
+    return chosen
+
+
 def resume(run: Run, folder: Path) -> Result:
-    """Go on from the newest whole checkpoint of a run's folder."""
-    found = checkpoint.newest(folder)
-    accelerator = open_accelerator(run, folder)
-    session = open_session(run, folder, accelerator)
-    accelerator.init_trackers("flowrl", config=_flat(dump(run)))
-    return train(session, found)
-
-
-def to_yaml(run: Run) -> str:
-    import yaml
-
-    return yaml.safe_dump(dump(run), sort_keys=False)
-
-
-def _agreed(accelerator: Accelerator, folder: Path) -> Path:
-    """All processes use the main one's folder: numbers could race."""
-    box: list[Any] = [str(folder)]
-    broadcast_object_list(box)
-    return Path(box[0])
+    """Go on from the newest whole checkpoint of a run's folder; from the start if there is none."""
+    session = open_session(run, folder, open_accelerator(run, folder))
+    session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
+    return train(session, checkpoint.newest(folder))
 
 
 def _flat(tree: dict[str, Any], at: str = "") -> dict[str, str]:

@@ -1,8 +1,8 @@
 """The demo's own pipeline through the product: what a run saves is what plain diffusers paints."""
 
+import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,7 @@ def painted_without_flowrl(
     save_file({"latents": latents}, folder / "latents.safetensors")
     base = PROJECT / "flowrl" / "demo" / "shapes-sd3" if adapter else folder / "weights"
     words = [base, folder / "weights" if adapter else "", folder / "latents.safetensors"]
-    words += [folder / "images.safetensors", __import__("json").dumps(list(result.samples.prompts))]
+    words += [folder / "images.safetensors", json.dumps(list(result.samples.prompts))]
     command = [sys.executable, "-c", PLAIN, *map(str, words)]
     subprocess.run(command, check=True, cwd=folder, capture_output=True)
     return load_file(folder / "images.safetensors")["images"]
@@ -86,7 +86,7 @@ def test_the_demo_climbs_a_reward_in_a_few_iterations(tmp_path):
     changes = {"train": {"lr": 5e-4}, "recipe": {"group": 8}}
     session = opened("demo.yaml", tmp_path, **changes)
     run = decode(dump(session.run) | {"rewards": [{"name": "brightness", "kind": "dark"}]}, "test")
-    session = replace(open_session(run, tmp_path, session.accelerator))
+    session = open_session(run, tmp_path, session.accelerator)
     progress, alarms = Progress(), Alarms()
     rewards = [iterate(session, progress, alarms)["reward"] for _ in range(8)]
     spread = 0.03  # of one sample's brightness; a mean of 32 has a sixth of it

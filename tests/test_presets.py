@@ -89,15 +89,15 @@ PUBLISHED: dict[str, Table] = {
         FLOW_GRPO, model__pipeline=WAN, model__height=240, model__width=416,
         model__call={"num_frames": 33, "max_sequence_length": 512}, model__dtype="bfloat16",
         recipe__steps=20, recipe__group=4, recipe__clip=1e-3, recipe__kl=0.004,
-        recipe__scale="group", train__lr=1e-4, evaluate__steps=50, evaluate__every=30,
-        prompts__per_iteration=32,
+        recipe__scale="group", recipe__kernel="wan", recipe__kl_form="exact", train__lr=1e-4,
+        evaluate__steps=50, evaluate__every=30, prompts__per_iteration=32,
     ),
     "flow_grpo_fast_sd35m_geneval": FAST | guided(1),
     "flow_grpo_fast_sd35m_pickscore": of(
         FAST | guided(1), recipe__group=18, prompts__per_iteration=64
     ),
     "flow_grpo_fast_flux_geneval": FAST | ON_FLUX,
-    "flow_grpo_fast_flux_pickscore": FAST | ON_FLUX,
+    "flow_grpo_fast_flux_pickscore": of(FAST | ON_FLUX, recipe__scale="group"),
     "dance_grpo_flux": DANCE,
     "dance_grpo_flux_lora": of(
         {k: v for k, v in DANCE.items() if k != "model.lora"}, recipe__steps=12, train__lr=3e-4,
@@ -106,7 +106,8 @@ PUBLISHED: dict[str, Table] = {
     "dance_grpo_hunyuan_video": of(
         DANCE | guided(6), model__pipeline="hunyuanvideo-community/HunyuanVideo",
         model__height=480, model__width=480, model__call={"num_frames": 53}, recipe__group=24,
-        recipe__eta=0.25, prompts__per_iteration=32, train__updates=2, train__iterations=202,
+        recipe__eta=0.25, recipe__train_share=0.3333, recipe__shared_noise=False,
+        prompts__per_iteration=32, train__updates=2, train__iterations=202,
     ),
     "dance_grpo_wan21": of(
         DANCE | guided(5), model__pipeline=WAN, model__height=512, model__width=512,

@@ -64,7 +64,15 @@ def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
     assert "self-check" in said
     assert "held-out brightness" in said
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
-    wanted = {"reward", "reward_std", "flat_groups", "grad_norm", "kl", "seconds/collect"}
+    wanted = {
+        "reward",
+        "reward_std",
+        "flat_groups",
+        "grad_norm",
+        "kl",
+        "seconds/sample",
+        "seconds/score",
+    }
     wanted |= {f"image/{n}" for n in ("brightness", "saturation", "edges", "entropy", "diversity")}
     assert wanted <= lines(folder)[1].keys()
     for name in ("before", "000002", "after", "before_after"):

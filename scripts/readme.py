@@ -1,0 +1,48 @@
+"""Write the parts of README.md that follow from the code: the table of recipes and the file tree.
+
+    python scripts/readme.py
+
+A test holds README.md against this, so a new file or recipe cannot be forgotten.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+FOLDERS = ("samplers", "rewards", "flowrl", "flowrl/models", "flowrl/demo", "scripts")
+
+
+def docstring(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def tree() -> str:
+    """Every source file with the first sentence of its docstring."""
+    lines = ["```text"]
+    for folder in FOLDERS:
+        lines.append(f"{folder}/")
+        for path in sorted((PROJECT / folder).glob("*.py")):
+            paragraph = " ".join(docstring(path).split("\n\n")[0].split())
+            said = re.split(r"(?<=[a-z`)])\.(?:\s|$)", paragraph, maxsplit=1)[0]
+            if said:
+                lines.append(f"  {path.name:<20} {said}")
+    return "\n".join([*lines, "```"])
+
+
+def table() -> str:
+    lines = docstring(PROJECT / "flowrl" / "recipes.py").splitlines()
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def written(readme: str) -> str:
+    for name, text in (("table", table()), ("tree", tree())):
+        start, end = f"<!-- {name}, written by scripts/readme.py -->", f"<!-- end of {name} -->"
+        before, rest = readme.split(start)
+        readme = f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}"
+    return readme
+
+
+if __name__ == "__main__":
+    page = PROJECT / "README.md"
+    page.write_text(written(page.read_text()))
