@@ -56,10 +56,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         near = get_close_matches(unknown[0].lstrip("-"), list(_flags(dump(run))), n=1)
         hint = f"did you mean --{near[0]}?" if near else "flowrl train CONFIG --help lists settings"
         raise UserError(f"{unknown[0]} is not known; {hint}")
-    tree = dump(changed)
-    for key in ("rewards", "held_out_rewards"):  # tyro would lose their own settings
-        tree[key] = dump(run)[key]
-    return decode(tree, "command line")
+    return decode(dump(changed), "command line")
 
 
 def _flags(tree: Mapping[str, Any], at: str = "") -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A run as data: what a YAML file may say. `flowrl.config` reads it; unknown keys are errors."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Union
 
 import tyro
@@ -54,16 +54,23 @@ class PromptFiles(Settings):
     column: str = "prompt"
 
 
-class RewardSpec(BaseModel):
-    """`name` is a file of `rewards/` or a dotted path; keys beside these are its settings."""
+class RewardSpec(Settings):
+    """`name` is a file of `rewards/`. Keys beside `name` and `weight` are that reward's settings:
+    `{name: shapes, kind: strict}` and `{name: shapes, settings: {kind: strict}}` are the same."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     name: str
     weight: float = 1.0
+    settings: Annotated[dict[str, Any], tyro.conf.Fixed] = Field(default_factory=dict)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        own = {key: data[key] for key in ("name", "weight") if key in data}
+        rest = {key: value for key, value in data.items() if key not in (*own, "settings")}
+        return {**own, "settings": {**data.get("settings", {}), **rest}}
 
     @property
     def label(self) -> str:

@@ -61,12 +61,12 @@ class Alarms:
     """Watches the means of a few iterations against those of the start and the best so far.
 
     The signs are those under which runs have been seen to collapse: the reward falls away from its
-    best by half of the spread that samples had at the start; samples of a group become alike; the
+    best by a third of the spread that samples had at the start; samples of a group become alike; the
     pictures' statistics leave the range of the start. State is plain numbers, kept in checkpoints.
     """
 
     window: int = 5
-    fall: float = 0.5  # of the samples' spread at the start
+    fall: float = 0.33  # of the samples' spread at the start
     alike: float = 0.6  # of the diversity at the start
     shift: float = 0.5  # relative change of brightness, saturation, edges or entropy
     history: list[dict[str, float]] = field(default_factory=list)

@@ -22,7 +22,7 @@ def tree(tmp_path: Path) -> dict:
         "recipe": {"name": "flow_grpo", "steps": 4, "group": 4},
         "model": {"pipeline": str(pipeline)},
         "prompts": {"train": str(prompts), "per_iteration": 2},
-        "rewards": [{"name": "shapes", "kind": "strict"}],
+        "rewards": [{"name": "shapes", "kind": "strict"}, {"name": "shapes", "kind": "graded"}],
     }
 
 
@@ -112,7 +112,8 @@ def test_overrides_lie_over_the_file(tree):
     run = override(decode(tree, "run.yaml"), ["--train.lr", "1e-5", "--recipe.steps", "6"])
     assert run.train.lr == 1e-5
     assert run.recipe.steps == 6
-    assert run.rewards[0].settings == {"kind": "strict"}  # kept through the command line
+    labels = [spec.label for spec in run.rewards]
+    assert labels == ["shapes.strict", "shapes.graded"]  # kept through the command line
     assert run.model.pipeline == tree["model"]["pipeline"]
 
 
