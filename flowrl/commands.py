@@ -92,6 +92,14 @@ class Sample:
     seed: int = 0
     out: Path | None = None
     """Where to write; RUN/samples/sample-0001 if not given."""
+    steer: Literal["no", "best", "importance", "particles"] = "no"
+    """Of several samples keep the one that the rewards choose: see flowrl/steer.py."""
+    particles: int = 8
+    """Samples that a kept one is chosen from."""
+    strength: float = 10.0
+    """Of the rewards, in exp(strength reward)."""
+    rewards: tuple[str, ...] = ()
+    """That score and steer; names or YAML. The run's if not given."""
 
 
 def sample(arguments: list[str]) -> int:

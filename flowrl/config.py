@@ -89,6 +89,11 @@ def check(run: Run) -> None:
     PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
     if run.prompts.held_out is not None:
         PromptSet.read(run.prompts.held_out, run.prompts.column, "prompts.held_out")
+    if run.model.lora is None and run.model.dtype != "float32":
+        raise UserError(
+            f"model.dtype: all weights are trained, and {run.model.dtype} weights would lose small "
+            "steps; set model.dtype: float32, or train adapters (model.lora)"
+        )
     check_pipeline(run.model.pipeline)
     check_trackers(run.track.trackers)
 

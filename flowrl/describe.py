@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from flowrl.settings import Run
-from samplers import picture
+from samplers import evaluations, picture
 
 
 def describe(run: Run, iteration: int, svg: Path | None) -> str:
@@ -13,11 +13,19 @@ def describe(run: Run, iteration: int, svg: Path | None) -> str:
     plans = algorithm.plan(even, iteration, run.train.seed)
     if svg is not None:
         svg.write_text(picture.draw(plans))
-    lines = [
-        f"recipe {run.recipe.name}, iteration {iteration}",  # type: ignore[attr-defined]
-        picture.describe(plans),
-        f"draws an iteration: {run.prompts.per_iteration} (multiply the figures above, which are "
-        "for one draw)",
-        f"optimizer steps an iteration: {run.train.updates}",
-    ]
-    return "\n".join(lines)
+    draws = run.prompts.per_iteration
+    samples = draws * sum(plan.group for plan in plans)
+    trained = sum(
+        n for plan in plans for n, s in zip(plan.nodes, plan.steps, strict=True) if s.train
+    )
+    rows = f"{draws * trained} trained rows" if trained else "rows at levels of the loss's own"
+    return "\n".join(
+        [
+            f"recipe {run.recipe.name}, iteration {iteration}"  # type: ignore[attr-defined]
+            " (levels evenly spaced here; the model has its own)",
+            picture.describe(plans),
+            f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
+            f"sampling, {samples} samples to decode and score, {rows}",
+            f"optimizer steps an iteration: {run.train.updates}",
+        ]
+    )

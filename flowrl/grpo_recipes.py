@@ -204,7 +204,7 @@ def branch_grpo(
     1e-3; an edge's advantage is its child's among the nodes of the same depth.
 
     prune   width, after the last split: of each `branch` the best half, or the draw's `extremes`;
-            `depth`: the steps 15 to 18 are not trained, moving to earlier ones every 30 iterations
+            `depth`: the steps 14 to 18 are not trained, moving to earlier ones every 30 iterations
     fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted)
     split   4 correlates siblings' noise as the paper says; None draws it independently
 
@@ -214,7 +214,7 @@ def branch_grpo(
     it keeps the better leaves. The last step is not trained.
     """
     stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
-    late = tuple(range(max(steps - 6, 0), steps - 1))
+    late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
     window = Prune(late, every=30, move=-1, stop=stop)
     plan = Tree(
         ConstantSDE(eta), at, branch, split=split, prune=window if prune == "depth" else None

@@ -17,6 +17,7 @@ from flowrl.paths import numbered
 from flowrl.prompts import PromptSet
 from flowrl.session import load_policy, load_rewards
 from flowrl.settings import RewardSpec, Run
+from flowrl.steer import Painter, Steering, paint_steered
 
 if TYPE_CHECKING:
     from flowrl.commands import Evaluate, Sample
@@ -51,14 +52,21 @@ def weights_folder(folder: Path, weights: str) -> Path:
 
 
 def sample(run: Run, given: "Sample") -> None:
+    rewards = load_rewards(parse_rewards(given.rewards) if given.rewards else run.judges)
     policy = policy_of(run, given.run, given.weights)
     prompts = PromptSet(given.prompts, tuple({"prompt": p} for p in given.prompts))
     steps = given.steps or run.evaluate.steps
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     guidance = run.model.guidance.sample if given.guidance is None else given.guidance
-    samples = paint_trial(policy, trial, guidance, device_of(run))
+    if given.steer == "no":
+        samples = paint_trial(policy, trial, guidance, device_of(run))
+    else:
+        painter = Painter(policy, rewards, trial, guidance, device_of(run))
+        how = Steering(given.steer, given.particles, given.strength)
+        samples, evaluations = paint_steered(painter, how)
+        print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
     out = given.out or numbered(given.run / "samples", "sample")
-    scores = judge(load_rewards(run.judges), samples).scores
+    scores = judge(rewards, samples).scores
     for i, media in enumerate(samples.media):
         pictures.save(pictures.to_image(pictures.still(media)), out / f"{i:03d}.png")
     shown = [

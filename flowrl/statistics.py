@@ -61,8 +61,8 @@ class Alarms:
     """Watches the means of a few iterations against those of the start and the best so far.
 
     The signs are those under which runs have been seen to collapse: the reward falls away from its
-    best by a third of the spread that samples had at the start; samples of a group become alike; the
-    pictures' statistics leave the range of the start. State is plain numbers, kept in checkpoints.
+    best by a third of the spread that samples had at the start; samples of a group become alike;
+    the pictures' statistics leave the range of the start. State is plain numbers, in checkpoints.
     """
 
     window: int = 5

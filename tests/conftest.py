@@ -1,6 +1,17 @@
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 torch.set_num_threads(1)  # several test processes on few cores: one thread each is fastest
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory) -> Path:
+    """The folder of a tiny random StableDiffusion3Pipeline."""
+    from tests import runs
+
+    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))

@@ -69,9 +69,14 @@ def _diffusion_step(
     return (g.mean * size_to.view(shape)).to(x.dtype), (g.std * size_to).to(x.dtype)
 
 
-def log_density(mean: Tensor, std: Tensor, x_next: Tensor) -> Tensor:
+def _per_sample(std: float | Tensor, x: Tensor) -> Tensor:
+    """A number, or one a sample in any shape, as [n]."""
+    return torch.as_tensor(std).to(x.dtype).reshape(-1).expand(len(x))
+
+
+def log_density(mean: Tensor, std: float | Tensor, x_next: Tensor) -> Tensor:
     """[n]: mean over the latent's dims."""
-    return product_density(Gaussian(mean, std.expand(len(x_next))), x_next)
+    return product_density(Gaussian(mean, _per_sample(std, x_next)), x_next)
 
 
 def _credit(
@@ -119,13 +124,13 @@ class _Given:
         return self
 
 
-def ratio_norm(mean_new: Tensor, mean_old: Tensor, x_next: Tensor, std: Tensor) -> Tensor:
+def ratio_norm(mean_new: Tensor, mean_old: Tensor, x_next: Tensor, std: float | Tensor) -> Tensor:
     """[n]: GRPO-Guard's ratio (not its log), each sample's own."""
     n = len(x_next)
     level = torch.zeros(n, dtype=x_next.dtype)
     rows = TransitionRows(
         torch.zeros(n, dtype=torch.long), level[:, None], torch.ones(n, 1, dtype=torch.bool), None,
-        x_next, x_next, level, level, _Given(std.expand(n)),
+        x_next, x_next, level, level, _Given(_per_sample(std, x_next)),
     )  # fmt: skip
     likelihood = Transition("ratio_norm")
     new, old = (

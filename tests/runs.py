@@ -1,9 +1,22 @@
 """A run small enough for tests: a tiny random pipeline, brightness as its reward."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from flowrl.cli import main
+from flowrl.config import decode
+from flowrl.session import Session, open_accelerator, open_session
 from tests import tiny_pipelines
 
 NFT = {"name": "nft", "steps": 4, "group": 4, "draws": 2}
@@ -30,3 +43,48 @@ def tree(pipeline: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> 
         "checkpoint": {"every": 1},
         "track": {"images": 4},
     }
+
+
+def write(settings: dict, folder: Path) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def flowrl(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(word) for word in words])
+    return int(done.value.code)
+
+
+def session(pipeline: Path, folder: Path, recipe: dict, **train: object) -> Session:
+    run = decode(tree(pipeline, folder, recipe, **train), "test")
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def start(*words: str | Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "flowrl", *map(str, words)]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment(), **quiet)
+
+
+def stop_when(process: subprocess.Popen, ready: Callable[[], bool], number: int) -> None:
+    end = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.wait(60)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter" / "pytorch_lora_weights.safetensors")

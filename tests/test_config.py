@@ -72,6 +72,8 @@ def test_a_slip_in_the_file_says_where_and_what_would_do(tree, where, value, mes
         ("rewards", [{"name": "shape"}], "no reward 'shape'; did you mean 'shapes'"),
         ("rewards", [{"name": "shapes", "knd": 1}], "no setting 'knd'; did you mean 'kind'"),
         ("recipe.group", 1, "group of one"),
+        ("recipe.eta", 0.0, "draws no noise.*cannot branch or be trained on"),
+        ("model", {"lora": None, "dtype": "bfloat16", "pipeline": "a/b"}, "would lose small steps"),
         ("track", {"with": ["tensorbord"]}, "track.with: .*did you mean 'tensorboard'"),
         ("track", {"with": ["comet_ml"]}, "comet_ml is not installed"),
         ("train.updates", 99, "train.updates: more optimizer steps than samples"),

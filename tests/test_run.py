@@ -1,57 +1,28 @@
 """Whole runs on a tiny random pipeline: through the command line, as a user would."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
 from flowrl import selfcheck
 from flowrl.checkpoint import Progress
-from flowrl.cli import main
 from flowrl.collect import collect
 from flowrl.config import decode
 from flowrl.errors import UserError
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.session import (
+    open_accelerator,
+    open_session,
+)
 from flowrl.statistics import Alarms
 from flowrl.train import iterate, learning_rate
 from flowrl.update import Tally
 from flowrl.watch import guard
 from tests import runs
-
-
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory) -> Path:
-    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
-
-
-def write(tree: dict, folder: Path) -> Path:
-    path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    return path
-
-
-def flowrl(*words: str | Path) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([str(word) for word in words])
-    return int(done.value.code)
-
-
-def session(pipeline: Path, folder: Path, recipe: dict, **train: object) -> Session:
-    run = decode(runs.tree(pipeline, folder, recipe, **train), "test")
-    return open_session(run, folder, open_accelerator(run, folder))
-
-
-def lines(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+from tests.runs import environment, flowrl, lines, session, start, stop_when, weights, write
 
 
 @pytest.mark.parametrize("recipe", [runs.NFT, runs.FLOW_GRPO], ids=lambda r: r["name"])
@@ -86,6 +57,18 @@ def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
     assert flowrl("evaluate", folder, "--samples", "4", "--out", tmp_path / "scores.jsonl") == 0
     assert "brightness: 0." in capsys.readouterr().out
     assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == 4
+
+
+def test_accelerate_launch_is_the_same_run(pipeline, tmp_path):
+    config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
+    words = ["train", str(config), "--folder"]
+    plain = start(*words, tmp_path / "plain")
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "-m", "flowrl"]
+    command = [sys.executable, *launch, *words, str(tmp_path / "launched")]
+    subprocess.run(command, env=environment(), check=True, capture_output=True)
+    assert plain.wait(120) == 0
+    first, second = weights(tmp_path / "plain"), weights(tmp_path / "launched")
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_full_weights_are_trained_and_saved_as_a_pipeline(pipeline, tmp_path, capsys):
@@ -123,30 +106,6 @@ def test_mistakes_are_one_sentence_and_exit_code_2(pipeline, tmp_path, capsys):
         assert said.startswith("flowrl: ")
         assert said.count("\n") == 1
     assert list((tmp_path / "there").iterdir()) == []
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def start(*words: str | Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "flowrl", *map(str, words)]
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=environment(), **quiet)
-
-
-def stop_when(process: subprocess.Popen, ready: Callable[[], bool], number: int) -> None:
-    end = time.monotonic() + 120
-    while not ready():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < end
-        time.sleep(0.002)
-    process.send_signal(number)
-    process.wait(60)
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "adapter" / "pytorch_lora_weights.safetensors")
 
 
 @pytest.mark.parametrize("recipe", [runs.NFT, runs.FLOW_GRPO], ids=lambda r: r["name"])

@@ -22,11 +22,6 @@ from tests import runs
 AWM = {"name": "awm", "steps": 6, "group": 4, "draws": 2}
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory) -> Path:
-    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
-
-
 def session(
     pipeline: Path, folder: Path, recipe: dict, guidance: dict | None = None, **train: object
 ) -> Session:
