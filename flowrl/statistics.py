@@ -23,9 +23,10 @@ def image_statistics(media: Tensor, group: Tensor) -> dict[str, float]:
     diversity     root mean square distance a pixel between two samples of one group; 0 if alike
     """
     images = media[:, media.shape[1] // 2] if media.ndim == 5 else media
-    if max(images.shape[-2:]) > SIDE:
+    if max(images.shape[-2:]) > SIDE:  # where they are, before the few pixels are moved
         scale = SIDE / max(images.shape[-2:])
         images = F.interpolate(images, scale_factor=scale, mode="area")
+    images = images.float().cpu()
     luma = (images * images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)
     high, low = images.amax(1), images.amin(1)
     across = (luma[:, :, 1:] - luma[:, :, :-1])[:, :-1]

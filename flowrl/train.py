@@ -48,6 +48,8 @@ def train(session: Session, resume: Path | None = None) -> Result:
         progress = checkpoint.restore(session, resume, alarms)
     if session.accelerator.is_main_process:
         record.cut_back(session.folder, progress.iteration)
+    after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
+    terminal.say(f"run folder: {session.folder}{after}")
     prove(session)
     if resume is None:
         base = look(session, progress, alarms, "before")
