@@ -5,13 +5,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 import yaml
 
+from flowrl.arguments import Evaluate, Plan, Sample
 from flowrl.config import check, decode, override, read
 from flowrl.errors import UserError
 from flowrl.paths import find
@@ -19,7 +19,6 @@ from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS, Run
 
 T = TypeVar("T")
-Word = tyro.conf.Positional
 
 
 def parse(kind: type[T], arguments: Sequence[str], prog: str) -> T:
@@ -34,7 +33,11 @@ def train(arguments: list[str]) -> int:
     if not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help")):
         raise UserError("train: name a file, such as `flowrl train configs/demo.yaml`")
     if rest[0] in ("-h", "--help"):
-        raise UserError("train: the settings are those of a file: flowrl train CONFIG --help")
+        print("usage: flowrl train CONFIG [--folder RUN] [--train.lr 1e-4 ...] | --resume RUN")
+        print(
+            "every setting of a file is an option: flowrl train configs/demo.yaml --help lists them"
+        )
+        return 0
     path = find(rest[0])
     run = override(read(path), rest[1:])
     check(run)
@@ -75,33 +78,6 @@ def _finish(result: "object") -> int:
     return code
 
 
-@dataclass
-class Sample:
-    """Paint prompts with a run's weights."""
-
-    run: Word[Path]
-    """The run's folder."""
-    prompts: Word[tuple[str, ...]]
-    weights: str = "last"
-    """last, best, base, or a folder with an adapter."""
-    count: int = 4
-    """Pictures a prompt."""
-    steps: int | None = None
-    """Denoising steps; the run's evaluation steps if not given."""
-    guidance: float | None = None
-    seed: int = 0
-    out: Path | None = None
-    """Where to write; RUN/samples/sample-0001 if not given."""
-    steer: Literal["no", "best", "importance", "particles"] = "no"
-    """Of several samples keep the one that the rewards choose: see flowrl/steer.py."""
-    particles: int = 8
-    """Samples that a kept one is chosen from."""
-    strength: float = 10.0
-    """Of the rewards, in exp(strength reward)."""
-    rewards: tuple[str, ...] = ()
-    """That score and steer; names or YAML. The run's if not given."""
-
-
 def sample(arguments: list[str]) -> int:
     from flowrl.paint import sample as paint
 
@@ -113,25 +89,6 @@ def sample(arguments: list[str]) -> int:
     return 0
 
 
-@dataclass
-class Evaluate:
-    """Score a run's weights on prompts, by deterministic sampling from keyed noise."""
-
-    run: Word[Path]
-    """The run's folder."""
-    prompts: str | None = None
-    """A prompt file; the run's held-out prompts if not given."""
-    weights: str = "last"
-    """last, best, base, or a folder with an adapter."""
-    rewards: tuple[str, ...] = ()
-    """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if not given."""
-    samples: int | None = None
-    steps: int | None = None
-    seed: int | None = None
-    out: Path | None = None
-    """Also write the scores of every sample as JSON lines."""
-
-
 def evaluate(arguments: list[str]) -> int:
     from flowrl.paint import evaluate as score
 
@@ -139,16 +96,6 @@ def evaluate(arguments: list[str]) -> int:
     quiet()
     score(run_of(given.run), given)
     return 0
-
-
-@dataclass
-class Plan:
-    """Say what an iteration of a run does and what it costs, without loading weights."""
-
-    config: Word[Path]
-    svg: Path | None = None
-    """Draw the plan's tree into this file."""
-    iteration: int = 0
 
 
 def plan(arguments: list[str]) -> int:

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import yaml
 
 from flowrl import pictures
+from flowrl.arguments import Evaluate, Sample
 from flowrl.errors import UserError
 from flowrl.evaluate import Trial, judge
 from flowrl.evaluate import paint as paint_trial
@@ -18,9 +18,6 @@ from flowrl.prompts import PromptSet
 from flowrl.session import load_policy, load_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.steer import Painter, Steering, paint_steered
-
-if TYPE_CHECKING:
-    from flowrl.commands import Evaluate, Sample
 
 
 def device_of(run: Run) -> torch.device:
@@ -51,7 +48,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
     return found
 
 
-def sample(run: Run, given: "Sample") -> None:
+def sample(run: Run, given: Sample) -> None:
     rewards = load_rewards(parse_rewards(given.rewards) if given.rewards else run.judges)
     policy = policy_of(run, given.run, given.weights)
     prompts = PromptSet(given.prompts, tuple({"prompt": p} for p in given.prompts))
@@ -78,7 +75,7 @@ def sample(run: Run, given: "Sample") -> None:
     print(f"{len(samples.prompts)} pictures in {out}; all on one page: {out / 'grid.png'}")
 
 
-def evaluate(run: Run, given: "Evaluate") -> None:
+def evaluate(run: Run, given: Evaluate) -> None:
     source = given.prompts or run.prompts.held_out
     if source is None:
         raise UserError("evaluate: the run has no held-out prompts; give --prompts FILE")
