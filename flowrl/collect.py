@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flowrl.advantages import Context
 from flowrl.errors import UserError
+from flowrl.meter import Meter
 from flowrl.prompts import Draws
 from flowrl.rows import Rows
 from flowrl.session import Session
@@ -36,6 +37,7 @@ def collect(session: Session, iteration: int) -> Experience:
     draws = Draws(whole.ids[mine.start : mine.stop], whole.rows[mine.start : mine.stop])
     texts = [session.prompts.texts[row] for row in draws.rows]
     seconds: dict[str, float] = {}
+    meter = Meter()
     with timed(seconds, "encode"):
         conditioning = session.policy.encode(texts)
 
@@ -46,7 +48,7 @@ def collect(session: Session, iteration: int) -> Experience:
     with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
         rollouts = roll(
             algorithm.plan(sigmas, iteration, s.train.seed),
-            bind(s.model.guidance.sample),
+            meter(bind(s.model.guidance.sample)),
             session.policy.shape(algorithm.steps),
             draws.ids,
             seed=s.train.seed,
@@ -69,6 +71,8 @@ def collect(session: Session, iteration: int) -> Experience:
     pictures = image_statistics(samples.media, samples.group)
     metrics |= _mean(gather_object([{f"image/{k}": v for k, v in pictures.items()}]))
     metrics |= {f"seconds/{phase}": taken for phase, taken in seconds.items()}
+    metrics["count/sampling"] = meter.total()
+    metrics["count/scored"] = float(len(whole.ids) * sum(r.plan.group for r in rollouts))
     training = bind(s.model.guidance.train)
     return Experience(tuple(rows), draws.ids, training, metrics, samples, scores)
 

@@ -84,7 +84,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     """One iteration; gives its metrics and leaves `progress` one further."""
     for group in session.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
-    t0 = time.perf_counter()
+    t0, cpu = time.perf_counter(), time.process_time()
     experience = collect(session, progress.iteration)
     if progress.optimizer_steps == 0:
         selfcheck.check(session, experience)
@@ -99,6 +99,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         "lr": session.optimizer.param_groups[0]["lr"],
         "seconds": t2 - t0,
         "seconds/update": t2 - t1,
+        "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
 
 

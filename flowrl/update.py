@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flowrl.collect import Experience
 from flowrl.losses import Entries
+from flowrl.meter import Meter
 from flowrl.rows import Evaluation, Rows, take
 from flowrl.session import Session
 from samplers.noise import generator
@@ -51,7 +52,8 @@ class Tally:
 
 def update(session: Session, experience: Experience, iteration: int) -> dict[str, float]:
     """Take the iteration's optimizer steps; gives metrics over all processes."""
-    settings, tally = session.run.train, Tally()
+    settings, tally, meter = session.run.train, Tally(), Meter()
+    experience = replace(experience, velocity=meter(experience.velocity))
     shares = [
         share_of(session, experience, iteration, number) for number in range(settings.updates)
     ]
@@ -72,6 +74,8 @@ def update(session: Session, experience: Experience, iteration: int) -> dict[str
     finite = [norm for norm in norms if math.isfinite(norm)]
     return {
         **tally.means(),
+        "count/training": meter.total("graded"),
+        "count/frozen": meter.total("frozen"),
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }

@@ -24,6 +24,10 @@ from flowrl.watch import guard
 from tests import runs
 from tests.runs import environment, flowrl, lines, session, start, stop_when, weights, write
 
+# network evaluations of 2 draws x 4 samples x 4 steps: in sampling, with gradients (2 levels; the 3
+# noisy steps), and without (NFT asks the old and the reference, Flow-GRPO stored what the old said)
+COUNTS = {"nft": (32, 16, 32), "flow_grpo": (32, 24, 24)}
+
 
 @pytest.mark.parametrize("recipe", [runs.NFT, runs.FLOW_GRPO], ids=lambda r: r["name"])
 def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
@@ -46,6 +50,9 @@ def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
     }
     wanted |= {f"image/{n}" for n in ("brightness", "saturation", "edges", "entropy", "diversity")}
     assert wanted <= lines(folder)[1].keys()
+    counts = [lines(folder)[1][f"count/{name}"] for name in ("sampling", "training", "frozen")]
+    assert tuple(counts) == COUNTS[recipe["name"]]
+    assert lines(folder)[1]["count/scored"] == 8
     for name in ("before", "000002", "after", "before_after"):
         assert (folder / "samples" / f"{name}.png").stat().st_size > 1000
     assert decode(yaml.safe_load((folder / "run.yaml").read_text()), "again").train.iterations == 4
