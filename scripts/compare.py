@@ -1,0 +1,195 @@
+"""All recipes from the same base, with the same number of trials each: one figure and one table.
+
+    python scripts/compare.py                     # hours; stop it at any time and start it again
+    python scripts/compare.py --jobs 0            # only report what is there
+
+Each run is a process of its own with one thread. A run that was stopped goes on from its last
+checkpoint; one that is finished is not made again. FOLDER/results.json, table.md and curves.png
+are written anew after every finished run.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+import yaml
+from compare_report import report
+
+from flowrl.record import METRICS, replace
+
+KEPT = 0.9  # of the base's diversity: a trial below it is not chosen
+
+
+@dataclass
+class Arguments:
+    table: Path = Path("configs/compare.yaml")
+    folder: Path = Path("runs/compare")
+    methods: tuple[str, ...] = ()
+    """Only these; all of the table if not given."""
+    jobs: int = 2
+    """Runs at a time; 0 only reports."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run: a method with one set of settings and one seed."""
+
+    method: str
+    name: str  # trial-0, seed-0
+    settings: dict[str, Any] = field(hash=False)
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.root / self.method / self.name
+
+    @property
+    def done(self) -> bool:
+        lines = read(self.folder)
+        return bool(lines) and lines[-1]["iteration"] == self.settings["train"]["iterations"]
+
+    def run(self) -> None:
+        """Errors: RuntimeError with what the run said."""
+        if self.done:
+            return
+        words = ["--resume", str(self.folder)]
+        if not self.folder.exists():
+            file = self.root / self.method / f"{self.name}.yaml"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace(file, yaml.safe_dump(self.settings, sort_keys=False))
+            words = [str(file), "--folder", str(self.folder)]
+        command = [sys.executable, "-m", "flowrl", "train", *words]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        if ended.returncode:
+            raise RuntimeError(
+                f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stderr}"
+            )
+
+
+def read(folder: Path) -> list[dict[str, float]]:
+    """The lines of a run's metrics; none if it has not begun."""
+    file = folder / METRICS
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        nested = isinstance(value, Mapping) and isinstance(old, Mapping)
+        both[key] = merged(old, value) if nested else value
+    return both
+
+
+def settings(table: dict, method: str, own: dict, looks: int, seed: int) -> dict[str, Any]:
+    """A run's file; it is evaluated about `looks` times. A trial, looked at once, is shorter."""
+    length = table["methods"][method]["trial_iterations" if looks == 1 else "iterations"]
+    every = max(1, length // looks)
+    chosen = merged(merged(table["common"], table["methods"][method]["settings"]), own)
+    chosen["recipe"] = {"name": table["methods"][method].get("recipe", method), **chosen["recipe"]}
+    lengths = {
+        "train": {"iterations": length, "seed": seed},
+        "evaluate": {"every": every},
+        "checkpoint": {"every": every, "keep": 1},
+    }
+    return merged(lengths, merged(chosen, lengths))
+
+
+def trials(table: dict, method: str, root: Path) -> list[Job]:
+    row = table["methods"][method]
+    return [
+        Job(
+            method,
+            f"trial-{i}",
+            settings(table, method, own, 1, table["trial_seed"]),
+            root,
+        )
+        for i, own in enumerate(row["trials"])
+    ]
+
+
+def chosen(jobs: list[Job]) -> int | None:
+    """The place of the most accurate trial that keeps its diversity; None while one is missing.
+
+    If none keeps it, the one that keeps most.
+    """
+    if not all(job.done for job in jobs):
+        return None
+    ends = [read(job.folder) for job in jobs]
+    accuracy = [lines[-1]["held_out/shapes.strict"] for lines in ends]
+    kept = [
+        lines[-1]["held_out/image/diversity"] / lines[0]["held_out/image/diversity"]
+        for lines in ends
+    ]
+    fit = [i for i in range(len(jobs)) if kept[i] >= KEPT]
+    if not fit:
+        return max(range(len(jobs)), key=kept.__getitem__)
+    return max(fit, key=accuracy.__getitem__)
+
+
+def final_runs(table: dict, method: str, root: Path) -> list[Job]:
+    row, best = table["methods"][method], chosen(trials(table, method, root))
+    if best is None:
+        return []
+    own = row["trials"][best]
+    return [
+        Job(method, f"seed-{s}", settings(table, method, own, 8, s), root) for s in table["seeds"]
+    ]
+
+
+def work(jobs: list[Job], at_a_time: int) -> Iterator[Job]:
+    """Run them; gives each as it ends."""
+    with ThreadPoolExecutor(at_a_time) as pool:
+        waiting = {pool.submit(job.run): job for job in jobs}
+        for future in as_completed(waiting):
+            future.result()
+            yield waiting[future]
+
+
+def main() -> None:
+    given = tyro.cli(Arguments, description=__doc__)
+    table = yaml.safe_load(given.table.read_text())
+    wrong = set(given.methods) - set(table["methods"])
+    if wrong:
+        known = ", ".join(table["methods"])
+        sys.exit(f"{given.table} has no {', '.join(sorted(wrong))}; it has {known}")
+    methods = [m for m in table["methods"] if not given.methods or m in given.methods]
+    given.folder.mkdir(parents=True, exist_ok=True)
+
+    def tell() -> None:
+        runs = {m: final_runs(table, m, given.folder) for m in methods}
+        picked = {m: chosen(trials(table, m, given.folder)) for m in methods}
+        report(given.folder, {
+            m: {
+                "trials": len(table["methods"][m]["trials"]),
+                "chosen": picked[m],
+                "curves": [read(job.folder) for job in jobs if job.done],
+            }
+            for m, jobs in runs.items()
+        })  # fmt: skip
+
+    if given.jobs:
+        tried = [job for m in methods for job in trials(table, m, given.folder)]
+        for job in work(tried, given.jobs):
+            print(f"{job.method} {job.name}", flush=True)
+        finals = [final_runs(table, m, given.folder) for m in methods]
+        order = [job for same_seed in zip(*finals, strict=True) for job in same_seed]
+        for job in work(order, given.jobs):
+            print(f"{job.method} {job.name}", flush=True)
+            tell()
+    tell()
+    print((given.folder / "table.md").read_text())
+
+
+if __name__ == "__main__":
+    main()
