@@ -1,7 +1,17 @@
 """Score samples. Knows nothing of samplers, policies or training."""
 
 from rewards.combine import WinRate, score_all
-from rewards.load import check, load
+from rewards.load import check, load, load_judge
 from rewards.types import Judge, Reward, Samples, Scores
 
-__all__ = ["Judge", "Reward", "Samples", "Scores", "WinRate", "check", "load", "score_all"]
+__all__ = [
+    "Judge",
+    "Reward",
+    "Samples",
+    "Scores",
+    "WinRate",
+    "check",
+    "load",
+    "load_judge",
+    "score_all",
+]

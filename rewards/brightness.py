@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.media import each_size, expect
 from rewards.types import Reward, Samples
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
@@ -19,12 +20,20 @@ class Brightness:
     sign: int = 1
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        media = samples.media.float()
+        expect(samples, "brightness", "image", "video")
+        return each_size(samples, self._score)
+
+    def _score(self, samples: Samples) -> Float[Tensor, " n"]:
+        media = samples.media.detach().float()
         weights = torch.tensor(LUMA, device=media.device).view(3, 1, 1)
         return self.sign * (media * weights).sum(-3).flatten(1).mean(1).cpu()
 
+    def examples(self) -> Samples:
+        """A light and a dark gray, the better one first."""
+        light, dark = (0.75, 0.25) if self.sign > 0 else (0.25, 0.75)
+        media = torch.tensor([light, dark]).view(2, 1, 1, 1).expand(2, 3, 8, 8)
+        return Samples(media, ["a picture"] * 2, torch.zeros(2, dtype=torch.long))
+
 
 def load(kind: Literal["bright", "dark"] = "bright") -> Reward:
-    if kind not in ("bright", "dark"):
-        raise ValueError(f"brightness: kind is bright or dark, not {kind!r}")
     return Brightness(1 if kind == "bright" else -1)

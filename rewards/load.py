@@ -1,37 +1,71 @@
 """Name to reward. The folder is the registry: `rewards/<name>.py` with a function `load`.
 
-`load(**settings)` of such a file gives a `Reward`; heavy libraries are imported inside it only.
+`load(**settings)` of such a file gives a `Reward`; heavy libraries are imported inside it only. A
+file may also, or only, have `judge(**settings)`, which gives a `Judge`. What a setting is made of
+is read from its annotation: one that is annotated `Reward`, `Judge` or `Sequence[Reward]` takes
+another reward, as `{name: ocr, kind: exact}` or as `ocr`.
+
+A user's own needs no registration: `my_rewards.py:sharpness` is the function
+`sharpness(samples, setting=...) -> scores` of that file, and `my_rewards.py` a file like ours.
 """
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin
 
-from rewards.types import Reward
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+
+from rewards.combine import ByScore
+from rewards.own import Own
+from rewards.types import Judge, Reward
 
 FOLDERS = [str(Path(__file__).parent)]
-PLUMBING = frozenset({"combine", "load", "types"})
+MAKERS = ("load", "judge")  # functions of a reward's file
+Maker = Callable[..., Any]
+Want = Literal["load", "judge"]
 
 
 def names() -> list[str]:
-    """All rewards of the folder."""
-    found = {module.name for module in pkgutil.iter_modules(FOLDERS)}
-    return sorted(found - PLUMBING)
+    """All rewards of the folder: its files with a function `load` or `judge`."""
+    found = {
+        module.name: Path(folder) / f"{module.name}.py"
+        for folder in FOLDERS
+        for module in pkgutil.iter_modules([folder])
+    }
+    opening = re.compile(rf"^def ({'|'.join(MAKERS)})\(", re.MULTILINE)
+    return sorted(
+        name
+        for name, path in found.items()
+        if name != "load" and path.is_file() and opening.search(path.read_text())
+    )
 
 
 def load(name: str, **settings: Any) -> Reward:
     """The reward `name`. ValueError for an unknown name or setting, before anything is loaded."""
     check(name, settings)
-    return _loader(name)(**settings)
+    return _make(name, settings, "load")
 
 
-def check(name: str, settings: Mapping[str, Any]) -> None:
-    """ValueError if `name` is no reward, or takes no such settings, or lacks one. Loads nothing."""
-    parameters = inspect.signature(_loader(name)).parameters
+def load_judge(name: str, **settings: Any) -> Judge:
+    """The judge `name`; a file without one gives its pointwise reward as a judge."""
+    check(name, settings, "judge")
+    return _make(name, settings, "judge")
+
+
+def check(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
+    """ValueError if `name` is no reward, or takes no such settings, or lacks one.
+
+    Walks into the rewards that a reward is made of. Loads no weights; a user's file is imported.
+    """
+    parameters = _parameters(name, want)
     place = f"reward {name!r}"
     for setting in settings:
         if setting not in parameters:
@@ -39,15 +73,153 @@ def check(name: str, settings: Mapping[str, Any]) -> None:
     for setting, parameter in parameters.items():
         if parameter.default is parameter.empty and setting not in settings:
             raise ValueError(f"{place} needs the setting {setting!r}")
+    for setting, inner in settings.items():
+        annotation = parameters[setting].annotation
+        kind = _nested(annotation)
+        if kind is None:
+            _fitted(f"{place}: {setting}", inner, annotation)
+            continue
+        for spec in _specs(f"{place}: {setting}", inner, kind):
+            try:
+                check(*spec, "judge" if kind is Judge else "load")
+            except ValueError as error:
+                raise ValueError(f"{place}: {setting}: {error}") from error
 
 
-def _loader(name: str) -> Callable[..., Reward]:
-    if name not in names():
-        raise ValueError(f"there is no reward {name!r}" + _guess(name, names()))
-    module = importlib.import_module(f"rewards.{name}")
-    if "load" not in vars(module):
-        raise ValueError(f"rewards/{name}.py has no function 'load'; add one that gives the reward")
-    return module.load
+def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
+    """What the file's function gives, its nested rewards built first. Settings are checked."""
+    parameters = _parameters(name, want)
+    built = {
+        setting: _built(f"reward {name!r}: {setting}", value, parameters[setting].annotation)
+        for setting, value in settings.items()
+    }
+    module, function = _found(name)
+    if function is not None:
+        own = Own(vars(module)[function], built, vars(module).get("examples"))
+        return ByScore(own) if want == "judge" else own
+    if want == "judge" and "judge" not in vars(module):
+        return ByScore(module.load(**built))
+    return vars(module)[want](**built)
+
+
+def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
+    """The settings of a reward."""
+    module, function = _found(name)
+    if function is not None:
+        own = list(_signature(vars(module)[function]).values())
+        if not own:
+            raise ValueError(f"{name}: {function} must take the samples as its first argument")
+        return {parameter.name: parameter for parameter in own[1:]}
+    has = vars(module)
+    if want == "load" and "load" not in has:
+        raise ValueError(f"{name!r} has no function 'load', only 'judge': it compares pairs")
+    return _signature(has[want if want in has else "load"])
+
+
+def _signature(function: Maker) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError:  # annotations in quotes of what is imported for type checkers only
+        return inspect.signature(function).parameters
+
+
+def _found(name: str) -> tuple[ModuleType, str | None]:
+    """The module of a reward, and for a user's own function its name."""
+    stem, colon, function = name.rpartition(":")
+    path = stem if colon else name
+    if path.endswith(".py"):
+        module = _imported(Path(path).expanduser())
+        wanted = [function] if colon else list(MAKERS)
+        if not any(callable(vars(module).get(w)) for w in wanted):
+            here = [k for k, v in vars(module).items() if inspect.isfunction(v)]
+            what = f"function {function!r}" if colon else f"'load'; name one: {path}:FUNCTION"
+            raise ValueError(f"{path} has no {what}" + _guess(function, here))
+        return module, function if colon else None
+    if name in names():
+        return importlib.import_module(f"rewards.{name}"), None
+    files = [p for folder in FOLDERS if (p := Path(folder) / f"{name}.py").is_file()]
+    lacks = f" (rewards/{name}.py has no function 'load')" if files else ""
+    raise ValueError(f"there is no reward {name!r}{lacks}" + _guess(name, names()))
+
+
+def _imported(path: Path) -> ModuleType:
+    """A user's file as a module, imported once. Errors name the file and the line."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; give it as seen from {Path.cwd()}")
+    name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look themselves up
+    whole = False
+    try:
+        spec.loader.exec_module(module)
+        whole = True
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except ImportError as error:
+        raise ValueError(f"{path}: {error}") from error
+    finally:
+        if not whole:
+            del sys.modules[name]
+    return module
+
+
+def _nested(annotation: Any) -> Any:
+    """Reward or Judge where the annotation asks for one, for some, or for one or None."""
+    if annotation in (Reward, Judge):
+        return annotation
+    inner = get_args(annotation) if get_origin(annotation) is not Literal else ()
+    return next((kind for part in inner if (kind := _nested(part))), None)
+
+
+def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(name, settings) of each reward that a setting names; what is built already is passed by."""
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    for one in value if many else [value]:
+        if one is None or callable(one):
+            continue
+        if not isinstance(one, str) and not (isinstance(one, Mapping) and "name" in one):
+            what = "judge" if kind is Judge else "reward"
+            raise ValueError(f"{place} is a {what}, such as {{name: brightness}}, not {one!r}")
+        yield _spec(one)
+
+
+def _spec(one: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(one, str):
+        return one, {}
+    rest = {key: value for key, value in one.items() if key not in ("name", "settings")}
+    return one["name"], {**one.get("settings", {}), **rest}
+
+
+def _built(place: str, value: Any, annotation: Any) -> Any:
+    kind = _nested(annotation)
+    if kind is None:
+        return _fitted(place, value, annotation)
+    if value is None or callable(value):
+        return value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_built(place, one, kind) for one in value]
+    return _make(*_spec(value), "judge" if kind is Judge else "load")
+
+
+def _fitted(place: str, value: Any, annotation: Any) -> Any:
+    """The value as the annotation wants it (1 as 1.0, a text as a path). ValueError if it is not.
+
+    What has no annotation, or one that cannot be checked, is taken as it is.
+    """
+    if annotation is inspect.Parameter.empty:
+        return value
+    try:
+        return TypeAdapter(annotation).validate_python(value)
+    except PydanticSchemaGenerationError:
+        return value
+    except ValidationError as error:
+        first = error.errors()[0]
+        wanted = first["msg"].removeprefix("Input should be ")
+        raise ValueError(f"{place}: wanted {wanted}, not {first['input']!r}") from error
 
 
 def _guess(wrong: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from rewards.media import each_size, expect
 from rewards.types import Reward, Samples
 
 COLOURS = {  # sRGB, 0..255
@@ -260,14 +261,12 @@ class ShapesReward:
     aspect: float = 0.75
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        media: Any = samples.media
-        if not isinstance(media, Tensor) or media.ndim != 4 or media.shape[1] != 3:
-            raise ValueError(
-                "the reward 'shapes' scores images [n 3 h w] in 0..1; "
-                f"it was given {list(media.shape) if isinstance(media, Tensor) else type(media)}"
-            )
+        expect(samples, "shapes", "image")
+        return each_size(samples, self._score)
+
+    def _score(self, samples: Samples) -> Float[Tensor, " n"]:
         score = grade if self.kind == "graded" else is_exact
-        found = detect(media, self.iou, self.aspect)
+        found = detect(samples.media, self.iou, self.aspect)
         wanted = [parse(prompt) for prompt in samples.prompts]
         return torch.tensor(
             [
@@ -275,6 +274,13 @@ class ShapesReward:
                 for things, want in zip(found, wanted, strict=True)
             ]
         )
+
+    def examples(self) -> Samples:
+        """A red square, asked for as it is and as what it is not."""
+        image = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(1, 32, 32)
+        image[:, 9:23, 9:23] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
+        media = torch.stack([image, image])
+        return Samples(media, ["a red square", "a blue circle"], torch.arange(2))
 
 
 def load(kind: str = "graded", iou: float = 0.80, aspect: float = 0.75) -> Reward:

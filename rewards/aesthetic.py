@@ -1,0 +1,72 @@
+"""LAION's aesthetic score, about 1 to 10: how well people would like the picture, whatever it is.
+
+Five linear layers, without a non-linearity between them, on the unit vector that CLIP ViT-L/14
+gives a picture (768, 1024, 128, 64, 16, 1). The prompt plays no part. The published file is
+`sac+logos+ava1-l14-linearMSE.pth` of christophschuhmann/improved-aesthetic-predictor; the hub's
+copy of the same layers is the default here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rewards.embedding import Place, Towers, embed_pictures, pictures, transformers_towers
+from rewards.types import Reward, Samples
+from rewards.video import check_frames, over_frames
+
+REPOSITORY, FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
+LINEAR = (0, 2, 4, 6, 7)  # places of the linear layers in the file; dropout has the others
+
+
+def head_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
+    """The layers `layers.<i>.weight` and `.bias`; their sizes are those of the file."""
+    wanted = {f"layers.{i}.{part}" for i in LINEAR for part in ("weight", "bias")}
+    if set(state) != wanted:
+        differ = ", ".join(sorted(set(state) ^ wanted)[:4])
+        raise ValueError(f"{place} is no head of five linear layers: {differ} missing or too many")
+    layers = nn.Sequential()
+    for i in LINEAR:
+        weight, bias = state[f"layers.{i}.weight"], state[f"layers.{i}.bias"]
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
+        layer.load_state_dict({"weight": weight, "bias": bias})
+        layers.append(layer)
+    return layers.float().eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class Aesthetic:
+    towers: Towers
+    head: nn.Sequential
+    batch: int = 32
+
+    @torch.no_grad()
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        if not samples.prompts:
+            return torch.zeros(0)
+        return self.head(embed_pictures(self.towers, pictures(samples), self.batch)).squeeze(-1)
+
+
+def load(
+    model: str = "openai/clip-vit-large-patch14",
+    head: str | None = None,
+    frames: str | int = "all",
+    aggregate: str = "mean",
+    batch: int = 32,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Reward:
+    """The reward; `head` is a file with the linear layers."""
+    check_frames("aesthetic", frames, aggregate)
+    if head is None:
+        from huggingface_hub import hf_hub_download
+
+        head = hf_hub_download(REPOSITORY, FILE)
+    if not Path(head).is_file():
+        raise ValueError(f"aesthetic: no such file: {head}")
+    layers = head_of(torch.load(head, map_location="cpu", weights_only=True), f"aesthetic: {head}")
+    towers = transformers_towers(model, Place.of(device, dtype))
+    return over_frames(Aesthetic(towers, layers, batch), "aesthetic", frames, aggregate)

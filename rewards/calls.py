@@ -1,0 +1,63 @@
+"""What is asked of a server, how patiently, and how an asking can fail."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Again(Exception):
+    """This try failed, the next may not. `after`: seconds that the server asks to wait."""
+
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason, self.after = reason, after
+
+
+class Malformed(Again):
+    """An answer that is not of the format: some proxies and crashing servers give such."""
+
+    def __init__(self) -> None:
+        super().__init__("malformed")
+
+
+class Unparsable(Exception):
+    """An answer in the right format that says nothing: asking again would cost and not help."""
+
+
+class Refused(Exception):
+    """The server will never take this request: too large, too long, of the wrong kind."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to bear with a server. The defaults live through a restart of a minute."""
+
+    timeout: float = 60.0
+    """Seconds of one try, from its sending to the last byte of the answer."""
+    tries: int = 7
+    at_once: int = 64
+    """Most requests in flight."""
+    backoff: float = 0.5
+    """Seconds before the second try, on average; doubled for each further one, up to 30."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "tries", "at_once", "backoff"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. `note` is for the log only."""
+
+    path: str
+    body: Mapping[str, Any]
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """timeout, unreachable, status, malformed: after all tries; refused, unparsable: at once."""
+
+    reason: str
+    words: str = ""  # the server's, or ours

@@ -1,0 +1,78 @@
+"""A reward as the gain over a reference sample of the same prompt.
+
+score = reward(x, prompt) - reward(reference, prompt). What a reward gives to a prompt whatever is
+painted falls out, so that prompts become comparable. The reference is in a column of the prompt
+file: the path of a picture (seen from the working directory), or the text itself for texts. A
+sample without a reference, or whose reference cannot be read or scored, is unscored. Each reference
+is scored once a call.
+
+    {name: centred, reward: {name: pickscore}, column: reference}
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.combine import scored
+from rewards.files import read
+from rewards.media import expect
+from rewards.types import Reward, Samples
+
+
+@dataclass(frozen=True)
+class Centred:
+    """For pointwise rewards: a reference stands in a group of its own."""
+
+    reward: Reward
+    column: str
+
+    @property
+    def parts(self) -> Mapping[str, Reward]:
+        return {"reward": self.reward}
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        kind = expect(samples, "centred", "image", "text")
+        if not samples.meta:
+            raise ValueError(
+                f"centred: the prompts have no columns; give the prompt file a column "
+                f"{self.column!r} with a reference, or name another with `column`"
+            )
+        keys = [_key(p, m, self.column) for p, m in zip(samples.prompts, samples.meta, strict=True)]
+        first = {key: row for row, key in reversed(list(enumerate(keys))) if key is not None}
+        found = torch.full((len(keys),), torch.nan, dtype=torch.float64)
+        rows = torch.tensor([i for i, key in enumerate(keys) if key is not None])
+        if len(rows) == 0:
+            return found
+        given = [reference for _, reference in first]
+        media: Sequence[Any] = _pictures(given) if kind == "image" else given
+        references = Samples(
+            media,
+            [prompt for prompt, _ in first],
+            torch.arange(len(first)),
+            [samples.meta[row] for row in first.values()],
+        )
+        baseline = dict(zip(first, scored("reference", self.reward, references), strict=True))
+        centre = torch.stack([baseline[key] for key in keys if key is not None])
+        found[rows] = scored("reward", self.reward, samples.take(rows)) - centre
+        return found
+
+
+def _pictures(paths: Sequence[str]) -> list[Tensor | None]:
+    found = read(paths)
+    for sentence in found.broken.values():
+        warnings.warn(f"reference {sentence}", stacklevel=3)
+    return found.media
+
+
+def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, str] | None:
+    reference = meta.get(column)
+    return None if reference is None else (prompt, str(reference))
+
+
+def load(reward: Reward, column: str = "reference") -> Reward:
+    return Centred(reward, column)

@@ -1,0 +1,44 @@
+"""A reward kept within bounds: score = min(max(reward(x), low), high).
+
+An upper bound takes away what is gained by fooling a model far beyond the scores of good samples.
+With `unit` the result is (score - low) / (high - low), in 0..1, so that rewards of different scales
+can be put together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.combine import scored
+from rewards.types import Reward, Samples
+
+
+@dataclass(frozen=True)
+class Clipped:
+    reward: Reward
+    low: float
+    high: float
+    unit: bool
+
+    @property
+    def parts(self) -> Mapping[str, Reward]:
+        return {"reward": self.reward}
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        kept = scored("reward", self.reward, samples).clamp(self.low, self.high)
+        return (kept - self.low) / (self.high - self.low) if self.unit else kept
+
+
+def load(
+    reward: Reward,
+    low: float = float("-inf"),
+    high: float = float("inf"),
+    unit: bool = False,
+) -> Reward:
+    if not low < high:
+        raise ValueError(f"clipped: low must be below high, not {low} and {high}")
+    if unit and abs(low) + abs(high) == float("inf"):
+        raise ValueError("clipped: unit needs both low and high")
+    return Clipped(reward, low, high, unit)

@@ -1,0 +1,116 @@
+"""Is the answer in a text the one that the prompt file gives? 1 if it is, 0 if not. No weights.
+
+The answer is found by `find`, compared by `kind`, with what `column` of the prompt file says. A
+sample whose prompt has no answer in that column is unscored.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.media import expect
+from rewards.types import Reward, Samples
+
+_NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
+FIND = {  # the last match counts: models restate their answers
+    "all": r"(?s)\A\s*(.*?)\s*\Z",
+    "last_number": rf"({_NUMBER})",
+    "last_line": r"(?m)^\s*(\S.*?)\s*$",
+    "boxed": r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}",
+    "tag": r"(?s)<answer>\s*(.*?)\s*</answer>",
+    "hash": r"####\s*(\S.*?)\s*(?:$|\n)",
+}
+
+
+def found(text: str, pattern: re.Pattern[str]) -> str | None:
+    """What the pattern's first group matched last; None without a match."""
+    last = None
+    for match in pattern.finditer(text):
+        last = match[1]
+    return last
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of "1,000", "-0.5", "$3", "3/4" or "50%"; None for anything else."""
+    bare = text.strip().lstrip("$").replace(",", "")
+    percent, bare = bare.endswith("%"), bare.rstrip("%").strip()
+    above, slash, below = bare.partition("/")
+    try:
+        value = Fraction(Decimal(above))
+        if slash:
+            value /= Fraction(Decimal(below))
+    except (InvalidOperation, ValueError, OverflowError, ZeroDivisionError):
+        return None
+    return value / 100 if percent else value
+
+
+def same(answer: str, truth: str, kind: str) -> bool:
+    if kind == "number":
+        a, b = number(answer), number(truth)
+        if a is not None and b is not None:
+            return a == b
+    if kind == "exact":
+        return answer.strip() == truth.strip()
+    return answer.casefold().split() == truth.casefold().split()
+
+
+@dataclass(frozen=True)
+class ExactAnswer:
+    kind: Literal["number", "text", "exact"]
+    pattern: re.Pattern[str]
+    column: str
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "exact_answer", "text")
+        if not samples.meta:
+            raise ValueError(
+                f"exact_answer: the prompts have no columns; give the prompt file a column "
+                f"{self.column!r}, or name another with `column`"
+            )
+        scores = [self._score(t, m) for t, m in zip(samples.media, samples.meta, strict=True)]
+        return torch.tensor(scores, dtype=torch.float64)
+
+    def _score(self, text: str, meta: Mapping[str, Any]) -> float:
+        truth = meta.get(self.column)
+        if truth is None:
+            return torch.nan
+        answer = found(text, self.pattern)
+        return float(answer is not None and same(answer, str(truth), self.kind))
+
+    def examples(self) -> Samples | None:
+        """The right answer and a wrong one; none where the pattern is the user's own."""
+        forms = {FIND["boxed"]: r"\boxed{{{}}}", FIND["tag"]: "<answer>{}</answer>"}
+        if self.pattern.pattern not in FIND.values():
+            return None
+        form = forms.get(self.pattern.pattern, "#### {}" if "#" in self.pattern.pattern else "{}")
+        texts, meta = [form.format(7), form.format(8)], [{self.column: "7"}] * 2
+        return Samples(texts, ["3 + 4"] * 2, torch.zeros(2, dtype=torch.long), meta)
+
+
+def load(
+    kind: Literal["number", "text", "exact"] = "number",
+    find: str = "all",
+    column: str = "answer",
+) -> Reward:
+    """kind   number: equal as exact numbers where both are numbers, otherwise as `text`;
+           text: equal but for case and blanks; exact: equal
+    find   where in the text: all, last_number, last_line, boxed (TeX), tag (<answer>), hash
+           (####), or a regular expression whose first group is the answer
+    """
+    try:
+        pattern = re.compile(FIND.get(find, find))
+    except re.error as error:
+        raise ValueError(f"exact_answer: find: {find!r} is no pattern: {error}") from error
+    if pattern.groups < 1:
+        raise ValueError(
+            f"exact_answer: find is one of {', '.join(FIND)} or a regular expression with a group "
+            f"in parentheses, not {find!r}"
+        )
+    return ExactAnswer(kind, pattern, column)

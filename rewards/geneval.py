@@ -1,0 +1,237 @@
+"""GenEval, arXiv:2310.11513: are the prompt's things there, in number, colour and place?
+
+A detector finds things, CLIP names their colours, rules compare them with the prompt's row:
+`include` (class, count, color, position), `exclude` (class, count) and `tag`, the columns of
+GenEval's own metadata files. A sample without `include` is unscored.
+
+kind  graded    partial credit as in Flow-GRPO's reward server, arXiv:2505.05470: for each wanted
+                class 1 - |found - wanted| / wanted (below 0 if many too many are found), the same
+                for the colour, 0 or 1 for the place; the mean of all of these
+      strict    1 if every count, colour and place is exactly right, else 0
+      official  GenEval's own verdict: 1 if at least the wanted number is there and right, and no
+                `exclude` holds, else 0
+
+What differs from the published code: the weights of the same Mask2Former are transformers' own, not
+mmdet's; where the place is wrong the reward server adds a 1 after the 0, here it is 0.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.detect import Box, Detector, Thing, detector
+from rewards.embedding import Cosine, Place, Towers, pictures, transformers_towers
+from rewards.types import Reward, Samples
+from rewards.video import OverFrames, check_frames, over_frames
+
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+TEMPLATES = ("a photo of a {c} {n}", "a photo of a {c}-colored {n}", "a photo of a {c} object")
+BACKGROUND = "#999"  # painted over what is not the thing before its colour is named
+MOST = 16  # things of a class, the surest
+OFFSET = 0.1  # two centres must be farther apart than this share of the boxes' sizes
+COCO_NAMES = {"computer keyboard": "keyboard", "computer mouse": "mouse", "tv remote": "remote"}
+KINDS = ("graded", "strict", "official")
+
+Wanted = Mapping[str, Any]  # one entry of `include`
+
+
+def detector_name(wanted: Wanted) -> str:
+    name: str = wanted["class"]
+    return COCO_NAMES.get(name, name)
+
+
+def relations(a: Box, b: Box) -> set[str]:
+    """Where a is, seen from b: left of, right of, above, below; at most one of each pair."""
+    centres = [((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in (a, b)]
+    sizes = [(box[2] - box[0], box[3] - box[1]) for box in (a, b)]
+    offset = [centres[0][axis] - centres[1][axis] for axis in (0, 1)]
+    beyond = [abs(o) - OFFSET * (sizes[0][i] + sizes[1][i]) for i, o in enumerate(offset)]
+    beyond = [max(length, 0.0) for length in beyond]
+    if max(beyond) < 1e-3:
+        return set()
+    length = (offset[0] ** 2 + offset[1] ** 2) ** 0.5
+    words = (("left of", "right of"), ("above", "below"))
+    return {words[axis][offset[axis] > 0] for axis in (0, 1) if beyond[axis] / length > 0.5}
+
+
+def surest(things: Sequence[Thing], least: float) -> dict[str, list[Thing]]:
+    """The things above `least`, the surest first, by their class."""
+    by_name: dict[str, list[Thing]] = {}
+    for thing in sorted(things, key=lambda thing: -thing.score):
+        if thing.score > least and len(by_name.setdefault(thing.name, [])) < MOST:
+            by_name[thing.name].append(thing)
+    return by_name
+
+
+@dataclass(frozen=True)
+class Colours:
+    """Names the colours of things by CLIP, as GenEval does: three templates, their mean."""
+
+    towers: Towers
+
+    def __call__(self, image: Image.Image, things: Sequence[Thing], name: str) -> list[str]:
+        texts = [t.format(c=colour, n=name) for colour in COLOURS for t in TEMPLATES]
+        words = self.towers.texts(texts).unflatten(0, (len(COLOURS), len(TEMPLATES)))
+        words = functional.normalize(words.mean(1), dim=-1)
+        seen = self.towers.images([cut_out(image, thing) for thing in things])
+        return [COLOURS[place] for place in (seen @ words.T).argmax(1).tolist()]
+
+
+def cut_out(image: Image.Image, thing: Thing) -> Image.Image:
+    """The thing's box, gray where its mask is not; at least a pixel."""
+    if thing.mask is not None:
+        blank = Image.new("RGB", image.size, BACKGROUND)
+        image = Image.composite(image, blank, Image.fromarray(thing.mask))
+    left, top, right, bottom = (round(place) for place in thing.box)
+    return image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What was found in one picture, and who names its colours."""
+
+    image: Image.Image
+    things: Mapping[str, Sequence[Thing]]
+    colours: Any  # (image, things, name) -> a colour each
+
+    def of(self, wanted: Wanted) -> Sequence[Thing]:
+        return self.things.get(detector_name(wanted), ())
+
+    def in_colour(self, things: Sequence[Thing], wanted: Wanted) -> int:
+        """How many of the things have the wanted colour."""
+        named = self.colours(self.image, things, wanted["class"]) if things else []
+        return named.count(wanted["color"])
+
+
+def in_place(
+    things: Sequence[Thing], wanted: Wanted, groups: Sequence[Sequence[Thing] | None]
+) -> bool:
+    """Is every thing in the wanted relation to every thing of the group that it names?"""
+    relation, group = wanted["position"]
+    others = groups[int(group)]
+    return others is not None and all(
+        relation in relations(thing.box, other.box) for thing in things for other in others
+    )
+
+
+def grade(scene: Scene, include: Sequence[Wanted]) -> tuple[float, bool]:
+    """Partial credit, and whether everything is exactly right."""
+    credits: list[float] = []
+    groups: list[Sequence[Thing] | None] = []
+    for wanted in include:
+        things, count = scene.of(wanted), wanted["count"]
+        credits.append(1 - abs(count - len(things)) / count)
+        right = len(things) == count
+        coloured, placed = (wanted.get(key) is not None for key in ("color", "position"))
+        if not right and (coloured or placed):
+            credits.append(0.0)
+        if right and coloured:
+            named = scene.in_colour(things, wanted)
+            credits.append(1 - abs(count - named) / count)
+            right = named == count
+        if right and placed:
+            right = in_place(things, wanted, groups)
+            credits.append(float(right))
+        groups.append(things if right else None)
+    return sum(credits) / len(credits), None not in groups
+
+
+def official(scene: Scene, include: Sequence[Wanted], exclude: Sequence[Wanted]) -> bool:
+    """GenEval's verdict. Colour and place are those of the surest things."""
+    groups: list[Sequence[Thing] | None] = []
+    for wanted in include:
+        things = scene.of(wanted)[: wanted["count"]]
+        right = len(things) == wanted["count"]
+        if right and wanted.get("color") is not None:
+            right = scene.in_colour(things, wanted) == wanted["count"]
+        if right and wanted.get("position") is not None:
+            right = in_place(things, wanted, groups)
+        groups.append(things if right else None)
+    too_many = any(len(scene.of(wanted)) >= wanted["count"] for wanted in exclude)
+    return None not in groups and not too_many
+
+
+@dataclass(frozen=True)
+class GenEval:
+    """threshold: least score of a thing; counting: the same where the row's tag is counting."""
+
+    detect: Detector
+    colours: Any
+    kind: Literal["graded", "strict", "official"] = "graded"
+    threshold: float = 0.3
+    counting: float = 0.9
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        score = torch.full((len(samples.prompts),), torch.nan)
+        rows = [row for row, meta in enumerate(samples.meta) if meta.get("include")]
+        if not rows:
+            return score
+        images = pictures(samples.take(rows))
+        seen = self.detect(images, min(self.threshold, self.counting))
+        for row, image, things in zip(rows, images, seen, strict=True):
+            score[row] = self._score(image, things, samples.meta[row])
+        return score
+
+    def _score(self, image: Image.Image, things: Sequence[Thing], meta: Mapping[str, Any]) -> float:
+        include, exclude = meta["include"], meta.get("exclude") or ()
+        for wanted in (*include, *exclude):
+            self._check(wanted)
+        least = self.counting if meta.get("tag") == "counting" else self.threshold
+        scene = Scene(image, surest(things, least), self.colours)
+        if self.kind == "official":
+            return float(official(scene, include, exclude))
+        graded, strict = grade(scene, include)
+        return graded if self.kind == "graded" else float(strict)
+
+    def _check(self, wanted: Wanted) -> None:
+        if (
+            "class" not in wanted
+            or not isinstance(wanted.get("count"), int)
+            or (wanted["count"] < 1)
+        ):
+            raise ValueError(f"geneval: {dict(wanted)} needs a class and a count of 1 or more")
+        name = detector_name(wanted)
+        if name not in self.detect.names:
+            near = difflib.get_close_matches(name, self.detect.names, 1)
+            raise ValueError(
+                f"geneval: the detector knows no {name!r}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        if wanted.get("color") is not None and wanted["color"] not in COLOURS:
+            raise ValueError(f"geneval: {wanted['color']!r} is none of {', '.join(COLOURS)}")
+
+
+@dataclass(frozen=True)
+class Tested(OverFrames):
+    """Its self-test is that of the CLIP that names colours: no picture that could be drawn for it
+    is sure to be found by every detector."""
+
+    parts: Mapping[str, Reward] = field(default_factory=dict)
+
+
+def load(
+    model: str = "facebook/mask2former-swin-small-coco-instance",
+    clip: str = "openai/clip-vit-large-patch14",
+    kind: str = "graded",
+    threshold: float = 0.3,
+    counting: float = 0.9,
+    frames: str | int = "all",
+    aggregate: str = "mean",
+    device: str = "auto",
+) -> Reward:
+    """The reward; `model` is a detector or segmenter of COCO's classes, `clip` names colours."""
+    if kind not in KINDS:
+        raise ValueError(f"geneval: kind is {', '.join(KINDS)}, not {kind!r}")
+    check_frames("geneval", frames, aggregate)
+    place = Place.of(device)
+    towers = transformers_towers(clip, place)
+    reward = GenEval(detector(model, place), Colours(towers), kind, threshold, counting)
+    parts = {"colours": over_frames(Cosine(towers), "geneval", frames, aggregate)}
+    return Tested(reward, "geneval", frames, aggregate, parts)

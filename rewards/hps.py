@@ -1,0 +1,96 @@
+"""Human preference score v2 and v2.1: arXiv:2306.09341.
+
+An open_clip ViT-H-14 with weights of its own; the score is the cosine, about 0.2 to 0.4 on real
+samples (`kind: percent` is 100 times it, as in the benchmark's tables). Its pictures are prepared
+in its own way: as floats, the longer side brought to the model's size, the rest filled with black
+before colours are normalised. A resize of floats was not antialiased in the torchvision of the
+time; here it is, as in every torchvision since 0.17.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.embedding import (
+    OPENAI_MEAN,
+    OPENAI_STD,
+    Cosine,
+    OpenClipTowers,
+    Place,
+    open_clip_library,
+)
+from rewards.media import to_tensor
+from rewards.types import Reward
+from rewards.video import check_frames, over_frames
+
+REPOSITORY = "xswu/HPSv2"
+FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}
+FACTORS = {"cosine": 1.0, "percent": 100.0}
+
+
+@dataclass(frozen=True)
+class Letterbox:
+    """A picture as [3 size size]: its longer side is `size`, black around it, then normalised."""
+
+    size: int
+
+    def __call__(self, image: Image.Image) -> Float[Tensor, "3 size size"]:
+        pixels = to_tensor(image)
+        shape = pixels.shape[-2:]
+        if max(shape) != self.size:
+            height, width = (round(side * self.size / max(shape)) for side in shape)
+            pixels = functional.interpolate(
+                pixels[None], (height, width), mode="bicubic", antialias=True
+            )[0]
+        below, beside = (self.size - side for side in pixels.shape[-2:])
+        edges = (beside // 2, beside - beside // 2, below // 2, below - below // 2)
+        pixels = functional.pad(pixels, edges)
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
+        return (pixels - mean) / std
+
+
+def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
+    """The state of the published file, or of the file at `checkpoint`."""
+    if checkpoint is None:
+        from huggingface_hub import hf_hub_download
+
+        checkpoint = hf_hub_download(REPOSITORY, FILES[version])
+    if not Path(checkpoint).is_file():
+        raise ValueError(f"hps: no such file: {checkpoint}")
+    stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    if "state_dict" not in stored:
+        raise ValueError(f"hps: {checkpoint} has no entry state_dict, as HPSv2's files have")
+    return stored["state_dict"]
+
+
+def load(
+    version: str = "v2.1",
+    checkpoint: str | None = None,
+    architecture: str = "ViT-H-14",
+    kind: str = "cosine",
+    frames: str | int = "all",
+    aggregate: str = "mean",
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Reward:
+    """The reward; `checkpoint` is a file with the weights, the hub's of `version` by default."""
+    if version not in FILES:
+        raise ValueError(f"hps: version is {' or '.join(FILES)}, not {version!r}")
+    if kind not in FACTORS:
+        raise ValueError(f"hps: kind is {' or '.join(FACTORS)}, not {kind!r}")
+    check_frames("hps", frames, aggregate)
+    open_clip = open_clip_library()
+    model = open_clip.create_model(architecture, load_weights=False)
+    model.load_state_dict(weights_of(version, checkpoint))
+    side = model.visual.image_size
+    prepare = Letterbox(side if isinstance(side, int) else max(side))
+    place = Place.of(device, dtype)
+    tokenizer = open_clip.get_tokenizer(architecture)
+    towers = OpenClipTowers(place.put(model), tokenizer, prepare, place)
+    return over_frames(Cosine(towers, FACTORS[kind]), "hps", frames, aggregate)

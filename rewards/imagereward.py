@@ -1,0 +1,185 @@
+"""ImageReward v1.0: human preference by a BLIP that reads the prompt with the picture at hand.
+
+arXiv:2304.05977. A ViT-L/16 sees the picture (224 pixels, the middle square); a BERT reads the
+prompt (35 tokens, the rest is cut) and attends to the picture; five linear layers score its first
+token; then the authors' mean and spread are taken out, so real samples lie in about -2 to 2.
+
+The released file has the names of the original BLIP code. transformers has the same network under
+other names; sizes are those of the file's tensors, heads are 64 wide as in both ViT-L and BERT.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from rewards.aesthetic import head_of
+from rewards.embedding import OPENAI_MEAN, OPENAI_STD, Place, found, pictures, tokenize
+from rewards.media import to_tensor
+from rewards.types import Reward, Samples
+from rewards.video import check_frames, over_frames
+
+REPOSITORY, FILE = "THUDM/ImageReward", "ImageReward.pt"
+MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the scores on the authors' data
+LONGEST_PROMPT = 35  # tokens
+HEAD_WIDTH = 64
+VISION = "blip.visual_encoder."
+TEXT = "blip.text_encoder."
+MLP = "mlp."
+
+_RENAMED = (  # original BLIP to transformers, in this order
+    (r"^cls_token$", "embeddings.class_embedding"),
+    (r"^pos_embed$", "embeddings.position_embedding"),
+    (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"^norm\.", "post_layernorm."),
+    (r"^blocks\.", "encoder.layers."),
+    (r"\.norm([12])\.", r".layer_norm\1."),
+    (r"\.attn\.proj\.", ".self_attn.projection."),
+    (r"\.attn\.", ".self_attn."),
+)
+
+
+def part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries below `prefix`, without it."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def renamed(name: str) -> str:
+    """The name that transformers' BlipVisionModel has for an entry of BLIP's vision tower."""
+    for old, new in _RENAMED:
+        name = re.sub(old, new, name)
+    return name
+
+
+def layers_in(state: Mapping[str, Tensor], pattern: str) -> int:
+    return 1 + max(int(match[1]) for name in state if (match := re.match(pattern, name)))
+
+
+def vision_model(state: Mapping[str, Tensor]) -> Any:
+    """The vision tower. BLIP's LayerNorms have epsilon 1e-6, as timm's; transformers' 1e-5."""
+    from transformers import BlipVisionConfig, BlipVisionModel
+
+    width, _, _, patch = state["patch_embed.proj.weight"].shape
+    config = BlipVisionConfig(
+        hidden_size=width,
+        intermediate_size=state["blocks.0.mlp.fc1.weight"].shape[0],
+        num_hidden_layers=layers_in(state, r"blocks\.(\d+)\."),
+        num_attention_heads=width // HEAD_WIDTH,
+        patch_size=patch,
+        image_size=round((state["pos_embed"].shape[1] - 1) ** 0.5) * patch,
+        layer_norm_eps=1e-6,
+        hidden_act="gelu",
+    )
+    model = BlipVisionModel(config)
+    model.load_state_dict({renamed(name): value for name, value in state.items()})
+    return model
+
+
+def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
+    """The BERT with cross attention; its names are the same in both codes."""
+    from transformers import BlipTextConfig
+    from transformers.models.blip.modeling_blip_text import BlipTextModel
+
+    vocabulary, width = state["embeddings.word_embeddings.weight"].shape
+    config = BlipTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        encoder_hidden_size=vision_width,
+        intermediate_size=state["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        num_hidden_layers=layers_in(state, r"encoder\.layer\.(\d+)\."),
+        num_attention_heads=width // HEAD_WIDTH,
+        max_position_embeddings=state["embeddings.position_embeddings.weight"].shape[0],
+        layer_norm_eps=1e-12,
+        hidden_act="gelu",
+        is_decoder=True,  # what gives it cross attention; its masks stay two-sided
+    )
+    model = BlipTextModel(config, add_pooling_layer=False)
+    counted = {k: v for k, v in state.items() if not k.endswith("position_ids")}
+    model.load_state_dict(counted)
+    return model
+
+
+def middle(image: Image.Image, side: int) -> Float[Tensor, "3 side side"]:
+    """The middle square, the shorter side made `side` (bicubic, PIL), normalised as CLIP's."""
+    width, height = image.size
+    if width <= height:
+        size = (side, int(side * height / width))
+    else:
+        size = (int(side * width / height), side)
+    image = image.resize(size, Image.Resampling.BICUBIC)
+    left, top = (round((length - side) / 2) for length in size)
+    pixels = to_tensor(image.crop((left, top, left + side, top + side)))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
+    return (pixels - mean) / std
+
+
+@dataclass(frozen=True)
+class ImageReward:
+    vision: Any
+    text: Any
+    head: nn.Sequential
+    tokenizer: Any
+    place: Place
+    batch: int = 32
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        images, prompts = pictures(samples), samples.prompts
+        parts = [
+            self._score(images[start : start + self.batch], prompts[start : start + self.batch])
+            for start in range(0, len(images), self.batch)
+        ]
+        return torch.cat([torch.zeros(0), *parts])
+
+    @torch.no_grad()
+    def _score(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> Float[Tensor, " m"]:
+        side = self.vision.config.image_size
+        pixels = torch.stack([middle(image, side) for image in images])
+        seen = self.vision(pixels.to(self.place.device, self.place.dtype)).last_hidden_state
+        tokens = tokenize(self.tokenizer, prompts, LONGEST_PROMPT, self.place.device)
+        everywhere = torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device)
+        read = self.text(
+            **tokens, encoder_hidden_states=seen, encoder_attention_mask=everywhere
+        ).last_hidden_state
+        return (self.head(read[:, 0].float().cpu()).squeeze(-1) - MEAN) / STD
+
+
+def load(
+    checkpoint: str | None = None,
+    tokenizer: str = "bert-base-uncased",
+    frames: str | int = "all",
+    aggregate: str = "mean",
+    batch: int = 32,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Reward:
+    """The reward; `checkpoint` is a file like the hub's ImageReward.pt, which is the default."""
+    check_frames("imagereward", frames, aggregate)
+    if checkpoint is None:
+        from huggingface_hub import hf_hub_download
+
+        checkpoint = hf_hub_download(REPOSITORY, FILE)
+    if not Path(checkpoint).is_file():
+        raise ValueError(f"imagereward: no such file: {checkpoint}")
+    from transformers import AutoTokenizer
+
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    seen = part(state, VISION)
+    if not seen:
+        raise ValueError(f"imagereward: {checkpoint} has no entries {VISION}*, as the hub's has")
+    place = Place.of(device, dtype)
+    vision = vision_model(seen)
+    reward = ImageReward(
+        place.put(vision),
+        place.put(text_model(part(state, TEXT), vision.config.hidden_size)),
+        head_of(part(state, MLP), f"imagereward: {checkpoint}"),
+        AutoTokenizer.from_pretrained(found(tokenizer)),
+        place,
+        batch,
+    )
+    return over_frames(reward, "imagereward", frames, aggregate)

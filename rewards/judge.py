@@ -1,0 +1,161 @@
+"""A vision-language model as a judge, behind any server that speaks OpenAI's chat completions.
+
+vLLM and SGLang do. A pointwise reward (`load`) and a judge of pairs (`judge`) for `win_rate`. What
+could not be had after all tries, or could not be read, is unscored and counted, never a half.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rewards import chat
+from rewards.calls import Patience
+from rewards.checklist import Checklist
+from rewards.client import Client
+from rewards.media import items
+from rewards.panel import LONG, SHORT, Messages, Panel, Reader, greet, known
+from rewards.types import Judge, Reward, Samples
+
+SCORINGS: dict[str, tuple[str, Reader, dict[str, Any]]] = {
+    "score": (chat.SCORE, chat.score_in, LONG),
+    "expected": (chat.EXPECTED, chat.expected_in, SHORT),
+    "yes_no": (chat.YES_NO, chat.yes_in, SHORT),
+}
+COMPARINGS: dict[str, tuple[str, Reader, dict[str, Any]]] = {
+    "verdict": (chat.VERDICT, chat.verdict_in, LONG),
+    "probability": (chat.WHICH, chat.which_in, SHORT),
+}
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """One question a sample, answered in 0..1."""
+
+    panel: Panel
+    template: str
+    read: Reader
+    body: Mapping[str, Any]
+    one_call: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        kind, frames = samples.kind, self.panel.frames
+        about = [
+            chat.user(chat.fill(self.template, kind, prompt), *chat.show(item, kind, frames))
+            for prompt, item in zip(samples.prompts, items(samples), strict=True)
+        ]
+        return self.panel.values(about, self.read, self.body)
+
+    def examples(self) -> Samples:
+        return self.panel.examples()
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """P(a is better). With `both_orders` a pair is asked twice, and is judged if both answer:
+
+    the mean of P(a first wins) and 1 - P(b first wins) does not see a liking for the first place.
+    """
+
+    panel: Panel
+    template: str
+    read: Reader
+    body: Mapping[str, Any]
+    both_orders: bool = True
+
+    def __call__(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
+        first, second = (a, b) if not self.both_orders else (torch.cat([a, b]), torch.cat([b, a]))
+        p = self.panel.values(self._about(samples, first, second), self.read, self.body)
+        self.panel.notes["first_wins"] += float(p.nansum())
+        self.panel.notes["verdicts"] += float((~p.isnan()).sum())
+        if not self.both_orders:
+            return p
+        return (p[: len(a)] + 1 - p[len(a) :]) / 2
+
+    def _about(
+        self, samples: Samples, first: Int[Tensor, " q"], second: Int[Tensor, " q"]
+    ) -> list[Messages]:
+        kind, prompts = samples.kind, list(samples.prompts)
+        used = set(first.tolist()) | set(second.tolist())
+        media = items(samples)
+        shown = {row: chat.show(media[row], kind, self.panel.frames) for row in used}
+        name = kind.capitalize()
+        return [
+            chat.user(
+                chat.fill(self.template, kind, prompts[i]),
+                f"{name} 1:",
+                *shown[i],
+                f"{name} 2:",
+                *shown[j],
+            )
+            for i, j in zip(first.tolist(), second.tolist(), strict=True)
+        ]
+
+    def examples(self) -> Samples:
+        return self.panel.examples()
+
+
+def load(  # noqa: PLR0913
+    url: str,
+    model: str,
+    key: str | None = None,
+    kind: str = "score",
+    question: str | None = None,
+    votes: int = 1,
+    frames: int = 8,
+    media: str = "image",
+    body: Mapping[str, Any] | None = None,
+    timeout: float = 120.0,
+    tries: int = 7,
+    at_once: int = 64,
+    log: str | None = None,
+) -> Reward:
+    """Scores in 0..1. url: ends with /v1. key: name of an environment variable with the API key.
+
+    kind: score reads `Score: N` of 1..5 from a reasoned answer; expected takes the mean digit under
+    the model's probabilities; yes_no P(yes); checklist the share of yes over questions.
+    question: other words for it, in which {prompt} stands for the prompt. body: merged into every
+    request, such as {temperature: 0.3, max_tokens: 4096}.
+    """
+    known("kind", kind, (*SCORINGS, "checklist"))
+    if question is not None and kind == "checklist":
+        raise ValueError("judge: a checklist makes its own questions; leave out question")
+    client = Client(url, key, Patience(timeout, tries, at_once), log)
+    panel = Panel(client, model, votes, body or {}, frames, media)
+    greet(panel)
+    if kind == "checklist":
+        return Checklist(panel)
+    template, read, request = SCORINGS[kind]
+    return Pointwise(panel, question or template, read, request)
+
+
+def judge(  # noqa: PLR0913
+    url: str,
+    model: str,
+    key: str | None = None,
+    kind: str = "verdict",
+    question: str | None = None,
+    votes: int = 1,
+    both_orders: bool = True,
+    frames: int = 8,
+    media: str = "image",
+    body: Mapping[str, Any] | None = None,
+    timeout: float = 120.0,
+    tries: int = 7,
+    at_once: int = 64,
+    log: str | None = None,
+) -> Judge:
+    """Judges pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability takes the
+    model's own of 1 and 2. The other settings are those of `load`.
+    """
+    known("kind", kind, tuple(COMPARINGS))
+    client = Client(url, key, Patience(timeout, tries, at_once), log)
+    panel = Panel(client, model, votes, body or {}, frames, media)
+    greet(panel)
+    template, read, request = COMPARINGS[kind]
+    return Pairwise(panel, question or template, read, request, both_orders)

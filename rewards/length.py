@@ -1,0 +1,76 @@
+"""How long a text is, in characters, words or tokens. With l its length:
+
+overlong   DAPO's soft penalty (arXiv:2503.14476, equation 13): 0 up to most - soft, then falling by
+           1 / soft for each unit to -1 at `most`, and -1 beyond
+near       max(0, 1 - |l - target| / target): 1 at the target, 0 for nothing and for twice as much
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.media import expect
+from rewards.types import Reward, Samples
+
+Unit = Literal["characters", "words", "tokens"]
+
+
+@dataclass(frozen=True)
+class Length:
+    """`most` and `soft` are units of text; for `near`, `most` is the target."""
+
+    kind: Literal["overlong", "near"]
+    measure: Callable[[str], int]
+    most: int
+    soft: int
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "length", "text")
+        lengths = torch.tensor([float(self.measure(t)) for t in samples.media]).double()
+        if self.kind == "near":
+            return (1 - (lengths - self.most).abs() / self.most).clamp(min=0)
+        beyond = lengths - (self.most - self.soft)
+        if self.soft == 0:
+            return -(beyond > 0).double()
+        return -(beyond / self.soft).clamp(0, 1)
+
+    def examples(self) -> Samples:
+        """A text of the right length, or short enough, and one of three times the most."""
+        good = "one " * (self.most if self.kind == "near" else 0)
+        texts = [good, "one " * (3 * self.most + 1)]
+        if self.kind == "near" and self.measure is len:
+            texts = [text[: len(text) // 4] for text in texts]
+        return Samples(texts, ["tell"] * 2, torch.zeros(2, dtype=torch.long))
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+def tokens(tokenizer: str) -> Callable[[str], int]:
+    """Counts a tokenizer's tokens of a text, without special ones."""
+    from transformers import AutoTokenizer
+
+    encode = AutoTokenizer.from_pretrained(tokenizer)
+    return lambda text: len(encode(text, add_special_tokens=False)["input_ids"])
+
+
+def load(
+    most: int,
+    soft: int = 0,
+    kind: Literal["overlong", "near"] = "overlong",
+    unit: Unit = "words",
+    tokenizer: str | None = None,
+) -> Reward:
+    """`soft` is the length of DAPO's slope; `tokenizer` a folder or hub name, for tokens only."""
+    if most < 1 or not 0 <= soft <= most:
+        raise ValueError(f"length: wanted most >= 1 and soft in 0..most, not {most} and {soft}")
+    if (unit == "tokens") != (tokenizer is not None):
+        raise ValueError("length: give `tokenizer` with `unit: tokens`, and only with it")
+    if tokenizer is not None:
+        return Length(kind, tokens(tokenizer), most, soft)
+    return Length(kind, len if unit == "characters" else words, most, soft)

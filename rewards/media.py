@@ -1,0 +1,71 @@
+"""Pictures in and out of tensors, and batches whose samples differ in size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from rewards.types import Kind, Samples
+
+
+class WrongMedia(ValueError):
+    """A reward was given what it does not score, such as text instead of images."""
+
+
+WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes of 16 bits a pixel
+
+
+def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
+    """The kind of the media. WrongMedia, in the reward's name, where it is none of `kinds`."""
+    if samples.kind not in kinds:
+        wanted = " or ".join("text" if kind == "text" else f"{kind}s" for kind in kinds)
+        given = "text" if samples.kind == "text" else f"{samples.kind}s"
+        raise WrongMedia(f"the reward {name!r} scores {wanted}; it was given {given}")
+    return samples.kind
+
+
+def items(samples: Samples) -> list[Any]:
+    """One tensor (or string) a sample, however they are stored."""
+    return list(samples.media)
+
+
+def each_size(
+    samples: Samples, score: Callable[[Samples], Float[Tensor, " m"]]
+) -> Float[Tensor, " n"]:
+    """Calls `score` once for every size among the samples, with media that are one tensor."""
+    if isinstance(samples.media, Tensor):
+        return score(samples)
+    by_size: dict[tuple[int, ...], list[int]] = {}
+    for row, item in enumerate(samples.media):
+        by_size.setdefault(tuple(item.shape), []).append(row)
+    found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+    for rows in by_size.values():
+        part = samples.take(rows)
+        stacked = Samples(torch.stack(part.media), part.prompts, part.group, part.meta)
+        found[rows] = score(stacked).to(found)
+    return found
+
+
+def to_image(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
+    """8 bits a channel, rounded; values outside 0..1 are clipped and NaN is black."""
+    whole = (pixels.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+    return Image.fromarray(whole.permute(1, 2, 0).cpu().numpy())
+
+
+def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
+    """Floats in 0..1. Gray becomes three equal channels, transparent parts become white."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode in WIDE:
+        import numpy as np
+
+        gray = torch.from_numpy(np.asarray(image).astype(np.float32)) / 65535
+        return gray.clamp(0, 1).expand(3, -1, -1).clone()
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    image = image.convert("RGB")
+    flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return flat.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255

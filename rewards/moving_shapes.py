@@ -1,0 +1,183 @@
+"""Do the shapes of a film look and move as its prompt says?
+
+For films of coloured shapes whose prompt names one or two of them and how each moves: "a red circle
+moving right and a blue square moving left", "a green triangle standing still". Objects are found
+frame by frame (`rewards.shapes`) and followed by their colour. Two things are asked:
+
+* identity: every frame has exactly the objects of the prompt, by their colours, and in three
+  quarters of the frames their shapes are recognised too;
+* motion: each object's centre goes the right way, far enough, straight, never back and without a
+  leap; or stays where it is.
+
+*graded* is the mean of the two, each with part of the credit, in 0..1; *strict* is 1 where graded
+is exactly 1, otherwise 0. RATES
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards import shapes
+from rewards.media import each_size, expect
+from rewards.shapes import BACKGROUND, COLOURS, SHAPES, Found
+from rewards.types import Reward, Samples
+
+MOTIONS = {  # x runs to the right, y down
+    "moving right": (1, 0),
+    "moving left": (-1, 0),
+    "moving up": (0, -1),
+    "moving down": (0, 1),
+    "standing still": (0, 0),
+}
+STEADY = 0.75  # of the frames must show every shape
+# lengths are shares of the picture's side
+LEAST_TRAVEL = 0.18
+MOST_SIDEWAYS = 0.08
+MOST_WOBBLE = 0.06  # of what stands still, from its mean place
+BACK = 0.02  # a step back, or beyond the longest step, that only the pixels may make
+LEAP = 3.0  # the longest step, in mean steps
+LOST = 0.25  # beyond a limit by this much of the side, nothing is left of a score
+NUMBERS = 2**24  # of frames that are looked at in one go
+
+_ONE = rf"an? ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) ({'|'.join(MOTIONS)})"
+_FILM = re.compile(rf"{_ONE}(?: and {_ONE})?")
+
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Actor:
+    colour: str
+    shape: str
+    motion: str
+
+
+def parse(prompt: str) -> tuple[Actor, ...] | None:
+    """One or two actors of different colours; None where the prompt names no such thing.
+
+    Capitals, spaces and a full stop at the end do not matter.
+    """
+    match = _FILM.fullmatch(" ".join(prompt.lower().split()).rstrip("."))
+    if match is None:
+        return None
+    actors = [Actor(*match.groups()[:3])]
+    if match[4] is not None:
+        actors.append(Actor(*match.groups()[3:]))
+    return tuple(actors) if len({actor.colour for actor in actors}) == len(actors) else None
+
+
+def identity(film: Sequence[Sequence[Found]], actors: Sequence[Actor]) -> float:
+    """1 where the same actors are there throughout; otherwise the frames' mean partial credit."""
+    wanted = shapes.Wanted(tuple((actor.colour, actor.shape) for actor in actors))
+    colours = Counter(actor.colour for actor in actors)
+    there = all(Counter(thing.colour for thing in frame) == colours for frame in film)
+    exact = sum(shapes.is_exact(frame, wanted) for frame in film)
+    if there and exact >= STEADY * len(film):
+        return 1.0
+    credit = sum(shapes.grade(frame, wanted) for frame in film) / len(film)
+    return min(credit, 1 - 1e-6)
+
+
+def motion(path: Sequence[Place | None], name: str) -> float:
+    """How well a centre's path is the motion of that name, in 0..1; None where it was not seen.
+
+    A product of shares, each 1 where its limit is kept: seen, far enough, straight, steps forward.
+    """
+    seen = [place for place in path if place is not None]
+    if len(seen) < 2:
+        return 0.0
+    presence = len(seen) / len(path)
+    towards = MOTIONS[name]
+    if towards == (0, 0):
+        middle = [sum(axis) / len(seen) for axis in zip(*seen, strict=True)]
+        wobble = max(((x - middle[0]) ** 2 + (y - middle[1]) ** 2) ** 0.5 for x, y in seen)
+        return presence * _within(wobble, MOST_WOBBLE)
+    along = [x * towards[0] + y * towards[1] for x, y in seen]
+    across = [x * towards[1] + y * towards[0] for x, y in seen]
+    travel = along[-1] - along[0]
+    longest = LEAP * max(travel, 0.0) / (len(seen) - 1) + BACK
+    steps = [after - before for before, after in pairwise(along)]
+    good = sum(-BACK <= step <= longest for step in steps) / len(steps)
+    far = min(1.0, max(0.0, travel / LEAST_TRAVEL))
+    return presence * far * good * _within(max(across) - min(across), MOST_SIDEWAYS)
+
+
+def _within(length: float, limit: float) -> float:
+    return 1.0 if length <= limit else max(0.0, 1 - (length - limit) / LOST)
+
+
+def follow(film: Sequence[Sequence[Found]], colour: str) -> list[Place | None]:
+    """The centre of the largest object of a colour in each frame."""
+    path: list[Place | None] = []
+    for frame in film:
+        own = [thing for thing in frame if thing.colour == colour]
+        largest = max(own, key=lambda thing: thing.area, default=None)
+        path.append(None if largest is None else (largest.x, largest.y))
+    return path
+
+
+def grade(film: Sequence[Sequence[Found]], actors: Sequence[Actor]) -> float:
+    """Partial credit in 0..1; exactly 1 where actors and motions are what is wanted."""
+    moves = [motion(follow(film, actor.colour), actor.motion) for actor in actors]
+    return (identity(film, actors) + sum(moves) / len(moves)) / 2
+
+
+def watch(media: Float[Tensor, "n f 3 h w"], iou: float, aspect: float) -> list[list[list[Found]]]:
+    """The objects of each frame of each film."""
+    size = max(1, NUMBERS // media[0].numel()) if len(media) else 1
+    films: list[list[list[Found]]] = []
+    for part in media.split(size):
+        found = shapes.detect(part.flatten(0, 1), iou, aspect)
+        frames = media.shape[1]
+        films += [found[i : i + frames] for i in range(0, len(found), frames)]
+    return films
+
+
+@dataclass(frozen=True)
+class MovingShapesReward:
+    """One number a film; NaN where the prompt is none that `parse` can read."""
+
+    kind: Literal["graded", "strict"] = "graded"
+    iou: float = 0.80
+    aspect: float = 0.75
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "moving_shapes", "video")
+        return each_size(samples, self._score)
+
+    def _score(self, samples: Samples) -> Float[Tensor, " n"]:
+        films = watch(samples.media, self.iou, self.aspect)
+        pairs = zip(films, samples.prompts, strict=True)
+        return torch.tensor([self._one(film, parse(prompt)) for film, prompt in pairs])
+
+    def _one(self, film: Sequence[Sequence[Found]], actors: Sequence[Actor] | None) -> float:
+        if actors is None:
+            return float("nan")
+        score = grade(film, actors)
+        return score if self.kind == "graded" else float(score == 1)
+
+    def examples(self) -> Samples:
+        """A red square that goes right, asked for as it is and as what it is not."""
+        film = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(5, 1, 32, 32)
+        for frame in range(5):
+            place = slice(3 + 3 * frame, 14 + 3 * frame)
+            film[frame, :, 10:21, place] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
+        prompts = ["a red square moving right", "a blue circle moving left"]
+        return Samples(torch.stack([film, film]), prompts, torch.arange(2))
+
+
+def load(kind: str = "graded", iou: float = 0.80, aspect: float = 0.75) -> Reward:
+    """The reward. A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
+    if kind not in ("graded", "strict"):
+        raise ValueError(f"moving_shapes: kind must be 'graded' or 'strict', not {kind!r}")
+    for name, value in (("iou", iou), ("aspect", aspect)):
+        if not 0 < value <= 1:
+            raise ValueError(f"moving_shapes: {name} must be above 0 and at most 1, not {value}")
+    return MovingShapesReward(kind, iou, aspect)

@@ -1,0 +1,32 @@
+"""PickScore: what people picked of two pictures for a prompt, arXiv:2305.01569.
+
+A CLIP ViT-H/14. The score is the trained scale times the cosine (`kind: logit`), about 18 to 26 on
+real samples; Flow-GRPO divides it by 26, MixGRPO takes (score - 18) / 8, DanceGRPO the bare
+cosine (`kind: cosine`). The processor is that of the CLIP it was trained from, as in the authors'
+example.
+"""
+
+from rewards.embedding import Cosine, Place, transformers_towers
+from rewards.types import Reward
+from rewards.video import check_frames, over_frames
+
+KINDS = ("logit", "cosine")
+
+
+def load(
+    model: str = "yuvalkirstain/PickScore_v1",
+    processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    kind: str = "logit",
+    frames: str | int = "all",
+    aggregate: str = "mean",
+    batch: int = 32,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Reward:
+    """The reward; `model` and `processor` are hub names or folders."""
+    if kind not in KINDS:
+        raise ValueError(f"pickscore: kind is {' or '.join(KINDS)}, not {kind!r}")
+    check_frames("pickscore", frames, aggregate)
+    towers = transformers_towers(model, Place.of(device, dtype), processor)
+    reward = Cosine(towers, towers.scale if kind == "logit" else 1.0, batch=batch)
+    return over_frames(reward, "pickscore", frames, aggregate)

@@ -1,0 +1,188 @@
+"""A reward, or a judge, that another process or machine serves: `flowrl serve-reward NAME`.
+
+Groups are sent whole, so that a groupwise reward may be served too. Samples that the server could
+not score, and those of a request that failed after all its tries, are unscored (NaN) and counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rewards import wire
+from rewards.calls import Ask, Failure, Malformed, Patience
+from rewards.client import Client
+from rewards.types import Judge, Reward, Samples
+
+
+@dataclass(frozen=True)
+class Remote:
+    """As a reward: one number a sample, NaN where there is none.
+
+    batch: samples a request, more only where one group is larger.
+    """
+
+    client: Client
+    batch: int = 16
+    pictures: wire.Pictures = "png"
+    videos: wire.Videos = "frames"
+    one_call: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        parts = list(whole_groups(samples.group.tolist(), self.batch))
+        asks = [self._ask("/score", samples.take(rows)) for rows in parts]
+        return _gather(self.client, asks, parts)
+
+    def examples(self) -> Samples | None:
+        """Two samples that the served reward tells apart, the better first; if it knows such."""
+        known = self.client.get("/examples")
+        return None if known is None else wire.decode(wire.Batch.model_validate(known))
+
+    def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
+        body = wire.encode(samples, self.pictures, self.videos) | more
+        return Ask(path, body, {"path": path, "values": len(more.get("a", samples.prompts))})
+
+
+@dataclass(frozen=True)
+class RemoteJudge:
+    """As a judge: P(a is preferred) for each pair. A picture travels once for all its pairs."""
+
+    remote: Remote
+
+    def __call__(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
+        pairs = list(zip(a.tolist(), b.tolist(), strict=True))
+        parts = list(few_samples(pairs, self.remote.batch))
+        asks: list[Ask] = []
+        for part in parts:
+            rows = sorted({row for i in part for row in pairs[i]})
+            place = {row: at for at, row in enumerate(rows)}
+            first = [place[pairs[i][0]] for i in part]
+            second = [place[pairs[i][1]] for i in part]
+            asks.append(self.remote._ask("/judge", samples.take(rows), a=first, b=second))
+        return _gather(self.remote.client, asks, parts)
+
+    def examples(self) -> Samples | None:
+        return self.remote.examples()
+
+
+def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> Float[Tensor, " m"]:
+    """Part i of the values is the answer to ask i; NaN where it failed."""
+    values = torch.full((sum(map(len, parts)),), torch.nan, dtype=torch.float64)
+
+    def read(ask: Ask, body: Any) -> list[float | None]:
+        answer = wire.read_answer(body, ask.note["values"])
+        if answer is None:
+            raise Malformed
+        return answer
+
+    for outcome, part in zip(client.ask(asks, read), parts, strict=True):
+        if not isinstance(outcome, Failure):
+            given = [torch.nan if value is None else value for value in outcome]
+            values[part] = torch.tensor(given, dtype=torch.float64)
+    return values
+
+
+def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:
+    """Rows in parts of at most `most`, or of one group that is larger."""
+    part: list[int] = []
+    start = 0
+    while start < len(group):
+        end = start
+        while end < len(group) and group[end] == group[start]:
+            end += 1
+        if part and len(part) + end - start > most:
+            yield part
+            part = []
+        part = [*part, *range(start, end)]
+        start = end
+    if part:
+        yield part
+
+
+def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
+    """Indices of pairs in order, in parts that have at most `most` samples (or one pair)."""
+    part: list[int] = []
+    seen: set[int] = set()
+    for i, pair in enumerate(pairs):
+        if part and len(seen | set(pair)) > most:
+            yield part
+            part, seen = [], set()
+        part.append(i)
+        seen |= set(pair)
+    if part:
+        yield part
+
+
+def load(  # noqa: PLR0913
+    url: str,
+    key: str | None = None,
+    batch: int = 16,
+    pictures: str = "png",
+    videos: str = "frames",
+    timeout: float = 60.0,
+    tries: int = 7,
+    at_once: int = 8,
+    log: str | None = None,
+) -> Reward:
+    """The reward that a server at `url` scores with. ValueError if it does not answer now.
+
+    key: name of an environment variable with the token. batch: samples a request. timeout: seconds
+    of one try. at_once: most requests in flight. log: a file that gets one JSON line a request.
+    """
+    remote = _remote(
+        Client(url, key, Patience(timeout, tries, at_once), log), batch, pictures, videos
+    )
+    _greet(remote.client, "scores")
+    return remote
+
+
+def judge(  # noqa: PLR0913
+    url: str,
+    key: str | None = None,
+    batch: int = 16,
+    pictures: str = "png",
+    videos: str = "frames",
+    timeout: float = 60.0,
+    tries: int = 7,
+    at_once: int = 8,
+    log: str | None = None,
+) -> Judge:
+    """The judge behind a server at `url`; every served reward is one too. Settings as in `load`."""
+    remote = _remote(
+        Client(url, key, Patience(timeout, tries, at_once), log), batch, pictures, videos
+    )
+    _greet(remote.client, "judges")
+    return RemoteJudge(remote)
+
+
+def _remote(client: Client, batch: int, pictures: str, videos: str) -> Remote:
+    for name, value, known in (
+        ("pictures", pictures, get_args(wire.Pictures)),
+        ("videos", videos, get_args(wire.Videos)),
+    ):
+        if value not in known:
+            raise ValueError(f"remote: {name} is {' or '.join(known)}, not {value!r}")
+    if batch < 1:
+        raise ValueError(f"remote: batch must be at least 1, not {batch}")
+    return Remote(client, batch, pictures, videos)  # type: ignore[arg-type]
+
+
+def _greet(client: Client, does: str) -> None:
+    """Is there a server of ours, of our format, that does this?"""
+    try:
+        health = client.get("/health")
+    except ValueError as error:
+        raise ValueError(
+            f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or mend url"
+        ) from error
+    if not isinstance(health, dict) or health.get("format") != wire.FORMAT:
+        raise ValueError(
+            f"remote: what answers at {client.url} is no reward server of format {wire.FORMAT}"
+        )
+    if not health.get(does):
+        raise ValueError(f"remote: {health.get('reward')} at {client.url} has no {does}")

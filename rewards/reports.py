@@ -1,0 +1,38 @@
+"""What rewards have to say beside their scores: requests, failures, tokens, spreads of votes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from rewards.types import Judge, Reward
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """Has numbers for the log. `report` gives those since it was last asked, and begins anew."""
+
+    def report(self) -> dict[str, float]: ...
+
+
+def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
+    """`calls/<label>/<number>` of all rewards; those that are made of others are looked into."""
+    found: dict[str, float] = {}
+    for label, reward in rewards.items():
+        for part in _within(reward):
+            for name, value in part.report().items():
+                key = f"calls/{label}/{name}"
+                found[key] = found.get(key, 0.0) + value
+    return found
+
+
+def _within(thing: Any) -> Iterator[Reports]:
+    if isinstance(thing, Reports):
+        yield thing
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            yield from _within(getattr(thing, field.name))
+    elif isinstance(thing, Mapping):
+        yield from _within(list(thing.values()))
+    elif isinstance(thing, Sequence) and not isinstance(thing, str):
+        for part in thing:
+            yield from _within(part)

@@ -1,0 +1,97 @@
+"""How like a picture is to a reference picture, for edits: the cosine of two embeddings.
+
+The reference is a file named by a column of the prompt file. kind clip compares CLIP's image
+vectors (what is shown; CLIP-I), dino the class token of a DINO or DINOv2 (which thing it is, and
+its make; DINO-I): both of DreamBooth, arXiv:2208.12242. 1 is the same picture.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.embedding import Place, found, image_processor, pictures, transformers_towers
+from rewards.files import read
+from rewards.media import to_image
+from rewards.types import Reward, Samples
+from rewards.video import check_frames, over_frames
+
+MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
+Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Samples without the column, or whose reference cannot be read, are unscored (NaN)."""
+
+    embed: Embed
+    column: str
+    batch: int = 32
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        score = torch.full((len(samples.prompts),), torch.nan)
+        paths = [row.get(self.column) for row in samples.meta] or [None] * len(score)
+        named = [path for path in dict.fromkeys(paths) if path]
+        files = read(named)
+        for sentence in files.broken.values():
+            warnings.warn(f"similarity: {sentence}; its samples are unscored", stacklevel=2)
+        there = {
+            path: pixels
+            for path, pixels in zip(named, files.media, strict=True)
+            if pixels is not None
+        }
+        rows = [row for row, path in enumerate(paths) if path in there]
+        if not rows:
+            return score
+        references = self._embed([to_image(pixels) for pixels in there.values()])
+        own = self._embed(pictures(samples.take(rows)))
+        place = {path: number for number, path in enumerate(there)}
+        score[rows] = (own * references[[place[paths[row]] for row in rows]]).sum(-1)
+        return score
+
+    def _embed(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        starts = range(0, len(images), self.batch)
+        parts = [self.embed(images[start : start + self.batch]) for start in starts]
+        return torch.cat(parts).float().cpu()
+
+
+def dino(model: str, place: Place) -> Embed:
+    """Unit class tokens of the last layer, after its norm."""
+    from transformers import AutoModel
+
+    loaded, processor = place.put(AutoModel.from_pretrained(model)), image_processor(model)
+
+    @torch.no_grad()
+    def embed(images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        pixels = processor(list(images), return_tensors="pt")["pixel_values"]
+        out = loaded(pixel_values=pixels.to(place.device, place.dtype)).last_hidden_state
+        return functional.normalize(out[:, 0].float(), dim=-1)
+
+    return embed
+
+
+def load(
+    kind: str = "clip",
+    model: str | None = None,
+    column: str = "reference",
+    frames: str | int = "all",
+    aggregate: str = "mean",
+    batch: int = 32,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Reward:
+    """The reward; `column` holds the path of each prompt's reference picture."""
+    if kind not in MODELS:
+        raise ValueError(f"similarity: kind is {' or '.join(MODELS)}, not {kind!r}")
+    check_frames("similarity", frames, aggregate)
+    model, place = model or MODELS[kind], Place.of(device, dtype)
+    if kind == "clip":
+        embed = transformers_towers(model, place).images
+    else:
+        embed = dino(found(model), place)
+    return over_frames(Similarity(embed, column, batch), "similarity", frames, aggregate)

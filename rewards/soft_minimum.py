@@ -1,0 +1,43 @@
+"""Several rewards of which the lowest counts most, smoothly.
+
+score = -T log( mean_i exp(-s_i / T) ) over the members i: their least for T -> 0, their mean for
+T -> infinity, and s where all are s. A small gain in the worst member is worth more than the same
+in a better one: the weight of member i in the gradient is softmax(-s / T)_i.
+
+Members must be on one scale, as in `ensemble`. A sample that any could not score is unscored.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.ensemble import member_scores
+from rewards.types import Reward, Samples
+
+
+@dataclass(frozen=True)
+class SoftMinimum:
+    rewards: tuple[Reward, ...]
+    temperature: float
+
+    @property
+    def parts(self) -> Mapping[str, Reward]:
+        return {f"member {i}": reward for i, reward in enumerate(self.rewards)}
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        members = member_scores(self.rewards, samples)
+        total = torch.logsumexp(-members / self.temperature, 0) - math.log(len(members))
+        return -self.temperature * total
+
+
+def load(rewards: Sequence[Reward], temperature: float = 0.1) -> Reward:
+    """`temperature` is in units of the members' scores."""
+    if len(rewards) < 2:
+        raise ValueError(f"soft_minimum: give two rewards or more, not {len(rewards)}")
+    if not temperature > 0:
+        raise ValueError(f"soft_minimum: temperature must be above 0, not {temperature}")
+    return SoftMinimum(tuple(rewards), temperature)

@@ -1,0 +1,40 @@
+"""Texts that were asked for and texts that were read: normal form, quotations, edit distance."""
+
+import re
+import unicodedata
+
+_QUOTED = re.compile('"([^"]*)"|“([^”]*)”')
+
+
+def normalise(text: str) -> str:
+    """Lower case without any blanks, in Unicode's compatible form: what a reader cannot confuse.
+
+    "Ｈello \\n World" and "helloworld" are the same.
+    """
+    return "".join(unicodedata.normalize("NFKC", text).lower().split())
+
+
+def quoted(prompt: str) -> list[str]:
+    """The texts between double quotes, straight or curly, in order; empty ones are left out."""
+    found = (straight or curly for straight, curly in _QUOTED.findall(prompt))
+    return [text for text in found if normalise(text)]
+
+
+def edit_distance(a: str, b: str) -> int:
+    """Fewest insertions, deletions and substitutions of one character between a and b."""
+    return _last_row(a, b, list(range(len(b) + 1)))[-1]
+
+
+def distance_within(text: str, whole: str) -> int:
+    """The edit distance of `text` from the part of `whole` that is nearest to it; <= len(text)."""
+    return min(_last_row(text, whole, [0] * (len(whole) + 1)))
+
+
+def _last_row(a: str, b: str, first: list[int]) -> list[int]:
+    """Distances of a from the prefixes of b; `first` is what skipping a prefix of b costs."""
+    row = first
+    for i, x in enumerate(a, start=1):
+        above, row = row, [i]
+        for j, y in enumerate(b, start=1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (x != y)))
+    return row

@@ -1,0 +1,65 @@
+"""Rank the samples of a group by comparisons: Pref-GRPO, arXiv:2508.20751.
+
+A win rate says which sample of a group is better, never that groups are better than before: its
+mean is one half by construction. Put a pointwise reward beside it to see a run improve, as a
+held-out reward or with weight 0. Both orders and several votes are settings of the judge.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.combine import ByScore
+from rewards.contract import Exemplary
+from rewards.pairs import Budget, bradley_terry, win_rates
+from rewards.types import Judge, Reward, Samples
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """One number a sample from the verdicts of its pairs; NaN for who has none."""
+
+    judge: Judge
+    budget: Budget
+    score: str = "win_rate"
+    prior: float = 0.5
+    one_call: ClassVar[bool] = True  # judges cost money
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        a, b = self.budget.pairs(samples)
+        n = len(samples.prompts)
+        p = self.judge(samples, a, b) if len(a) else torch.zeros(0)
+        if self.score == "win_rate":
+            return win_rates(n, a, b, p)
+        return bradley_terry(n, a, b, p, self.prior)
+
+    def examples(self) -> Samples | None:
+        """Those of the judge, or of the reward that it is made of, as one group."""
+        source = self.judge.reward if isinstance(self.judge, ByScore) else self.judge
+        known = source.examples() if isinstance(source, Exemplary) else None
+        if known is None:
+            return None
+        return Samples(known.media, known.prompts, torch.zeros_like(known.group), known.meta)
+
+
+def load(
+    judge: Judge,
+    pairs: str = "all",
+    count: int = 0,
+    score: str = "win_rate",
+    prior: float = 0.5,
+    seed: int = 0,
+) -> Reward:
+    """The reward. pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
+
+    score: win_rate is 0..1; bradley_terry is a log-strength, which knows whom one has beaten, and
+    is the fairer of the two where not all pairs are judged. prior: see `rewards.pairs`.
+    """
+    if score not in ("win_rate", "bradley_terry"):
+        raise ValueError(f"win_rate: score is win_rate or bradley_terry, not {score!r}")
+    if prior <= 0:
+        raise ValueError(f"win_rate: prior must be above 0, not {prior}")
+    return Tournament(judge, Budget(pairs, count, seed), score, prior)

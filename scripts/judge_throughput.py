@@ -1,0 +1,119 @@
+"""How much of a judge server's throughput reaches a run: many pairs, a server of fixed latency.
+
+    python scripts/judge_throughput.py --at-once 64 --latency 1.0 --waves 8 --repeats 5
+
+The server, a process of its own, answers each request after exactly `latency` seconds and takes any
+number at a time; with `at_once` in flight it can give at_once / latency answers a second. The ratio
+is what a judge of pairs gets of that, encoding of pictures and reading of verdicts included.
+"""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+import tyro
+
+from rewards import Samples
+from rewards.load import load_judge
+from rewards.reports import reports
+
+
+@dataclass
+class Arguments:
+    at_once: int = 64
+    """Requests in flight."""
+    latency: float = 1.0
+    """Seconds that the server takes for each."""
+    waves: int = 8
+    """Requests are at_once times this."""
+    repeats: int = 5
+    side: int = 256
+    """Pixels a side of the pictures, which are noise: the largest PNGs there are."""
+
+
+def serve(latency: float) -> None:
+    """A chat server that always finds the first better; prints its port."""
+    import uvicorn
+    from fastapi import FastAPI, Request
+
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> dict:
+        return {"data": [{"id": "fixed"}]}
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> dict:
+        began = time.monotonic()
+        await request.body()
+        await asyncio.sleep(max(0.0, latency - (time.monotonic() - began)))
+        said = "<answer>Image 1 is better</answer>"
+        return {"choices": [{"message": {"content": said}}], "usage": {}}
+
+    async def run() -> None:
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+        await task
+
+    asyncio.run(run())
+
+
+def measure(url: str, given: Arguments) -> list[dict[str, float]]:
+    """A dictionary a repeat."""
+    judge = load_judge("judge", url=url, model="fixed", both_orders=False, at_once=given.at_once)
+    n = given.at_once  # pairs (i, i + w) for w in 1..waves: a picture is in several, encoded once
+    media = torch.rand(n, 3, given.side, given.side, generator=torch.Generator().manual_seed(0))
+    samples = Samples(media, ["a storm"] * n, torch.zeros(n, dtype=torch.long))
+    a = torch.arange(n).repeat(given.waves)
+    b = (a + torch.arange(1, given.waves + 1).repeat_interleave(n)) % n
+    found = []
+    for _ in range(given.repeats):
+        began, cpu = time.perf_counter(), time.process_time()
+        p = judge(samples, a, b)
+        wall = time.perf_counter() - began
+        assert (p == 1).all(), "every request was answered"
+        counts = reports({"judge": judge})
+        found.append(
+            {
+                "ratio": len(a) / wall * given.latency / given.at_once,
+                "wall": wall,
+                "cpu": time.process_time() - cpu,
+                "seconds_a_try": counts["calls/judge/seconds"] / counts["calls/judge/tries"],
+                "tries": counts["calls/judge/tries"],
+            }
+        )
+        print(json.dumps({name: round(value, 3) for name, value in found[-1].items()}), flush=True)
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        serve(float(sys.argv[2]))
+        return
+    given = tyro.cli(Arguments, description=__doc__)
+    command = [sys.executable, __file__, "serve", str(given.latency)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        port = server.stdout.readline().strip()
+        ratios = [row["ratio"] for row in measure(f"http://127.0.0.1:{port}/v1", given)]
+    finally:
+        server.terminate()
+        server.wait()
+    print(
+        f"throughput with {given.at_once} in flight over the server's own: median "
+        f"{statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f} "
+        f"of {len(ratios)} repeats"
+    )
+
+
+if __name__ == "__main__":
+    main()
