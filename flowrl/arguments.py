@@ -44,6 +44,8 @@ class Evaluate:
     """The run's folder."""
     prompts: str | None = None
     """A prompt file; the run's held-out prompts if not given."""
+    suite: str | None = None
+    """A prompt set with its own rewards instead: see `flowrl suites`."""
     weights: str = "last"
     """last, best, base, or a folder with an adapter."""
     rewards: tuple[str, ...] = ()

@@ -15,6 +15,10 @@ USAGE = """usage: flowrl COMMAND ...
   evaluate RUN [--prompts FILE ...]    score a run's weights, or its base, on prompts
   plan CONFIG                          what an iteration does and costs, without loading weights
   recipes [NAME]                       the algorithms, and the settings of one
+  serve-reward NAME [--port 8100 ...]  put a reward behind HTTP, for {name: remote, url: ...}
+  score FOLDER --rewards A,B           score a folder of pictures: a table and a contact sheet
+  evaluate-rewards DATA --rewards A,B  hold rewards against what people preferred: a page
+  suites [NAME]                        prompt sets with their own metrics
   schema                               JSON schema of a run's file, for editors
 
 `flowrl COMMAND --help` tells more."""

@@ -157,13 +157,48 @@ def in_yaml(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
 
 
+def serve_reward(arguments: list[str]) -> int:
+    """Put a reward behind HTTP."""
+    from flowrl.serve import Serve, serve
+
+    serve(parse(Serve, arguments, "serve-reward"))
+    return 0
+
+
+def score(arguments: list[str]) -> int:
+    from flowrl.scoring import Score, run
+
+    quiet()
+    run(parse(Score, arguments, "score"))
+    return 0
+
+
+def evaluate_rewards(arguments: list[str]) -> int:
+    from flowrl.reward_evaluation import EvaluateRewards, run
+
+    quiet()
+    run(parse(EvaluateRewards, arguments, "evaluate-rewards"))
+    return 0
+
+
+def suites(arguments: list[str]) -> int:
+    from flowrl.suites import Suites, run
+
+    run(parse(Suites, arguments, "suites"))
+    return 0
+
+
 def schema(arguments: list[str]) -> int:
     print(json.dumps(Run.model_json_schema(by_alias=True), indent=2))
     return 0
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    f.__name__: f for f in (train, sample, evaluate, plan, recipes, schema)
+    f.__name__.replace("_", "-"): f
+    for f in (
+        *(train, sample, evaluate, plan, recipes),
+        *(serve_reward, score, evaluate_rewards, suites, schema),
+    )
 }
 
 

@@ -29,7 +29,10 @@ def still(media: Tensor) -> Tensor:
 
 
 def grid(
-    media: Tensor, captions: Sequence[str], scores: Sequence[float | None], title: str
+    media: Tensor | Sequence[Tensor],
+    captions: Sequence[str],
+    scores: Sequence[float | None],
+    title: str,
 ) -> Image.Image:
     """Tiles with prompt and score; a bar from red (lowest) to green (highest of the grid)."""
     font, small = ImageFont.load_default(15), ImageFont.load_default(11)

@@ -1,0 +1,239 @@
+"""How well scores agree with what people preferred: pure functions on arrays.
+
+p pairs, n samples, c prompts. Of a pair (a, b):
+
+margin  score of a minus score of b, for a judge P(a preferred) - 1/2; NaN where there is none
+label   P(a preferred) as people said: 1, 0, or 1/2 for a tie; shares of voters may stand between
+cluster the prompt's number. Pairs of one prompt are not independent, so prompts are resampled
+
+Intervals are percentile bootstraps over prompts (Efron 1979), the quantiles widened for few prompts
+as in Hesterberg, arXiv:1411.5279, section 5.3. All rewards are seen on the same resamples, so that
+their differences have intervals too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+Ties = Literal["half", "excluded", "calibrated"]
+Values = Float[np.ndarray, " p"]
+
+
+class Estimate(NamedTuple):
+    """A mean with its interval, NaN where there is nothing to average."""
+
+    value: float
+    low: float
+    high: float
+    n: int  # of what was averaged
+
+
+def preferred(label: Values) -> Float[np.ndarray, " p"]:
+    """1 where people preferred a, -1 for b, 0 for a tie."""
+    return np.sign(label - 0.5)
+
+
+def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -> Values:
+    """What each pair counts towards the accuracy: 0..1, NaN for a pair that is left out.
+
+    half        1 for the same verdict (two ties too), 1/2 where only one side says tie. Pick-a-Pic,
+                arXiv:2305.01569, section 4. A reward that always ties has 1/2
+    excluded    pairs that people found equal are left out; a tie of the reward is wrong.
+                ImageReward, arXiv:2304.05977; "without ties" of VideoGen-RewardBench
+    calibrated  three verdicts, of which a, b or tie must be hit; the reward says tie where
+                |margin| <= threshold. "With ties" of GenAI-Bench and VideoGen-RewardBench
+                (arXiv:2501.13918) after Deutsch et al., arXiv:2305.14324; see `tie_threshold`
+    """
+    people = preferred(label)
+    reward = np.where(np.abs(margin) <= threshold, 0.0, np.sign(margin))
+    right = (people == reward).astype(float)
+    if ties == "half":
+        right = np.where((people == 0) ^ (reward == 0), 0.5, right)
+    elif ties == "excluded":
+        right = np.where(people == 0, np.nan, right)
+    return np.where(np.isnan(margin), np.nan, right)
+
+
+def tie_threshold(margin: Values, label: Values) -> float:
+    """The |margin| up to which saying "tie" gives the most right verdicts of three: >= 0.
+
+    Exact, over every threshold that changes a verdict; the smallest of equals. It is chosen on the
+    pairs that it is then used on, as in the papers, so that the accuracy is a little too kind.
+    """
+    known = ~np.isnan(margin)
+    size, people = np.abs(margin[known]), preferred(label[known])
+    if not len(size):
+        return 0.0
+    order = np.argsort(size, kind="stable")
+    size, people, sign = size[order], people[order], np.sign(margin[known][order])
+    tied = np.cumsum(people == 0)
+    lost = np.cumsum((people == sign) & (people != 0))
+    last = np.append(size[1:] != size[:-1], True)  # a threshold takes all pairs of one size
+    candidates = np.append(0.0, size[last])
+    none = size == 0  # at threshold 0 exactly the equal scores are ties
+    first = (people[none] == 0).sum() - ((people == sign) & (people != 0))[none].sum()
+    gain = np.append(first, (tied - lost)[last])
+    return float(candidates[int(np.argmax(gain))])
+
+
+@dataclass(frozen=True)
+class Resamples:
+    """How often each of c prompts is drawn in each resample, and the level of intervals."""
+
+    weights: Float[np.ndarray, "draws c"]
+    level: float
+
+    @classmethod
+    def draw(cls, clusters: int, draws: int, level: float, seed: int) -> "Resamples":
+        rng = np.random.default_rng([seed, clusters])
+        even = np.full(clusters, 1 / clusters)
+        return cls(rng.multinomial(clusters, even, size=draws).astype(np.float32), level)
+
+    def means(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Float[np.ndarray, " draws"]:
+        """The mean of the values that are not NaN, in each resample."""
+        known = ~np.isnan(values)
+        c = self.weights.shape[1]
+        sums = np.bincount(cluster[known], values[known], minlength=c)
+        counts = np.bincount(cluster[known], minlength=c)
+        drawn = self.weights @ counts
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(drawn > 0, self.weights @ sums / drawn, np.nan)
+
+    def interval(self, found: Float[np.ndarray, " draws"]) -> tuple[float, float]:
+        from scipy import stats
+
+        found = found[~np.isnan(found)]
+        c = self.weights.shape[1]
+        if not len(found) or c < 2:
+            return float("nan"), float("nan")
+        wide = stats.t.ppf((1 + self.level) / 2, c - 1) * (c / (c - 1)) ** 0.5
+        tail = float(stats.norm.cdf(-wide))
+        low, high = np.quantile(found, [tail, 1 - tail])
+        return float(low), float(high)
+
+    def estimate(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Estimate:
+        known = ~np.isnan(values)
+        if not known.any():
+            return Estimate(float("nan"), float("nan"), float("nan"), 0)
+        low, high = self.interval(self.means(values, cluster))
+        return Estimate(float(values[known].mean()), low, high, int(known.sum()))
+
+    def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Estimate:
+        """`estimate` for values in 0..1. Where all are 0 or all are 1 the bootstrap sees no spread;
+        the far end is then the exact bound for as many independent draws as prompts."""
+        found = self.estimate(values, cluster)
+        if found.n and found.value in (0.0, 1.0):
+            prompts = len(np.unique(cluster[~np.isnan(values)]))
+            reach = ((1 - self.level) / 2) ** (1 / prompts)
+            ends = (reach, 1.0) if found.value == 1.0 else (0.0, 1 - reach)
+            return Estimate(found.value, *ends, found.n)
+        return found
+
+
+def rank_correlations(
+    score: Float[np.ndarray, " n"],
+    rank: Float[np.ndarray, " n"],
+    groups: Sequence[Int[np.ndarray, " _"]],
+) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
+    """Kendall's tau-b and Spearman's rho of each group's scores with its order by people.
+
+    rank 1 is best. 0 where the reward gives all of a group one score: it orders nothing. NaN where
+    people do so, or where fewer than two samples are scored.
+    """
+    from scipy import stats
+
+    tau, rho = np.full(len(groups), np.nan), np.full(len(groups), np.nan)
+    for g, rows in enumerate(groups):
+        rows = rows[~np.isnan(score[rows])]
+        if len(rows) < 2 or np.ptp(rank[rows]) == 0:
+            continue
+        if np.ptp(score[rows]) == 0:
+            tau[g] = rho[g] = 0.0
+            continue
+        tau[g] = stats.kendalltau(score[rows], -rank[rows])[0]
+        rho[g] = stats.spearmanr(score[rows], -rank[rows])[0]
+    return tau, rho
+
+
+class Calibration(NamedTuple):
+    """Of probabilities p that a is preferred, against labels in 0..1."""
+
+    brier: float  # mean (p - label)^2: 0 is best, 1/4 is always saying 1/2
+    ece: float  # expected calibration error: mean |said - seen| over bins, by their counts
+    said: tuple[float, ...]  # mean p of each bin that is not empty
+    seen: tuple[float, ...]  # mean label there
+    n: tuple[int, ...]
+
+
+def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
+    """Each pair counts in both orders (p and 1 - p), so that nothing depends on who stood first."""
+    known = ~np.isnan(p)
+    p, label = np.append(p[known], 1 - p[known]), np.append(label[known], 1 - label[known])
+    if not len(p):
+        return Calibration(float("nan"), float("nan"), (), (), ())
+    at = np.minimum((p * bins).astype(int), bins - 1)
+    count = np.bincount(at, minlength=bins)
+    full = count > 0
+    said = np.bincount(at, p, bins)[full] / count[full]
+    seen = np.bincount(at, label, bins)[full] / count[full]
+    ece = float(np.abs(said - seen) @ count[full] / len(p))
+    brier = float(np.square(p - label).mean())
+    return Calibration(brier, ece, tuple(said), tuple(seen), tuple(count[full].tolist()))
+
+
+def fitted_scale(margin: Values, label: Values) -> float:
+    """s of P(a preferred) = 1 / (1 + exp(-margin / s)), by maximum likelihood (Bradley-Terry).
+
+    Small where small margins decide; infinite where the margins say nothing or the opposite.
+    """
+    from scipy import optimize
+
+    known = ~np.isnan(margin)
+    margin, label = margin[known], label[known]
+    unit = np.abs(margin).mean() if len(margin) else 0.0
+    if unit == 0 or np.sum(margin * (label - 0.5)) <= 0:
+        return float("inf")
+
+    def loss(log_s: float) -> float:
+        x = margin / unit / np.exp(log_s)
+        return float(np.mean(np.logaddexp(0, x) - label * x))
+
+    best = optimize.minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+    return float(unit * np.exp(best.x))
+
+
+class Position(NamedTuple):
+    """What a judge says of the same pairs in both orders."""
+
+    toward_first: float  # mean P(the first shown is preferred) - 1/2
+    consistent: float  # share of pairs with the same winner (or tie) in both orders
+    to_first: float  # share where whichever stood first won both times
+    to_second: float
+    n: int
+
+
+def position(p_ab: Values, p_ba: Values) -> Position:
+    """p_ab: P(a) with a shown first; p_ba: P(b) with b shown first."""
+    both = ~np.isnan(p_ab) & ~np.isnan(p_ba)
+    ab, ba = p_ab[both], p_ba[both]
+    if not len(ab):
+        return Position(float("nan"), float("nan"), float("nan"), float("nan"), 0)
+    first, second = (ab > 0.5) & (ba > 0.5), (ab < 0.5) & (ba < 0.5)
+    same = np.sign(ab - 0.5) == np.sign(0.5 - ba)
+    lean = float((ab.mean() + ba.mean()) / 2 - 0.5)
+    return Position(lean, float(same.mean()), float(first.mean()), float(second.mean()), len(ab))
+
+
+def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:
+    """Share of pairs with the same winner, of those where both name one; NaN without any."""
+    decided: list[Bool[np.ndarray, " p"]] = [~np.isnan(m) & (m != 0) for m in margins]
+    found = np.full((len(margins), len(margins)), np.nan)
+    for i, first in enumerate(margins):
+        for j, second in enumerate(margins):
+            both = decided[i] & decided[j]
+            if both.any():
+                found[i, j] = (np.sign(first[both]) == np.sign(second[both])).mean()
+    return found

@@ -1,0 +1,299 @@
+"""Scores of many samples from one reward: in chunks, with what they cost.
+
+n samples. Groups (samples of one prompt) are contiguous and never parted between chunks, since some
+rewards compare inside them.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import yaml
+from jaxtyping import Float, Int
+from pydantic import ValidationError
+from torch import Tensor
+
+from flowrl.config import explain
+from flowrl.errors import UserError
+from flowrl.settings import RewardSpec
+from flowrl.sources import Source, read
+from rewards import Judge, Reward, Samples, check, load, score_all
+from rewards.contract import Prompts, self_test
+from rewards.load import load_judge
+
+T = TypeVar("T")
+
+CACHE = 512 * 2**20  # bytes of decoded samples that are kept for the next reward
+
+Change = Callable[[Tensor, int], Tensor]  # a sample and its row -> the sample, changed
+
+
+class Item(NamedTuple):
+    source: Source
+    prompt: str
+    group: int
+    meta: Mapping[str, Any]
+
+
+class Cost(NamedTuple):
+    seconds: float  # a sample (or a question to a judge), wall time
+    calls: int  # samples or questions that were timed
+    megabytes: float | None  # most that a sample added to the memory in use; None if unknown
+
+
+@dataclass
+class Gallery:
+    """The samples of a data set, read when they are wanted and kept while they are few."""
+
+    items: Sequence[Item]
+    frames: int = 16
+    broken: dict[str, str] = field(default_factory=dict)  # name: why it could not be read
+    _kept: dict[int, Tensor | None] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def samples(self, rows: Sequence[int], change: Change | None = None) -> Samples:
+        """The samples of these rows; one tensor where all have one size."""
+        missing = [row for row in rows if row not in self._kept]
+        found = read([self.items[row].source for row in missing], self.frames)
+        self.broken |= found.broken
+        fresh = dict(zip(missing, found.media, strict=True))
+        for row, media in fresh.items():
+            size = 0 if media is None else media.nbytes
+            if self._bytes + size <= CACHE:
+                self._kept[row], self._bytes = media, self._bytes + size
+        media = [fresh[row] if row in fresh else self._kept[row] for row in rows]
+        if change is not None:
+            media = [m if m is None else change(m, r) for m, r in zip(media, rows, strict=True)]
+        chosen = [self.items[row] for row in rows]
+        group = torch.tensor([item.group for item in chosen], dtype=torch.long)
+        shapes = {None if m is None else m.shape for m in media}
+        stacked: Any = media if None in shapes or len(shapes) != 1 else torch.stack(media)  # type: ignore[arg-type]
+        return Samples(stacked, [i.prompt for i in chosen], group, [i.meta for i in chosen])
+
+
+def chunks(items: Sequence[Item], rows: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Rows in parts of about `size`; a group is whole in its part, however large it is."""
+    part: list[int] = []
+    for i, row in enumerate(rows):
+        begins = i == 0 or items[row].group != items[rows[i - 1]].group
+        if begins and part:
+            group = next(
+                (k for k, r in enumerate(rows[i:]) if items[r].group != items[row].group),
+                len(rows) - i,
+            )
+            if len(part) + group > size:
+                yield part
+                part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+def scores(
+    name: str,
+    reward: Reward,
+    gallery: Gallery,
+    rows: Sequence[int],
+    size: int,
+    change: Change | None = None,
+) -> tuple[Float[np.ndarray, " n"], Cost]:
+    """The reward's scores of these rows, NaN where it gave none."""
+    values = np.full(len(rows), np.nan)
+    clock = Clock()
+    at = {row: i for i, row in enumerate(rows)}
+    for part in watched(list(chunks(gallery.items, rows, size)), len(rows), name):
+        samples = gallery.samples(part, change)
+        for rows_ in _kinds(samples):
+            some = samples if len(rows_) == len(part) else samples.take(rows_)
+            with clock.timing(len(rows_)), _Blamed(name):
+                found = score_all({name: reward}, some)
+            column = torch.where(found.scored[:, 0], found.values[:, 0], torch.nan)
+            values[[at[part[row]] for row in rows_]] = column.numpy()
+    return values, clock.cost
+
+
+def _kinds(samples: Samples) -> list[list[int]]:
+    """Rows of pictures, then of videos: a reward sees one kind at a time. What could not be read
+    goes with the first."""
+    if isinstance(samples.media, Tensor):
+        return [list(range(len(samples.prompts)))]
+    parts: dict[int, list[int]] = {}
+    first = next((m.ndim for m in samples.media if m is not None), 0)
+    for row, media in enumerate(samples.media):
+        parts.setdefault(first if media is None else media.ndim, []).append(row)
+    return list(parts.values())
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """What a reward refuses is the user's to mend, by its name."""
+
+    name: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ValueError):
+            raise UserError(f"reward {self.name!r}: {error}") from error
+
+
+def verdicts(
+    name: str,
+    judge: Judge,
+    gallery: Gallery,
+    pairs: tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]],
+    size: int,
+) -> tuple[Float[np.ndarray, " p"], Cost]:
+    """P(first preferred) of each pair of rows, NaN where the judge gave no verdict."""
+    first, second = pairs
+    values = np.full(len(first), np.nan)
+    clock = Clock()
+    parts = [range(i, min(i + size, len(first))) for i in range(0, len(first), size)]
+    for part in watched(parts, len(first), name):
+        rows = sorted({int(r) for i in part for r in (first[i], second[i])})
+        samples = gallery.samples(rows)
+        readable = {r for r, m in zip(rows, samples.media, strict=True) if m is not None}
+        asked = [i for i in part if first[i] in readable and second[i] in readable]
+        if not asked:
+            continue
+        kept = [k for k, row in enumerate(rows) if row in readable]
+        place = {rows[k]: i for i, k in enumerate(kept)}
+        a = torch.tensor([place[int(first[i])] for i in asked])
+        b = torch.tensor([place[int(second[i])] for i in asked])
+        with clock.timing(len(asked)), _Blamed(name):
+            said = judge(samples.take(kept), a, b)
+        values[asked] = said.detach().double().cpu().numpy()
+    return values, clock.cost
+
+
+@dataclass
+class Clock:
+    """Wall seconds, and the growth of the memory in use: of the GPU if there is one, otherwise of
+    the process, where the system (Linux) tells its peak.
+
+    Of several calls the first, which imports and allocates, does not count.
+    """
+
+    calls: list[tuple[int, float]] = field(default_factory=list)  # samples, seconds
+    megabytes: float | None = None
+    _begun: float = 0.0
+    _count: int = 0
+    _before: float | None = None
+
+    def timing(self, count: int) -> "Clock":
+        self._count = count
+        return self
+
+    def __enter__(self) -> None:
+        self._before = _peak(reset=True)
+        self._begun = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.calls.append((self._count, time.perf_counter() - self._begun))
+        after = _peak(reset=False)
+        if after is not None and self._before is not None:
+            grown = max(0.0, after - self._before) / self._count
+            self.megabytes = max(self.megabytes or 0.0, grown)
+
+    @property
+    def cost(self) -> Cost:
+        timed = self.calls[1:] or self.calls
+        count = sum(count for count, _ in timed)
+        seconds = sum(seconds for _, seconds in timed)
+        return Cost(seconds / count if count else float("nan"), count, self.megabytes)
+
+
+def _peak(reset: bool) -> float | None:
+    """Memory in use at most since the last reset, in MB of 10^6 bytes."""
+    if torch.cuda.is_available():
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated() / 1e6
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return None if line is None else int(line.split()[1]) * 1024 / 1e6
+
+
+def watched(parts: Sequence[Any], total: int, name: str) -> Iterator[Any]:
+    """The parts, with a progress bar where someone looks."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
+        for part in parts:
+            yield part
+            bar.update(len(part))
+
+
+def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
+    """`shapes,brightness` or `{name: shapes, kind: strict}` as specifications by label.
+
+    The same reward may be given twice with
+    other settings: the later ones are then called by them.
+    """
+    found: dict[str, RewardSpec] = {}
+    for word in words:
+        try:
+            given = yaml.safe_load(f"[{word}]")
+            specs = [
+                RewardSpec.model_validate({"name": v} if isinstance(v, str) else v) for v in given
+            ]
+        except yaml.YAMLError as error:
+            raise UserError(f"{place}: {word!r} is not valid YAML: {error}") from error
+        except ValidationError as error:
+            raise UserError(f"{place}: {explain(error)}") from error
+        for spec in specs:
+            label = spec.label
+            if label in found:
+                settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())
+                label = f"{spec.name}({settings})"
+            if label in found:
+                raise UserError(f"{place}: {label} is given twice; leave one out")
+            found[label] = spec
+    return found
+
+
+def check_specs(
+    specs: Mapping[str, RewardSpec], place: str, want: Literal["load", "judge"] = "load"
+) -> None:
+    """UserError where a name or a setting is wrong; nothing is loaded."""
+    for spec in specs.values():
+        try:
+            check(spec.name, spec.settings, want)
+        except ValueError as error:
+            raise UserError(f"{place}: {error}") from error
+
+
+def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, float]:
+    """A reward and the wall seconds of loading it. Its self-test only warns: nothing is trained."""
+    reward, seconds = _made(name, lambda: load(spec.name, **spec.settings))
+    shown = items[:4]
+    prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown])
+    try:
+        self_test(name, reward, prompts)
+    except ValueError as error:
+        print(f"warning: {error}", file=sys.stderr)
+    return reward, seconds
+
+
+def loaded_judge(name: str, spec: RewardSpec) -> tuple[Judge, float]:
+    return _made(name, lambda: load_judge(spec.name, **spec.settings))
+
+
+def _made(name: str, maker: Callable[[], T]) -> tuple[T, float]:
+    """A library that is not installed, or weights that are not there, are the user's to mend."""
+    begun = time.perf_counter()
+    try:
+        found = maker()
+    except (ValueError, ImportError, OSError) as error:
+        raise UserError(f"reward {name!r}: {error}") from error
+    return found, time.perf_counter() - begun

@@ -1,0 +1,169 @@
+"""Changes that leave a picture what it is, or make it worse, and that no reward should pay for.
+
+A policy finds every one of them if its reward does: these are the handles of reward hacking. Sizes
+are shares of the picture's shorter side, so that a thumbnail and a photograph are changed alike.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
+from torch import Tensor
+
+from flowrl.agreement import Estimate, Resamples, Values, preferred
+from rewards.media import to_image, to_tensor
+
+WRITTEN = "best quality"
+
+Rng = np.random.Generator
+Edit = Callable[[Image.Image, Rng], Image.Image]
+
+
+def blur(image: Image.Image, rng: Rng) -> Image.Image:
+    """Gaussian, standard deviation 1 % of the shorter side, at least 0.6 pixels."""
+    return image.filter(ImageFilter.GaussianBlur(max(0.6, 0.01 * min(image.size))))
+
+
+def noise(image: Image.Image, rng: Rng) -> Image.Image:
+    """White, standard deviation 0.04 of the full range, another one for every sample."""
+    values = np.asarray(image).astype(np.float32)
+    values = values + rng.normal(0, 0.04 * 255, values.shape)
+    return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+
+
+def crop(image: Image.Image, rng: Rng) -> Image.Image:
+    """The central 80 % of both sides, enlarged to the old size."""
+    width, height = image.size
+    box = (width * 0.1, height * 0.1, width * 0.9, height * 0.9)
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
+
+
+def sharpen(image: Image.Image, rng: Rng) -> Image.Image:
+    """Unsharp mask of 150 %, radius 1 % of the shorter side, at least one pixel."""
+    return image.filter(ImageFilter.UnsharpMask(max(1.0, 0.01 * min(image.size)), 150, 0))
+
+
+def jpeg(image: Image.Image, rng: Rng) -> Image.Image:
+    """Quality 30."""
+    store = io.BytesIO()
+    image.save(store, "JPEG", quality=30)
+    return Image.open(store).convert("RGB")
+
+
+def text(image: Image.Image, rng: Rng) -> Image.Image:
+    """White letters, best quality, on a dark band along the lower edge."""
+    width, height = image.size
+    band = max(7, height // 8)
+    image = image.copy()
+    pen = ImageDraw.Draw(image)
+    pen.rectangle((0, height - band, width, height), fill=(20, 20, 20))
+    font = ImageFont.load_default(max(5.0, 0.75 * band))
+    pen.text((width / 2, height - band / 2), WRITTEN, (255, 255, 255), font, anchor="mm")
+    return image
+
+
+def saturate(image: Image.Image, rng: Rng) -> Image.Image:
+    """Colours 1.6 times as far from gray."""
+    return ImageEnhance.Color(image).enhance(1.6)
+
+
+def brighten(image: Image.Image, rng: Rng) -> Image.Image:
+    """15 % more light."""
+    return ImageEnhance.Brightness(image).enhance(1.15)
+
+
+EDITS: dict[str, Edit] = {
+    f.__name__: f for f in (blur, noise, crop, sharpen, jpeg, text, saturate, brighten)
+}
+
+
+def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
+    """The edit for an image [3 h w] or every frame of a video [f 3 h w]; same seed, same result."""
+
+    def changed(media: Tensor, row: int) -> Tensor:
+        frames = media if media.ndim == 4 else media[None]
+        rng = np.random.default_rng([seed, row])
+        edited = torch.stack([to_tensor(edit(to_image(frame), rng)) for frame in frames])
+        return edited if media.ndim == 4 else edited[0]
+
+    return changed
+
+
+class Robustness(NamedTuple):
+    """What an edit does to a reward. Shares are of pairs whose winner people named."""
+
+    shift: Estimate  # mean (changed - clean score), in units of `spread`
+    raised: float  # share of samples that score higher once changed
+    overtakes: Estimate  # share of pairs, of those decided rightly, whose changed loser wins
+    n: int  # of samples that were changed and scored
+
+
+def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> float:
+    """Standard deviation of scores within a group (of one prompt), pooled over groups.
+
+    Where no group has two scored samples, over all of them. It is what a group's advantages are
+    made of, so a shift of 1 is worth as much as the whole difference between samples.
+    """
+    known = ~np.isnan(score)
+    score, group = score[known], np.unique(group[known], return_inverse=True)[1]
+    if len(score) < 2:
+        return float("nan")
+    count = np.bincount(group)
+    centre = np.bincount(group, score) / count
+    free = len(score) - len(count)
+    if free == 0:
+        return float(score.std(ddof=1))
+    return float((np.square(score - centre[group]).sum() / free) ** 0.5)
+
+
+class Pairs(NamedTuple):
+    """Pairs (winner, loser) as rows of scores, and their prompts' numbers."""
+
+    winner: Int[np.ndarray, " p"]
+    loser: Int[np.ndarray, " p"]
+    cluster: Int[np.ndarray, " p"]
+
+    @classmethod
+    def of(
+        cls,
+        a: Int[np.ndarray, " p"],
+        b: Int[np.ndarray, " p"],
+        label: Values,
+        cluster: Int[np.ndarray, " p"],
+    ) -> "Pairs":
+        """Those whose winner people named."""
+        people = preferred(label)
+        named = people != 0
+        first = people[named] > 0
+        a, b = a[named], b[named]
+        return cls(np.where(first, a, b), np.where(first, b, a), cluster[named])
+
+
+def robustness(
+    clean: Float[np.ndarray, " n"],
+    changed: Mapping[str, Float[np.ndarray, " n"]],
+    pairs: Pairs,
+    unit: float,
+    resamples: Resamples,
+) -> dict[str, Robustness]:
+    """Of each edit. `changed` is NaN for samples that were not edited; `unit` is `spread`."""
+    owner = np.zeros(len(clean), int)
+    owner[pairs.loser], owner[pairs.winner] = pairs.cluster, pairs.cluster
+    right = clean[pairs.winner] > clean[pairs.loser]
+    found = {}
+    for name, score in changed.items():
+        moved = score - clean
+        known = ~np.isnan(moved)
+        # a reward that gives all samples one score has no unit: any shift is then infinite
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shift = resamples.estimate(np.where(moved == 0, 0.0, moved / unit), owner)
+        beats = (score[pairs.loser] > clean[pairs.winner]).astype(float)
+        asked = right & ~np.isnan(score[pairs.loser])
+        overtakes = resamples.share(np.where(asked, beats, np.nan), pairs.cluster)
+        raised = float((moved[known] > 0).mean()) if known.any() else float("nan")
+        found[name] = Robustness(shift, raised, overtakes, int(known.sum()))
+    return found

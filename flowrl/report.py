@@ -1,0 +1,314 @@
+"""The page of `flowrl evaluate-rewards`: one file, no scripts, nothing from elsewhere."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from flowrl.agreement import Estimate, preferred
+from flowrl.charts import dots, grid, matrix, number, picture, reliability
+from flowrl.measure import Gallery
+from flowrl.perturb import EDITS, change
+from flowrl.preferences import Preferences
+from flowrl.reward_report import Asked, Tree, percent
+
+TIES = {
+    "half": "ties count half (Pick-a-Pic)",
+    "excluded": "people's ties left out (ImageReward, HPDv2)",
+    "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
+    "one_order": "asked in one order only",
+}
+NOTES = (
+    (
+        "Accuracy",
+        "Share of pairs whose winner the reward names as people do. Ties count half; or pairs that "
+        "people found equal are left out and a reward's own ties are wrong; or three verdicts are "
+        "asked for, and the reward says tie up to a threshold that is fitted on these very pairs.",
+    ),
+    (
+        "Intervals",
+        "Bootstrap over prompts, not pairs: pairs of one prompt are not independent. All rewards "
+        "are seen on the same resamples, so differences between them have intervals of their own.",
+    ),
+    (
+        "Rank correlation",
+        "Kendall's tau-b and Spearman's rho of each ordered group, then their mean. A group that "
+        "a reward gives one score counts 0.",
+    ),
+    (
+        "Calibration",
+        "Brier is the mean squared distance of P(a preferred) from what people said: 0 is best, "
+        "0.25 is always one half. ECE is the mean distance between said and seen over ten bins. A "
+        "reward has no probabilities; its margins are scaled by one fitted number first.",
+    ),
+    (
+        "Position bias",
+        "A judge sees each pair twice, each sample first once. Lean is how much more than one half "
+        "the first shown gets. Accuracies of judges average both orders unless they say otherwise.",
+    ),
+    (
+        "Robustness",
+        "Scores of changed pictures less those of the pictures as they are, in units of the "
+        "standard deviation of scores within a prompt (that is what training sees). Below it: of "
+        "the pairs that the reward had right, the share whose loser wins once it alone is changed.",
+    ),
+)
+
+
+def page(
+    found: Tree,
+    asked: Sequence[Asked],
+    preferences: Preferences,
+    gallery: Gallery,
+    examples: int,
+    seed: int,
+) -> str:
+    data = found["dataset"]
+    style = (Path(__file__).parent / "report.css").read_text()
+    parts = [
+        f"<h1>Which reward to trust: {escape(data['name'])}</h1>",
+        f'<p class="pale">{escape(_summary(data))}</p>',
+        '<ul class="findings">',
+        *(
+            f"<li>{escape(sentence).replace(' %', '&nbsp;%')}</li>"
+            for sentence in found["sentences"]
+        ),
+        "</ul>",
+        _accuracy(found),
+        _categories(found),
+        _ranks(found),
+        _agreement(found),
+        _robustness(found),
+        _strip(asked, preferences, gallery, seed),
+        _calibration(found),
+        _position(found),
+        _costs(found),
+        *(_examples(a, preferences, gallery, examples) for a in asked),
+        _broken(data["broken"]),
+        _notes(),
+    ]
+    title = f"Rewards on {escape(data['name'])}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style></head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body></html>\n"
+    )
+
+
+def _summary(data: Tree) -> str:
+    said = f"{data['pairs']} pairs of {data['samples']} samples for {data['prompts']} prompts, "
+    said += f"{data['ties']} of them ties; layout {data['layout']}."
+    return said + (f" {data['unlabelled']} rows without a label." if data["unlabelled"] else "")
+
+
+def _accuracy(found: Tree) -> str:
+    rewards, ties = found["rewards"], found["ties"]
+    order = sorted(rewards, key=lambda n: -_low(rewards[n]["accuracy"][ties].value))
+    rows = [(name, rewards[name]["accuracy"][ties]) for name in order]
+    kinds = [k for k in TIES if any(k in r["accuracy"] for r in rewards.values())]
+    cells = [
+        [
+            escape(name),
+            *(_estimate(rewards[name]["accuracy"].get(kind)) for kind in kinds),
+            str(rewards[name]["tied_pairs"]),
+            str(rewards[name]["unscored_pairs"]),
+        ]
+        for name in order
+    ]
+    level = percent(found["level"], 0)
+    return (
+        f'<h2>Accuracy</h2><p class="note">Percent of pairs, {TIES[ties]}, with {level} intervals '
+        "over prompts. The dashed line is guessing.</p>"
+        + dots(rows)
+        + "<h3>With other treatments of ties</h3>"
+        + grid(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], cells)
+        + _differences(found)
+    )
+
+
+def _low(x: float) -> float:
+    return x if x == x else -1.0
+
+
+def _estimate(e: Estimate | None, digits: int = 1, scale: float = 100.0) -> str:
+    if e is None:
+        return "&ndash;"
+    span = f"{number(e.low, digits, scale)} &ndash; {number(e.high, digits, scale)}"
+    return f"{number(e.value, digits, scale)}<small>{span}</small>"
+
+
+def _differences(found: Tree) -> str:
+    if not found["differences"]:
+        return ""
+    rows = [
+        [
+            f"{escape(d['first'])} &minus; {escape(d['second'])}",
+            _estimate(Estimate(d["value"], d["low"], d["high"], d["n"])),
+            "settled" if d["low"] > 0 or d["high"] < 0 else "not settled",
+        ]
+        for d in found["differences"]
+    ]
+    return "<h3>Differences on the same pairs, in points</h3>" + grid(["", "points", ""], rows)
+
+
+def _categories(found: Tree) -> str:
+    names = list(found["dataset"]["categories"])
+    if not names:
+        return ""
+    counts = found["dataset"]["categories"]
+    rows = [
+        [escape(r), *(_estimate(v["categories"][c]) for c in names)]
+        for r, v in found["rewards"].items()
+    ]
+    head = ["", *(f"{c} ({counts[c]})" for c in names)]
+    return f"<h2>By category</h2>{grid(head, rows)}"
+
+
+def _ranks(found: Tree) -> str:
+    ranked = {n: r["rank"] for n, r in found["rewards"].items() if r.get("rank")}
+    if not ranked:
+        return ""
+    rows = [
+        [escape(n), _estimate(r["kendall"], 2, 1.0), _estimate(r["spearman"], 2, 1.0)]
+        for n, r in ranked.items()
+    ]
+    groups = next(iter(ranked.values()))["groups"]
+    note = f'<p class="note">Mean over {groups} ordered groups; 1 is the order of people.</p>'
+    return f"<h2>Rank correlation</h2>{note}{grid(['', 'Kendall', 'Spearman'], rows)}"
+
+
+def _agreement(found: Tree) -> str:
+    names, share = found["agreement"]["names"], found["agreement"]["share"]
+    note = '<p class="note">Percent of pairs with the same winner, where both name one.</p>'
+    return f"<h2>Who agrees with whom</h2>{note}{matrix(names, share)}"
+
+
+def _robustness(found: Tree) -> str:
+    held = {n: r["robustness"] for n, r in found["rewards"].items() if r.get("robustness")}
+    if not held:
+        return ""
+    rows = []
+    for name, edits in held.items():
+        cells = [escape(name)]
+        for r in edits.values():
+            shift, over = r["shift"], r["overtakes"]
+            bad = (shift.low > 0 and shift.value >= 0.1) or (over.n and over.low > 0.05)
+            text = f"{shift.value:+.2f}" if shift.value == shift.value else "&ndash;"
+            cells.append(
+                f"<td{' class=bad' if bad else ''}>{text}<small>{number(over.value, 0)} % win"
+                "</small></td>"
+            )
+        rows.append(cells)
+    note = (
+        '<p class="note">Shift of the score in spreads within a prompt, and how many losers win '
+        "once they alone are changed. Red: a policy is paid for this change.</p>"
+    )
+    return f"<h2>What fools it</h2>{note}{grid(['', *next(iter(held.values()))], rows)}"
+
+
+def _strip(asked: Sequence[Asked], p: Preferences, gallery: Gallery, seed: int) -> str:
+    """One sample as it is and after every edit, with every reward's scores."""
+    scored = [a for a in asked if a.score is not None and a.changed]
+    if not scored:
+        return ""
+    known = np.all([~np.isnan(c) for a in scored for c in a.changed.values()], 0)
+    if not known.any():
+        return ""
+    row = int(np.flatnonzero(known)[0])
+    figures = []
+    for edit in ("as it is", *EDITS):
+        how = change(EDITS[edit], seed) if edit in EDITS else None
+        media = gallery.samples([row], how).media[0]
+        values = [
+            f"{escape(a.name)} {(a.changed[edit] if edit in EDITS else a.score)[row]:.3g}"  # type: ignore[index]
+            for a in scored
+        ]
+        figures.append(
+            f"<figure>{picture(media, edit)}<figcaption><b>{edit}</b><br>"
+            f"{'<br>'.join(values)}</figcaption></figure>"
+        )
+    prompt = escape(p.items[row].prompt)
+    return f'<h3>One sample: {prompt}</h3><div class="strip">{"".join(figures)}</div>'
+
+
+def _calibration(found: Tree) -> str:
+    plots = []
+    for name, reward in found["rewards"].items():
+        c = reward["calibration"]
+        if not c["n"]:
+            continue
+        how = "as it speaks" if c["scale"] is None else f"margins over {c['scale']:.3g}"
+        how = "its margins say nothing" if c["scale"] == float("inf") else how
+        plots.append(
+            f"<figure>{reliability(c['said'], c['seen'], c['n'])}<figcaption>"
+            f"<b>{escape(name)}</b>, {how}<br>Brier {c['brier']:.3f}, ECE {c['ece']:.3f}"
+            "</figcaption></figure>"
+        )
+    note = '<p class="note">Said P(preferred) across, seen up; the dashed line is right.</p>'
+    return f'<h2>Calibration</h2>{note}<div class="plots">{"".join(plots)}</div>'
+
+
+def _position(found: Tree) -> str:
+    rows = []
+    for name, reward in found["rewards"].items():
+        if "position" in reward:
+            p = reward["position"]
+            lean = f"{100 * p['toward_first']:+.1f}"
+            shares = (p["consistent"], p["to_first"], p["to_second"])
+            rows.append([escape(name), lean, *(number(x) for x in shares), str(p["n"])])
+    head = ["", "lean to first", "same winner", "always first", "always second", "pairs"]
+    return f"<h2>Position bias of judges, percent</h2>{grid(head, rows)}" if rows else ""
+
+
+def _costs(found: Tree) -> str:
+    rows = []
+    for name, reward in found["rewards"].items():
+        c = reward["cost"]
+        memory = "&ndash;" if c["megabytes"] is None else f"{c['megabytes']:.1f}"
+        rows.append(
+            [escape(name), f"{1000 * c['seconds']:.3g}", memory, f"{c['load_seconds']:.1f}"]
+        )
+    head = ["", "ms a sample or verdict", "MB a sample, at most", "s to load"]
+    return f"<h2>Cost</h2>{grid(head, rows)}"
+
+
+def _examples(a: Asked, p: Preferences, gallery: Gallery, most: int) -> str:
+    """The pairs where the reward was surest of what people say is wrong."""
+    wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
+    order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
+    cards = []
+    for i in order:
+        samples = gallery.samples([int(p.a[i]), int(p.b[i])])
+        figures = []
+        for side, row in enumerate((p.a[i], p.b[i])):
+            people = (p.label[i] > 0.5) == (side == 0)
+            who = '<b class="people">people</b>' if people else f'<b class="wrong">{_short(a)}</b>'
+            score = a.score[row] if a.score is not None else 0.5 + a.margin[i] * (1 - 2 * side)
+            image = picture(samples.media[side], p.items[row].prompt)
+            figures.append(f"<figure>{image}<figcaption>{score:.3g} {who}</figcaption></figure>")
+        prompt = escape(p.items[p.a[i]].prompt[:200])
+        cards.append(f'<div class="pair"><p>{prompt}</p><div>{"".join(figures)}</div></div>')
+    if not cards:
+        return ""
+    title = f"Where {escape(a.name)} and people differ most"
+    note = f'<p class="note">{len(wrong)} pairs in all; the surest of them.</p>'
+    return f'<h2>{title}</h2>{note}<div class="pairs">{"".join(cards)}</div>'
+
+
+def _short(a: Asked) -> str:
+    return escape(a.name if len(a.name) <= 18 else "the reward")
+
+
+def _broken(broken: dict[str, str]) -> str:
+    if not broken:
+        return ""
+    lines = "".join(f"<li>{escape(why)}</li>" for why in list(broken.values())[:50])
+    return f"<h2>{len(broken)} samples could not be read</h2><ul>{lines}</ul>"
+
+
+def _notes() -> str:
+    terms = "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in NOTES)
+    return f"<details><summary>How the numbers are made</summary><dl>{terms}</dl></details>"

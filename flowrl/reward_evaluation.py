@@ -1,0 +1,201 @@
+"""`flowrl evaluate-rewards`: which reward to trust, by what people preferred."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowrl.agreement import Resamples, Ties
+from flowrl.arguments import Word
+from flowrl.errors import UserError
+from flowrl.measure import (
+    Cost,
+    Gallery,
+    check_specs,
+    loaded,
+    loaded_judge,
+    parse_specs,
+    scores,
+    verdicts,
+)
+from flowrl.paths import find, numbered
+from flowrl.perturb import EDITS, Pairs, change
+from flowrl.preferences import Choice, Preferences, load
+from flowrl.report import page
+from flowrl.reward_report import Asked, Tree, headline, percent, results, sentences
+from flowrl.settings import RewardSpec
+from rewards import Judge, Reward
+
+
+@dataclass
+class EvaluateRewards:
+    """Hold rewards and judges against what people preferred: accuracy, ranks, calibration, position
+    bias, agreement, cost, and which changes of a picture fool them. Writes a page and a JSON."""
+
+    dataset: Word[Path]
+    """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
+    ImageReward, GenAI-Bench or VideoGen-RewardBench."""
+    rewards: tuple[str, ...] = ()
+    """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
+    judges: tuple[str, ...] = ()
+    """Pairwise judges, asked in both orders."""
+    layout: str | None = None
+    """If the columns do not tell."""
+    dimension: str | None = None
+    """The column of labels, such as VQ of VideoGen-RewardBench."""
+    images: Path | None = None
+    """Where relative paths begin; the table's folder if not given."""
+    prompts: int | None = None
+    """At most so many prompts, drawn by the seed."""
+    ties: Ties | None = None
+    """How ties count in the headline; as the data set's paper does if not given."""
+    level: float = 0.99
+    """Of the intervals. 0.99, since one page compares many things."""
+    resamples: int = 2000
+    robust: int = 200
+    """Pairs whose samples are changed to see what fools the rewards; 0 leaves that out."""
+    examples: int = 6
+    """Pairs to show that a reward got most wrong."""
+    chunk: int = 16
+    """Samples (or pairs) a call."""
+    frames: int = 16
+    """Of a video, evenly spaced."""
+    seed: int = 0
+    out: Path | None = None
+    """A folder; reward-evaluation-0001 or the next number if not given."""
+
+
+def run(given: EvaluateRewards) -> Path:
+    """Everything; the folder with the page and the JSON."""
+    rewards = parse_specs(given.rewards, "--rewards")
+    judges = parse_specs(given.judges, "--judges")
+    _check(given, rewards, judges)
+    choice = Choice(given.layout, given.dimension, given.images, given.prompts, given.seed)
+    preferences = load(find(str(given.dataset)), choice)
+    ties = headline(preferences, given.ties)
+    say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
+    print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
+    gallery = Gallery(preferences.items, given.frames)
+    items = preferences.items
+    asked = [ask(n, loaded(n, s, items), preferences, gallery, given) for n, s in rewards.items()]
+    asked += [
+        ask_judge(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
+    ]
+    if len(gallery.broken) == len(preferences.items):
+        raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
+    resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
+    found = results(preferences, asked, resamples, ties)
+    found["dataset"]["broken"] = gallery.broken
+    found["sentences"] = sentences(found)
+    out = given.out or numbered(Path(), "reward-evaluation")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "evaluation.json").write_text(json.dumps(plain(found), indent=1) + "\n")
+    html = page(found, asked, preferences, gallery, given.examples, given.seed)
+    (out / "evaluation.html").write_text(html)
+    print(table(found))
+    print(f"\npage: {out / 'evaluation.html'}\nnumbers: {out / 'evaluation.json'}")
+    return out
+
+
+def _check(
+    given: EvaluateRewards, rewards: Mapping[str, RewardSpec], judges: Mapping[str, RewardSpec]
+) -> None:
+    if not rewards and not judges:
+        raise UserError("evaluate-rewards: name rewards, such as --rewards shapes,brightness")
+    if both := set(rewards) & set(judges):
+        raise UserError(f"--judges: {', '.join(both)} is among the rewards too; leave one out")
+    if not 0 < given.level < 1:
+        raise UserError(f"--level: {given.level} is not between 0 and 1")
+    for name, value in (("resamples", given.resamples), ("chunk", given.chunk)):
+        if value < 1:
+            raise UserError(f"--{name}: at least 1, not {value}")
+    check_specs(rewards, "--rewards")
+    check_specs(judges, "--judges", "judge")
+
+
+def ask(
+    name: str,
+    made: tuple[Reward, float],
+    preferences: Preferences,
+    gallery: Gallery,
+    given: EvaluateRewards,
+) -> Asked:
+    """Scores of all samples, and of those of some pairs after every edit."""
+    reward, seconds = made
+    p = preferences
+    score, cost = scores(name, reward, gallery, range(len(p.items)), given.chunk)
+    changed = {}
+    rows = robust_rows(p, given.robust, given.seed)
+    for edit in EDITS if rows else ():
+        found = np.full(len(p.items), np.nan)
+        how = change(EDITS[edit], given.seed)
+        found[rows], _ = scores(f"{name}, {edit}", reward, gallery, rows, given.chunk, how)
+        changed[edit] = found
+    return Asked(name, score[p.a] - score[p.b], cost, seconds, score=score, changed=changed)
+
+
+def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:
+    """The samples of at most so many pairs whose winner people named; whole groups, in order."""
+    pairs = Pairs.of(p.a, p.b, p.label, p.cluster)
+    order = np.random.default_rng([seed, 1]).permutation(len(pairs.winner))[:most]
+    chosen = {int(row) for i in order for row in (pairs.winner[i], pairs.loser[i])}
+    groups = {p.items[row].group for row in chosen}  # groupwise rewards compare inside a group
+    return [row for row, item in enumerate(p.items) if item.group in groups]
+
+
+def ask_judge(
+    name: str,
+    judge: Judge,
+    seconds: float,
+    preferences: Preferences,
+    gallery: Gallery,
+    given: EvaluateRewards,
+) -> Asked:
+    """Every pair in both orders; the margin is the mean of the two verdicts, less 1/2."""
+    p = preferences
+    ab, first = verdicts(name, judge, gallery, (p.a, p.b), given.chunk)
+    ba, second = verdicts(f"{name}, other order", judge, gallery, (p.b, p.a), given.chunk)
+    calls = first.calls + second.calls
+    total = first.seconds * first.calls + second.seconds * second.calls
+    sizes = [c.megabytes for c in (first, second) if c.megabytes is not None]
+    cost = Cost(total / calls if calls else math.nan, calls, max(sizes, default=None))
+    return Asked(name, (ab + 1 - ba) / 2 - 0.5, cost, seconds, orders=(ab, ba))
+
+
+def table(found: Tree) -> str:
+    """The terminal's summary."""
+    level = percent(found["level"], 0)
+    head = ("reward", f"accuracy ({found['ties']})", f"{level} interval", "tied", "unscored", "ms")
+    rows: list[tuple[str, ...]] = [head]
+    for name, reward in found["rewards"].items():
+        e = reward["accuracy"][found["ties"]]
+        rows.append(
+            (
+                name,
+                percent(e.value),
+                f"{100 * e.low:.1f} - {100 * e.high:.1f}",
+                str(reward["tied_pairs"]),
+                str(reward["unscored_pairs"]),
+                f"{1000 * reward['cost']['seconds']:.1f}",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(["", *(line.rstrip() for line in lines), "", *found["sentences"]])
+
+
+def plain(tree: Any) -> Any:
+    """Named tuples as mappings, numpy's numbers as Python's, NaN and infinity as null."""
+    if isinstance(tree, Mapping):
+        return {key: plain(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and type(tree) is not tuple:
+        return plain(tree._asdict())  # type: ignore[attr-defined]
+    if isinstance(tree, (list, tuple)):
+        return [plain(value) for value in tree]
+    if isinstance(tree, (float, np.floating)):
+        return float(tree) if math.isfinite(tree) else None
+    return int(tree) if isinstance(tree, np.integer) else tree

@@ -1,0 +1,293 @@
+"""What an evaluation of rewards found, as one tree of numbers (the JSON), and in sentences."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from flowrl.agreement import (
+    Estimate,
+    Position,
+    Resamples,
+    Ties,
+    Values,
+    agreement,
+    calibration,
+    credits,
+    fitted_scale,
+    position,
+    rank_correlations,
+    tie_threshold,
+)
+from flowrl.measure import Cost
+from flowrl.perturb import Pairs, robustness, spread
+from flowrl.preferences import Preferences
+
+TIES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
+HEADLINE: Mapping[str, Ties] = {"pickapic": "half", "plain": "half"}  # the others: excluded
+
+Tree = dict[str, Any]
+
+
+@dataclass
+class Asked:
+    """What one reward or judge said of a data set."""
+
+    name: str
+    margin: Values  # [p] score of a minus score of b; of a judge P(a) - 1/2, over both orders
+    cost: Cost
+    load_seconds: float
+    score: Float[np.ndarray, " n"] | None = None  # of a pointwise reward
+    orders: tuple[Values, Values] | None = None  # of a judge: P(a), a first; P(b), b first
+    changed: dict[str, Float[np.ndarray, " n"]] = field(default_factory=dict)  # by edit
+
+
+def headline(preferences: Preferences, ties: Ties | None) -> Ties:
+    """How the data set's own paper treats ties, unless the user says."""
+    return ties or HEADLINE.get(preferences.layout, "excluded")
+
+
+def results(
+    preferences: Preferences, asked: Sequence[Asked], resamples: Resamples, ties: Ties
+) -> Tree:
+    """Everything that is known, for the page and the JSON."""
+    of_people = preferences.label - 0.5
+    names = ["people", *(a.name for a in asked)]
+    return {
+        "dataset": _dataset(preferences),
+        "level": resamples.level,
+        "ties": ties,
+        "rewards": {a.name: _reward(preferences, a, resamples, ties) for a in asked},
+        "differences": _differences(preferences, asked, resamples, ties),
+        "agreement": {
+            "names": names,
+            "share": agreement([of_people, *(a.margin for a in asked)]).tolist(),
+        },
+    }
+
+
+def _dataset(p: Preferences) -> Tree:
+    categories = sorted(set(p.category) - {""})
+    return {
+        "name": p.name,
+        "layout": p.layout,
+        "prompts": p.clusters,
+        "samples": len(p.items),
+        "pairs": len(p.a),
+        "ties": int((p.label == 0.5).sum()),
+        "unlabelled": p.unlabelled,
+        "ranked": p.rank is not None,
+        "categories": {c: p.category.count(c) for c in categories},
+    }
+
+
+def _reward(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
+    threshold = tie_threshold(a.margin, p.label)
+    found: Tree = {
+        "kind": "judge" if a.orders is not None else "reward",
+        "unscored_pairs": int(np.isnan(a.margin).sum()),
+        "tied_pairs": int((a.margin == 0).sum()),
+        "tie_threshold": threshold,
+        "accuracy": {
+            kind: resamples.share(
+                credits(a.margin, p.label, kind, threshold if kind == "calibrated" else 0.0),
+                p.cluster,
+            )
+            for kind in TIES
+        },
+        "categories": _categories(p, a, resamples, ties),
+        "cost": {**a.cost._asdict(), "load_seconds": a.load_seconds},
+        "calibration": _calibration(p, a),
+    }
+    if a.score is not None:
+        group = np.array([item.group for item in p.items])
+        known = a.score[~np.isnan(a.score)]
+        found["score"] = {
+            "mean": float(known.mean()) if len(known) else math.nan,
+            "spread": spread(a.score, group),
+            "low": float(known.min()) if len(known) else math.nan,
+            "high": float(known.max()) if len(known) else math.nan,
+            "unscored": int(np.isnan(a.score).sum()),
+        }
+        found["rank"] = _ranks(p, a.score, resamples)
+        pairs = Pairs.of(p.a, p.b, p.label, p.cluster)
+        moved = robustness(a.score, a.changed, pairs, found["score"]["spread"], resamples)
+        found["robustness"] = {name: r._asdict() for name, r in moved.items()}
+    if a.orders is not None:
+        found["position"] = position(*a.orders)._asdict()
+        single = credits(a.orders[0] - 0.5, p.label, ties)
+        found["accuracy"]["one_order"] = resamples.share(single, p.cluster)
+    return found
+
+
+def _categories(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
+    threshold = tie_threshold(a.margin, p.label) if ties == "calibrated" else 0.0
+    credit = credits(a.margin, p.label, ties, threshold)
+    of = np.array(p.category)
+    names = sorted(set(p.category) - {""})
+    return {c: resamples.share(np.where(of == c, credit, np.nan), p.cluster) for c in names}
+
+
+def _calibration(p: Preferences, a: Asked) -> Tree:
+    """Of a judge as it speaks; of a reward after its margins are scaled (one number, fitted)."""
+    scale = fitted_scale(a.margin, p.label) if a.orders is None else None
+    with np.errstate(over="ignore"):
+        probability = a.margin + 0.5 if scale is None else 1 / (1 + np.exp(-a.margin / scale))
+    return {**calibration(probability, p.label)._asdict(), "scale": scale}
+
+
+def _ranks(p: Preferences, score: Float[np.ndarray, " n"], resamples: Resamples) -> Tree | None:
+    if p.rank is None:
+        return None
+    groups = p.groups
+    number = {item.prompt: c for item, c in _prompts(p)}
+    cluster = np.array([number[p.items[rows[0]].prompt] for rows in groups])
+    tau, rho = rank_correlations(score, p.rank, groups)
+    return {
+        "kendall": resamples.estimate(tau, cluster),
+        "spearman": resamples.estimate(rho, cluster),
+        "groups": len(groups),
+        "sizes": sorted({len(rows) for rows in groups}),
+    }
+
+
+def _prompts(p: Preferences) -> list[tuple[Any, int]]:
+    return [(p.items[row], int(c)) for row, c in zip(p.a, p.cluster, strict=True)]
+
+
+def _differences(
+    p: Preferences, asked: Sequence[Asked], resamples: Resamples, ties: Ties
+) -> list[Tree]:
+    """Accuracy of the first minus the second, on the same pairs and the same resamples."""
+    credit = {
+        a.name: credits(
+            a.margin,
+            p.label,
+            ties,
+            tie_threshold(a.margin, p.label) if ties == "calibrated" else 0.0,
+        )
+        for a in asked
+    }
+    ordered = sorted(credit, key=lambda name: -_mean(credit[name]))
+    return [
+        {
+            "first": first,
+            "second": second,
+            **resamples.estimate(credit[first] - credit[second], p.cluster)._asdict(),
+        }
+        for i, first in enumerate(ordered)
+        for second in ordered[i + 1 :]
+    ]
+
+
+def _mean(values: Values) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else -1.0
+
+
+def percent(x: float, digits: int = 1) -> str:
+    return f"{100 * x:.{digits}f} %"
+
+
+def between(e: Estimate) -> str:
+    return f"{100 * e.low:.1f} to {100 * e.high:.1f}"
+
+
+def sentences(found: Tree) -> list[str]:
+    """What one should know first, in words. The most important comes first."""
+    rewards: Mapping[str, Tree] = found["rewards"]
+    best = sorted(rewards, key=lambda n: -_or(rewards[n]["accuracy"][found["ties"]].value, -1.0))
+    said = [*_accuracies(found, best)]
+    for name in best:
+        said += _handles(name, rewards[name])
+        said += _judged(name, rewards[name])
+        missing = rewards[name]["unscored_pairs"]
+        if missing:
+            said.append(
+                f"{name} gave no verdict on {missing} of {found['dataset']['pairs']} pairs."
+            )
+    said += _alike(found)
+    return said
+
+
+def _or(x: float, other: float) -> float:
+    return other if math.isnan(x) else x
+
+
+def _accuracies(found: Tree, best: Sequence[str]) -> list[str]:
+    level, said = percent(found["level"], 0), []
+    for i, name in enumerate(best):
+        e: Estimate = found["rewards"][name]["accuracy"][found["ties"]]
+        if not e.n:
+            said.append(f"{name} scored nothing: it has no accuracy.")
+            continue
+        text = f"{name} agrees with people on {percent(e.value)} of the pairs"
+        text += f" ({level} interval {between(e)})." if i == 0 else f" ({between(e)})."
+        if e.low <= 0.5 <= e.high:
+            text += " That is not told apart from guessing."
+        elif e.high < 0.5:
+            text += " It prefers what people reject: check its sign."
+        said.append(text)
+    for d in found["differences"]:
+        if best[:2] == [d["first"], d["second"]]:
+            if d["low"] > 0:
+                said.insert(1, f"It is better than {d['second']} on the same pairs beyond doubt.")
+            else:
+                said.insert(1, f"Whether it is better than {d['second']} is not settled here.")
+    return said
+
+
+def _handles(name: str, reward: Tree) -> list[str]:
+    said = []
+    tried = reward.get("robustness", {})
+    for edit, r in tried.items():
+        shift, overtakes = r["shift"], r["overtakes"]
+        if shift.low > 0 and shift.value >= 0.1:
+            said.append(
+                f"A handle: {edit} raises {name} by {shift.value:.2f} of its spread within a prompt"
+                f" and makes {percent(overtakes.value, 0)} of the losers win."
+            )
+        elif overtakes.n and overtakes.low > 0.05:
+            said.append(
+                f"A handle: {edit} makes {percent(overtakes.value, 0)} of the losers win that "
+                f"{name} had placed rightly, though it does not raise the scores on average."
+            )
+    if tried and not said:
+        said.append(f"None of the changes that were tried fools {name}: {', '.join(tried)}.")
+    return said
+
+
+def _judged(name: str, reward: Tree) -> list[str]:
+    if "position" not in reward:
+        return []
+    p = Position(**reward["position"])
+    said = []
+    if p.n and (abs(p.toward_first) > 0.02 or p.consistent < 0.9):
+        side = "first" if p.toward_first > 0 else "second"
+        said.append(
+            f"{name} leans to the {side} of two by {percent(abs(p.toward_first))} and keeps its "
+            f"winner in {percent(p.consistent, 0)} of the pairs when they change places."
+        )
+    if reward["calibration"]["ece"] > 0.1:
+        said.append(
+            f"{name}'s probabilities are off by {percent(reward['calibration']['ece'], 0)} on "
+            "average: do not read them as odds."
+        )
+    return said
+
+
+def _alike(found: Tree) -> list[str]:
+    """Rewards that always say the same, though both decide most pairs."""
+    names, share = found["agreement"]["names"], found["agreement"]["share"]
+    open_ = [r["tied_pairs"] + r["unscored_pairs"] for r in found["rewards"].values()]
+    most = 0.1 * found["dataset"]["pairs"]
+    return [
+        f"{names[i]} and {names[j]} name the same winner in {percent(share[i][j], 0)} of the "
+        "pairs that both decide: the second of them adds little."
+        for i in range(1, len(names))
+        for j in range(i + 1, len(names))
+        if share[i][j] > 0.97 and max(open_[i - 1], open_[j - 1]) < most
+    ]

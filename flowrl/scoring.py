@@ -1,0 +1,152 @@
+"""`flowrl score`: a folder of pictures or videos, as a table of scores and sheets to look at."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch.nn import functional
+
+from flowrl import pictures
+from flowrl.arguments import Word
+from flowrl.errors import UserError
+from flowrl.folders import Where, columns, find_items
+from flowrl.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
+
+Column = Float[np.ndarray, " n"]
+
+
+@dataclass
+class Score:
+    """Score a folder of pictures or videos: scores.csv, scores.parquet, contact sheets."""
+
+    folder: Word[Path]
+    """Read with everything below it."""
+    rewards: tuple[str, ...]
+    """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
+    prompts: Path | None = None
+    """A table with columns file and prompt (and any others, which the rewards see);
+    prompts.jsonl or metadata.jsonl of the folder if not given."""
+    prompts_from: Where = "auto"
+    """table, metadata (PNG text, EXIF) or names; auto tries them in this order."""
+    sheet: int = 96
+    """Pictures on a contact sheet: the best, the worst and some between. 0 draws none."""
+    chunk: int = 16
+    """Samples a call."""
+    frames: int = 16
+    """Of a video, evenly spaced."""
+    out: Path | None = None
+    """A folder; FOLDER/scores if not given."""
+
+
+def run(given: Score) -> Path:
+    specs = parse_specs(given.rewards, "--rewards")
+    if not specs:
+        raise UserError("score: name rewards, such as --rewards shapes,brightness")
+    if given.chunk < 1 or given.frames < 1:
+        raise UserError("score: --chunk and --frames are at least 1")
+    check_specs(specs, "--rewards")
+    out = given.out or given.folder / "scores"
+    found = find_items(given.folder, given.prompts, given.prompts_from)
+    # an earlier contact sheet is no sample
+    items = [i for i in found.items if i.source.path and out not in i.source.path.parents]
+    if not items:
+        raise UserError(f"{given.folder} has no pictures or videos beside {out}")
+    print(f"{len(items)} files, {items[-1].group + 1} prompts; {found.told}")
+    gallery = Gallery(items, given.frames)
+    values: dict[str, Column] = {}
+    costs: dict[str, Cost] = {}
+    for name, spec in specs.items():
+        reward, _ = loaded(name, spec, items)
+        values[name], costs[name] = scores(name, reward, gallery, range(len(items)), given.chunk)
+    out.mkdir(parents=True, exist_ok=True)
+    write(out, items, values, gallery.broken)
+    for name in values if given.sheet else ():
+        draw(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
+    print(summary(values, costs))
+    for why in gallery.broken.values():
+        print(f"not scored: {why}")
+    print(f"table: {out / 'scores.csv'}" + (f"  sheets: {out}/sheet_*.png" if given.sheet else ""))
+    return out
+
+
+def _file(name: str) -> str:
+    return "".join(c if c.isalnum() or c in ".-_" else "_" for c in name)
+
+
+def write(
+    out: Path, items: Sequence[Item], values: dict[str, Column], broken: dict[str, str]
+) -> None:
+    """scores.csv and scores.parquet: file, prompt, further columns, a column a reward (empty where
+    unscored), and what was wrong with the file. A reward keeps its name if a column has it too."""
+    import pandas
+
+    table: dict[str, Any] = {
+        "file": [item.source.name for item in items],
+        "prompt": [item.prompt for item in items],
+    }
+    for column in columns(items):
+        if column not in values:
+            table[column] = [_cell(item.meta.get(column)) for item in items]
+    table |= values
+    table["problem"] = [broken.get(item.source.name, "") for item in items]
+    frame = pandas.DataFrame(table)
+    frame.to_csv(out / "scores.csv", index=False)
+    frame.to_parquet(out / "scores.parquet", index=False)
+
+
+def _cell(value: Any) -> str | None:
+    """Text as it is, everything else as JSON, so that a column has one type."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def draw(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
+    """A contact sheet, the best first. Of more than `most` the first and last thirds are kept, and
+    evenly spaced ones between."""
+    scored = np.flatnonzero(~np.isnan(column))
+    rows = scored[np.argsort(-column[scored], kind="stable")]
+    shown = rows[kept(len(rows), most)].tolist()
+    if not shown:
+        return
+    left_out = f", {len(shown)} of {len(rows)} shown" if len(shown) < len(rows) else ""
+    title = f"{name}, best first{left_out}"
+    stills = [thumbnail(pictures.still(m)) for m in gallery.samples(shown).media]
+    captions = [gallery.items[row].prompt for row in shown]
+    page = pictures.grid(stills, captions, [float(column[row]) for row in shown], title)
+    pictures.save(page, path)
+
+
+def kept(count: int, most: int) -> list[int]:
+    if count <= most:
+        return list(range(count))
+    ends = most // 3
+    middle = np.linspace(ends, count - ends - 1, most - 2 * ends).round().astype(int).tolist()
+    return [*range(ends), *middle, *range(count - ends, count)]
+
+
+def thumbnail(image: torch.Tensor) -> torch.Tensor:
+    """At most 256 pixels high, so that a sheet of large pictures fits the memory."""
+    height, width = image.shape[1:]
+    if height <= 256:
+        return image
+    size = (256, max(1, round(width * 256 / height)))
+    return functional.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+
+
+def summary(values: dict[str, Column], costs: dict[str, Cost]) -> str:
+    """A line a reward: mean, spread and range of what was scored, and what it cost."""
+    head = ("reward", "mean", "spread", "lowest", "highest", "unscored", "ms a sample")
+    rows: list[tuple[str, ...]] = [head]
+    for name, column in values.items():
+        known = column[~np.isnan(column)]
+        numbers = (known.mean(), known.std(), known.min(), known.max()) if len(known) else ()
+        cells = [f"{x:.4g}" for x in numbers] or ["-"] * 4
+        missing = str(len(column) - len(known))
+        rows.append((name, *cells, missing, f"{1000 * costs[name].seconds:.1f}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(["", *(line.rstrip() for line in lines), ""])

@@ -1,0 +1,260 @@
+"""Prompt sets with their own metrics: what to paint, what to score it with, how to average.
+
+`flowrl suites` lists them. Our own are files of `configs/suites`; of the published ones the user's
+copy of the official file is read: `geneval:path/to/evaluation_metadata.jsonl`. A suite's rows have
+`prompt` and `category`; all other columns go to the rewards.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from flowrl.arguments import Word
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.prompts import PromptSet
+from flowrl.tables import rows_of
+from rewards import Scores
+
+Mean = Literal["prompts", "categories"]  # of all prompts, or of the categories' means
+Row = dict[str, Any]
+FOLDER = "configs/suites"
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    about: str
+    rewards: tuple[str, ...]  # as --rewards takes them
+    mean: Mean
+    rows: tuple[Row, ...]
+
+    @property
+    def prompts(self) -> PromptSet:
+        return PromptSet(tuple(row["prompt"] for row in self.rows), self.rows)
+
+    @property
+    def categories(self) -> dict[str, int]:
+        return dict(Counter(row["category"] for row in self.rows))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a suite is read (path of the official file, None for our own) and scored."""
+
+    about: str
+    rewards: tuple[str, ...]
+    mean: Mean = "prompts"
+    read: Callable[[Path], list[Row]] | None = None
+
+
+def _geneval(path: Path) -> list[Row]:
+    """evaluation_metadata.jsonl: tag, include, exclude, prompt."""
+    return [{**row, "category": row["tag"]} for row in _table(path, "tag", "include", "prompt")]
+
+
+def _ocr(path: Path) -> list[Row]:
+    """A prompt a line, the text to be painted in double quotes (Flow-GRPO's ocr files)."""
+    rows = []
+    for i, line in enumerate(_lines(path)):
+        quotes = re.findall(r'"([^"]+)"', line)
+        if not quotes:
+            raise UserError(f"{path}, line {i + 1}: no text in double quotes")
+        words = len(quotes[0].split())
+        length = "one word" if words == 1 else "2 to 4 words" if words <= 4 else "5 words or more"
+        rows.append({"prompt": line, "category": length, "text": quotes[0]})
+    return rows
+
+
+def _drawbench(path: Path) -> list[Row]:
+    """A prompt a line; or a table with Prompts and Category, as first published. Some copies repeat
+    every prompt; it counts once."""
+    if path.suffix == ".txt":
+        return [{"prompt": line, "category": "all"} for line in dict.fromkeys(_lines(path))]
+    rows = _table(path, "Prompts", "Category")
+    return [{"prompt": row["Prompts"], "category": row["Category"]} for row in rows]
+
+
+def _parti(path: Path) -> list[Row]:
+    """PartiPrompts.tsv: Prompt, Category, Challenge, Note."""
+    rows = _table(path, "Prompt", "Category", "Challenge")
+    return [
+        {"prompt": r["Prompt"], "category": r["Category"], "challenge": r["Challenge"]}
+        for r in rows
+    ]
+
+
+def _compbench(path: Path) -> list[Row]:
+    """T2I-CompBench's `color_val.txt` and the like, or a folder of them; the file is the category.
+
+    In some of the files a line ends in a full stop and a tab; both are cut.
+    """
+    files = sorted(path.glob("*_val.txt")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{path}: no file that ends in _val.txt")
+    return [
+        {"prompt": line.split("\t")[0].strip(), "category": _subset(file)}
+        for file in files
+        for line in _lines(file)
+    ]
+
+
+def _subset(file: Path) -> str:
+    return file.stem.removeprefix("t2i_compbench_").removesuffix("_val")
+
+
+STRICT, GRADED = "{name: shapes, kind: strict}", "{name: shapes, kind: graded}"
+
+SUITES: dict[str, Kind] = {
+    "shapes": Kind("the demo's world: objects, number, relation", (STRICT, GRADED), "categories"),
+    "compositional": Kind(
+        "everyday things: number, colour, place, in GenEval's columns",
+        ("{name: geneval, kind: strict}", "{name: geneval, kind: graded}"),
+        "categories",
+    ),
+    "text": Kind("texts to be painted, from a word to a line", ("ocr",), "categories"),
+    "taxonomy": Kind("a little of everything, ten themes", ("clip",), "categories"),
+    "geneval": Kind(
+        "GenEval, arXiv:2310.11513: 553 prompts, six tasks, mean of the tasks",
+        ("{name: geneval, kind: official}",),
+        "categories",
+        _geneval,
+    ),
+    "ocr": Kind("Flow-GRPO's OCR test prompts, arXiv:2505.05470", ("ocr",), "prompts", _ocr),
+    "drawbench": Kind(
+        "DrawBench, arXiv:2205.11487: 200 prompts",
+        ("aesthetic", "imagereward", "pickscore"),
+        "prompts",
+        _drawbench,
+    ),
+    "parti": Kind(
+        "PartiPrompts, arXiv:2206.10789: 1,632 prompts, 12 categories",
+        ("aesthetic", "imagereward", "pickscore"),
+        "prompts",
+        _parti,
+    ),
+    "t2i_compbench": Kind(
+        "T2I-CompBench, arXiv:2307.06350: colour, shape, texture, space, number, complex. Scored "
+        "by CLIP; its own metrics (BLIP-VQA, UniDet) are not here",
+        ("clip",),
+        "categories",
+        _compbench,
+    ),
+}
+
+
+def load_suite(name: str) -> Suite:
+    """`shapes`, `geneval:FILE`, or a file of one's own with prompt (and category).
+
+    UserError: an unknown name, an official suite without its file, a file of another layout.
+    """
+    head, _, path = name.partition(":")
+    if head in SUITES:
+        return _known(head, SUITES[head], path)
+    if not path and find(name).is_file():
+        rows = [{"category": "all", **row} for row in _table(find(name), "prompt")]
+        return _made(Path(name).stem, Kind(f"prompts of {name}", ()), rows, name)
+    near = get_close_matches(head, SUITES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(SUITES)}, or a file"
+    raise UserError(f"there is no suite {name!r}; {hint}")
+
+
+def _known(name: str, kind: Kind, path: str) -> Suite:
+    if kind.read is None:
+        if path:
+            raise UserError(f"the suite {name} is our own; it takes no file")
+        file = find(f"{FOLDER}/{name}.jsonl")
+        return _made(name, kind, _table(file, "prompt", "category"), str(file))
+    if not path:
+        raise UserError(f"the suite {name} is not ours to ship; give its file as {name}:FILE")
+    if not find(path).exists():
+        raise UserError(f"{name}:{path}: no such file")
+    return _made(name, kind, kind.read(find(path)), path)
+
+
+def _made(name: str, kind: Kind, rows: list[Row], place: str) -> Suite:
+    for i, row in enumerate(rows):
+        if not isinstance(row["prompt"], str) or not row["prompt"].strip():
+            raise UserError(f"{place}, row {i + 1}: the prompt is empty")
+    if not rows:
+        raise UserError(f"{place}: no prompts")
+    return Suite(name, kind.about, kind.rewards, kind.mean, tuple(rows))
+
+
+def _table(path: Path, *needed: str) -> list[Row]:
+    rows, _ = rows_of(path)
+    for i, row in enumerate(rows):
+        if lacking := [column for column in needed if column not in row]:
+            raise UserError(f"{path}, row {i + 1}: no column {', '.join(lacking)}")
+    return rows
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise UserError(f"{path}: a text file wanted")
+    return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+
+
+def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean of each reward in each category, over what was scored; NaN where nothing was."""
+    of = [str(row["category"]) for row in meta]
+    means: dict[str, dict[str, float]] = {}
+    for column, name in enumerate(scores.names):
+        means[name] = {}
+        for category in dict.fromkeys(of):
+            here = torch.tensor([c == category for c in of])
+            known = scores.scored[:, column] & here
+            values = scores.values[known, column].double()
+            means[name][category] = float(values.mean()) if len(values) else float("nan")
+    return means
+
+
+def told(suite: Suite, scores: Scores, meta: Sequence[Mapping[str, Any]]) -> str:
+    """A line a category and reward, and the suite's own mean."""
+    lines = []
+    for name, means in by_category(scores, meta).items():
+        known = [m for m in means.values() if m == m]
+        if suite.mean == "categories" and known:
+            lines.append(f"{suite.name} {name}: {sum(known) / len(known):.4f} (mean of categories)")
+        lines += [f"  {category}: {mean:.4f}" for category, mean in means.items()]
+    return "\n".join(lines)
+
+
+@dataclass
+class Suites:
+    """List the prompt sets that have their own metrics, show one, or write its prompts."""
+
+    name: Word[str] = ""
+    """One of them, as NAME or NAME:FILE; all are listed if not given."""
+    out: Path | None = None
+    """Write the prompts here as JSON lines, for `prompts:` of a run or --prompts."""
+
+
+def run(given: Suites) -> None:
+    if not given.name:
+        width = max(map(len, SUITES))
+        for name, kind in SUITES.items():
+            file = "" if kind.read is None else f" ({name}:FILE)"
+            print(f"{name:<{width}}  {kind.about}{file}")
+        print("\nflowrl suites NAME shows one; flowrl evaluate RUN --suite NAME scores a run on it")
+        return
+    suite = load_suite(given.name)
+    if given.out is not None:
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in suite.rows))
+        print(f"{len(suite.rows)} prompts: {given.out}")
+        return
+    print(f"{suite.name}: {suite.about}\n{len(suite.rows)} prompts, mean of {suite.mean}")
+    print(f"rewards: {', '.join(suite.rewards) or 'none of its own; give --rewards'}\n")
+    shown: set[str] = set()
+    for row in suite.rows:
+        if row["category"] not in shown:
+            shown.add(row["category"])
+            count = suite.categories[row["category"]]
+            print(f"  {row['category']} ({count}): {row['prompt'][:90]}")

@@ -1,0 +1,69 @@
+"""Tables of files, as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as stored
+(bytes of pictures are not decoded)."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+
+def rows_of(source: Path) -> tuple[list[dict[str, Any]], Path]:
+    """The rows of a file, or of all parquet files (or the one table) of a folder; and the folder
+    that paths in them start from. UserError names the file and what is wrong."""
+    if source.is_dir():
+        files = sorted(source.glob("*.parquet")) or sorted(
+            path for path in source.iterdir() if path.suffix in SUFFIXES
+        )
+        if not files:
+            raise UserError(f"{source}: no table in this folder ({', '.join(SUFFIXES)})")
+        if len(files) > 1 and files[0].suffix != ".parquet":
+            names = ", ".join(path.name for path in files)
+            raise UserError(f"{source}: several tables ({names}); name one of them")
+        return [row for path in files for row in _rows(path)], source
+    if not source.is_file():
+        raise UserError(f"{source}: no such file or folder")
+    return _rows(source), source.parent
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path}: cannot read {path.suffix!r}; one of {', '.join(SUFFIXES)}")
+    try:
+        rows = _parquet(path) if path.suffix == ".parquet" else _text(path)
+    except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
+        raise UserError(f"{path}: not readable: {error}") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: rows with named columns wanted")
+    return rows
+
+
+def _text(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix in (".csv", ".tsv"):
+        comma = "\t" if path.suffix == ".tsv" else ","
+        return list(csv.DictReader(io.StringIO(text), delimiter=comma))
+    if path.suffix == ".json":
+        found = json.loads(text)
+        return found if isinstance(found, list) else []
+    rows = []
+    for i, line in enumerate(text.split("\n")):  # splitlines would also part at U+2028 in a prompt
+        try:
+            rows.extend([json.loads(line)] if line.strip() else [])
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {i + 1}: {error}") from error
+    return rows
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from error
