@@ -40,11 +40,12 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
 
 
 KlForm = Literal["exact", "published", "velocity"]
+Scale = Literal["group", "batch"]  # whose std: a group's own makes the least difference in it large
 
 
 def flow_grpo(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
-    scale: Literal["group", "batch"] = "batch", kernel: Literal["flow_sde", "wan"] = "flow_sde",
+    scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] = "flow_sde",
     kl_form: KlForm = "published",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
@@ -66,7 +67,7 @@ def flow_grpo(
 def flow_grpo_fast(
     *, steps: int = 10, group: int = 24, eta: float = 0.8, clip: float = 1e-5, kl: float = 0.0,
     window: int = 3, kernel: Literal["cps", "flow_sde"] = "cps",
-    scale: Literal["group", "batch"] = "batch",
+    scale: Scale = "batch",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO-Fast (same repository): noise in a window at a random start in the first half of
     the steps. Published with Flow-CPS (arXiv:2509.05952): noise level 0.8, window 3, clip 1e-5,
@@ -85,15 +86,16 @@ def flow_grpo_fast(
     )
 
 
-def _each_reward(after: tuple[Transform, ...] = ()) -> Estimator:
+def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
     """Dance's and Mix's: each reward by itself, with the unbiased std, then the weighted sum."""
-    own = Standardize(correction=1, eps=1e-8)
+    own = Standardize(scale, correction=1, eps=1e-8)
     return Estimator((own, Clip(), Sum(partial=True), *after))
 
 
 def dance_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
     fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
+    scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
     clip 1e-4, one initial noise a prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of which
@@ -107,7 +109,7 @@ def dance_grpo(
     return Algorithm(
         steps=steps,
         plan=Chain(ConstantSDE(eta), group, fraction, shared_noise),
-        advantage=_each_reward(ends),
+        advantage=_each_reward(scale, ends),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )
@@ -130,7 +132,7 @@ def _position(name: ScheduleName, every: int, stride: int) -> Position:
 def mix_grpo(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
     stride: int = 1, every: int = 25, schedule: ScheduleName = "progressive",
-    shared_noise: bool = True, kl: float = 0.0,
+    shared_noise: bool = True, kl: float = 0.0, scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
     iterations, eta 0.7, group 12, clip 1e-4, one initial noise a prompt. `schedule` is how the
@@ -142,7 +144,7 @@ def mix_grpo(
     return Algorithm(
         steps=steps,
         plan=Window(FlowSDE(eta), group, window, _position(schedule, every, stride), shared_noise),
-        advantage=_each_reward(),
+        advantage=_each_reward(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
@@ -150,7 +152,7 @@ def mix_grpo(
 
 def mix_grpo_flash(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
-    every: int = 20, ratio: float = 0.4, frozen: bool = False,
+    every: int = 20, ratio: float = 0.4, frozen: bool = False, scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """MixGRPO-Flash (same paper): after the window, `ratio` of the steps by DPM-Solver++, order 2.
     Flash: ratio 0.4, the window moves every 20 iterations; Flash*: `frozen=True`, ratio 0.2.
@@ -161,7 +163,7 @@ def mix_grpo_flash(
     return Algorithm(
         steps=steps,
         plan=Window(FlowSDE(eta), group, window, position, shared_noise=True, flash=Flash(ratio)),
-        advantage=_each_reward(),
+        advantage=_each_reward(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )
@@ -169,7 +171,7 @@ def mix_grpo_flash(
 
 def temp_flow(
     *, steps: int = 10, roots: int = 4, branch: int = 6, eta: float = 0.7, clip: float = 1e-4,
-    kl: float = 0.004,
+    kl: float = 0.004, scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """TempFlow-GRPO, arXiv:2508.04324: at every step 6 noisy children leave an ODE trunk, and are
     credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, noise level 0.7 (FLUX 0.9),
@@ -181,24 +183,27 @@ def temp_flow(
     return Algorithm(
         steps=steps,
         plan=Fork(FlowSDE(eta), branch, roots),
-        advantage=Estimator((Standardize(), Clip(), ScaleSteps("std"))),
+        advantage=Estimator((Standardize(scale), Clip(), ScaleSteps("std"))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
 
-def _depth_by_depth(prune: str, fusion: Literal["mean", "max", "path"]) -> Estimator:
+def _depth_by_depth(
+    scale: Scale, prune: str = "none", fusion: Literal["mean", "max", "path"] = "mean"
+) -> Estimator:
     width: tuple[Transform, ...] = ()
     if prune in ("branch", "extremes"):
         width = (PruneWidth("branch" if prune == "branch" else "extremes"),)
-    return Estimator((Sum(), Standardize(correction=1, eps=1e-8), *width, Clip()), fusion)
+    own = Standardize(scale, correction=1, eps=1e-8)
+    return Estimator((Sum(), own, *width, Clip()), fusion)
 
 
 def branch_grpo(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
     prune: Literal["none", "branch", "extremes", "depth"] = "none",
-    fusion: Literal["mean", "max", "path"] = "mean",
+    fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
     1e-3; an edge's advantage is its child's among the nodes of the same depth.
@@ -222,7 +227,7 @@ def branch_grpo(
     return Algorithm(
         steps=steps,
         plan=plan,
-        advantage=_depth_by_depth(prune, fusion),
+        advantage=_depth_by_depth(scale, prune, fusion),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )
@@ -231,6 +236,7 @@ def branch_grpo(
 def branch_grpo_mix(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,
+    scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, an
     ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See `branch_grpo`.
@@ -238,7 +244,7 @@ def branch_grpo_mix(
     return Algorithm(
         steps=steps,
         plan=Tree(ConstantSDE(eta), at, branch, stripes=Stripes(window, every)),
-        advantage=_depth_by_depth("none", "mean"),
+        advantage=_depth_by_depth(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )
@@ -246,7 +252,7 @@ def branch_grpo_mix(
 
 def grpo_guard(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 2e-6, kl: float = 0.0,
-    scale: Literal["group", "batch"] = "group",
+    scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """GRPO-Guard, arXiv:2510.22319: RatioNorm, and steps reweighted by 1/h. SD3.5-M: 10 steps,
     noise level 0.7, group 24, clip 2e-6 (PickScore 4e-6), no KL, group std.

@@ -12,6 +12,7 @@ Matching losses do see it: with one state, the flow velocity's error is the nois
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -71,33 +72,55 @@ class Schedule:
         return (above - nearer_below.long()).to(sigma.device)
 
 
-def _velocity(
-    model: Model, schedule: Schedule, ends: Callable[..., tuple[Tensor, Tensor]]
-) -> Velocity:
-    """`ends` gives (x0, noise) of (VP state, prediction, alpha, s)."""
+def to_vp(z: Float[Tensor, "n *d"], sigma: Float[Tensor, " n"]) -> Float[Tensor, "n *d"]:
+    """The variance-preserving state alpha x0 + s noise of a flow's state."""
+    z = lift(z)
+    return per_row(scale(lift(sigma)), z) * z
 
+
+def from_vp(x: Float[Tensor, "n *d"], sigma: Float[Tensor, " n"]) -> Float[Tensor, "n *d"]:
+    """The reverse of `to_vp`."""
+    x = lift(x)
+    return x / per_row(scale(lift(sigma)), x)
+
+
+Prediction = Literal["epsilon", "v_prediction", "sample"]
+
+
+def flow_velocity(kind: Prediction, x: Tensor, prediction: Tensor, sigma: Tensor) -> Tensor:
+    """noise - x0 [n *d] of what a model predicts at the VP states x [n *d].
+
+    `v_prediction` is alpha noise - s x0 (arXiv:2202.00512). A noise prediction says nothing of x0
+    at sigma = 1, nor a clean one of the noise at sigma = 0.
+    """
+    x, prediction, sigma = lift(x), lift(prediction), lift(sigma)
+    factor = scale(sigma)
+    alpha, s = (per_row(a * factor, x) for a in (1 - sigma, sigma))
+    if kind == "epsilon":
+        return prediction - (x - s * prediction) / alpha
+    if kind == "v_prediction":
+        return (s * x + alpha * prediction) - (alpha * x - s * prediction)
+    return (x - alpha * prediction) / s - prediction
+
+
+def _velocity(model: Model, schedule: Schedule, kind: Prediction) -> Velocity:
     def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        x = lift(x)
-        factor = scale(lift(sigma))
-        alpha, s = (per_row(a * factor, x) for a in (1 - sigma, sigma))
-        state = per_row(factor, x) * x
-        prediction = lift(model(state, schedule.timestep(sigma), prompt))
-        x0, noise = ends(state, prediction, alpha, s)
-        return noise - x0
+        state = to_vp(x, sigma)
+        return flow_velocity(kind, state, model(state, schedule.timestep(sigma), prompt), sigma)
 
     return velocity
 
 
 def from_epsilon(model: Model, schedule: Schedule) -> Velocity:
     """The flow velocity of a model that predicts the noise."""
-    return _velocity(model, schedule, lambda x, e, alpha, s: ((x - s * e) / alpha, e))
+    return _velocity(model, schedule, "epsilon")
 
 
 def from_v(model: Model, schedule: Schedule) -> Velocity:
     """The flow velocity of a model that predicts alpha noise - s x0 (arXiv:2202.00512)."""
-    return _velocity(model, schedule, lambda x, v, a, s: (a * x - s * v, s * x + a * v))
+    return _velocity(model, schedule, "v_prediction")
 
 
 def from_x0(model: Model, schedule: Schedule) -> Velocity:
     """The flow velocity of a model that predicts the clean sample."""
-    return _velocity(model, schedule, lambda x, x0, alpha, s: (x0, (x - alpha * x0) / s))
+    return _velocity(model, schedule, "sample")

@@ -13,11 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def generator(*key: int | str) -> torch.Generator:
-    """A CPU generator seeded by a hash of the key: near keys give unrelated streams."""
+def number(*key: int | str) -> int:
+    """A hash of the key, in 0 to 2^64 - 1: near keys give unrelated numbers."""
     plain = tuple(k if isinstance(k, str) else int(k) for k in key)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    return int.from_bytes(digest, "big")
+
+
+def generator(*key: int | str) -> torch.Generator:
+    """A CPU generator seeded by `number(*key)`."""
+    return torch.Generator().manual_seed(number(*key))
 
 
 def normal(keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...]) -> Float[Tensor, "n *d"]:

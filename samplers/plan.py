@@ -13,6 +13,7 @@ from math import prod
 import torch
 
 from samplers.kernels import Kernel
+from samplers.particles import FeynmanKac
 from samplers.solvers import Euler, Solver
 
 
@@ -32,6 +33,8 @@ class Plan:
     `split` correlates the noise of siblings: xi = (xi_parent + split eta) / sqrt(1 + split^2), so
     each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4);
     None draws them independently.
+    `steer` makes the roots of a draw particles that are weighed by a reward on the way and drawn
+    anew: their samples are not the policy's own, so they have no density to train on.
     Raises ValueError, with the step's index, for steps that do not meet or cannot be.
     """
 
@@ -42,6 +45,7 @@ class Plan:
     solver: Solver = Euler()  # of the steps that are not noisy
     solve_from: int = 0  # steps without noise before this index are Euler's
     split: float | None = None
+    steer: FeynmanKac | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -57,6 +61,8 @@ class Plan:
             raise ValueError(f"split must be positive, got {self.split}: siblings would be one")
         if not 0 <= self.solve_from <= len(self.steps):
             raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
+        if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
+            raise ValueError("steered steps cannot branch or be trained on: they have no density")
         for a, b in pairwise(self.steps):
             if a.sigma_next != b.sigma:
                 raise ValueError(f"steps do not meet: {a.sigma_next} then {b.sigma}")
@@ -116,7 +122,7 @@ class Plan:
 
         Two plans of an iteration with the same trunk are in the same state there.
         """
-        if any(self.stochastic(j) for j in range(k)):
+        if self.steer is not None or any(self.stochastic(j) for j in range(k)):
             return None
         start = (self.roots, self.shared_noise, self.solver, self.solve_from, len(self.steps))
         return (*start, self.sigmas[: k + 1])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from samplers.kernels import Kernel
+from samplers.particles import FeynmanKac
 from samplers.plan import Plan, steps_of
 from samplers.solvers import DPM2M, Euler, Solver
 from samplers.windows import Position, Progressive
@@ -32,6 +33,35 @@ class Ode:
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         return (Plan(steps_of(sigmas), roots=self.group, solver=self.solver),)
+
+
+@dataclass(frozen=True)
+class Particled:
+    """In the iterations `first` <= i < `stop` a draw's group are Feynman-Kac particles (noisy steps
+    of `kernel`, weighed and drawn anew by the reward on the way), in all others `otherwise`'s.
+
+    Better samples to learn from while the policy finds few by itself; for likelihoods that need
+    clean samples only. The last drawing anew is left out: copies of one sample teach nothing new.
+    """
+
+    otherwise: Planner
+    kernel: Kernel
+    group: int
+    how: FeynmanKac
+    first: int
+    stop: int
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        last = _last(sigmas)
+        if late := [k for k in self.how.at if not 0 <= k < last]:
+            raise ValueError(
+                f"particles cannot be weighed before the steps {late}: copies part at a noisy step,"
+                f" and those are 0 to {last - 1}"
+            )
+        if not self.first <= iteration < self.stop:
+            return self.otherwise(sigmas, iteration, seed)
+        steps = steps_of(sigmas, noisy=set(range(last)))
+        return (Plan(steps, self.kernel, self.group, steer=self.how),)
 
 
 @dataclass(frozen=True)
@@ -229,11 +259,20 @@ def _some(train: Set[int]) -> Set[int]:
     return train
 
 
+CLEAN = 0.005  # levels below it are the end: noise in the step that reaches one stays in the sample
+
+
 def _last(sigmas: Sequence[float]) -> int:
-    """The index of the last step; there must be one before it."""
+    """The index of the last step that matters; there must be one before it.
+
+    Schedulers without a shift end on levels such as 0.2, 0.001, 0: the step to 0.001 is the last.
+    """
     if len(sigmas) < 3:
         raise ValueError(f"a planner with noise needs two steps or more, got levels {list(sigmas)}")
-    return len(sigmas) - 2
+    last = len(sigmas) - 2
+    while last > 1 and sigmas[last] < CLEAN:
+        last -= 1
+    return last
 
 
 def _between(sigmas: Sequence[float], place: float) -> float:

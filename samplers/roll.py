@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.particles import Score
 from samplers.plan import Columns, Plan
+from samplers.steering import Steering
 from samplers.walk import Edges, State, Velocity, Walk
 
 __all__ = ["Edges", "Rollout", "Velocity", "chunked", "roll"]
@@ -34,6 +36,11 @@ class Rollout:
     @property
     def columns(self) -> Columns:
         return self.plan.columns
+
+    @property
+    def lengths(self) -> Int[Tensor, " n"]:
+        """Decisions of each sample that are trained on: noisy steps here, tokens in text."""
+        return torch.full((len(self.prompt),), len(self.edges), device=self.prompt.device)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     seed: int,
     iteration: int,
     keep_mean: bool = False,
+    score: Score | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Rollout, ...]:
@@ -85,7 +93,7 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     The velocity's `prompt` argument is the place of a state's draw in `draws`. Steps without noise
     that several plans begin with are computed once. `keep_mean` stores the sampling policy's means
     with the edges, one more latent a trained node. Noise is drawn on the CPU in float32, so it is
-    the same on every device and in every dtype.
+    the same on every device and in every dtype. A plan that steers asks `score` on the way.
     """
     if not draws:
         raise ValueError("roll needs at least one draw")
@@ -96,8 +104,13 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     trunk = _Trunk.of(plans)
     rollouts = []
     for index, plan in enumerate(plans):
-        state, edges = trunk.descend(walk, plan, index)
-        x0 = state.children(plan.group // plan.states[-1]).x
+        if plan.steer is not None:
+            if score is None:
+                raise ValueError("a plan that steers needs the reward on the way: give `score`")
+            (x0, _, _), edges = Steering(plan.steer, walk, plan, index, score).descend(), ()
+        else:
+            state, edges = trunk.descend(walk, plan, index)
+            x0 = state.children(plan.group // plan.states[-1]).x
         rollouts.append(
             Rollout(plan, x0, walk.prompt(x0), walk.draws, edges, seed, iteration, index)
         )

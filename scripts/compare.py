@@ -29,7 +29,7 @@ KEPT = 0.9  # of the base's diversity: a trial below it is not chosen
 
 @dataclass
 class Arguments:
-    table: Path = Path("configs/compare.yaml")
+    table: Path = Path("configs/compare/demo.yaml")
     folder: Path = Path("runs/compare")
     methods: tuple[str, ...] = ()
     """Only these; all of the table if not given."""
@@ -143,7 +143,7 @@ def final_runs(table: dict, method: str, root: Path) -> list[Job]:
         return []
     own = row["trials"][best]
     return [
-        Job(method, f"seed-{s}", settings(table, method, own, 8, s), root) for s in table["seeds"]
+        Job(method, f"seed-{s}", settings(table, method, own, 6, s), root) for s in table["seeds"]
     ]
 
 

@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))
+
+from scripts.mutants_text import ROWS as TEXT_ROWS  # noqa: E402
+
 PATIENCE = 900  # seconds for the tests of one mutant
 
 
@@ -85,16 +89,16 @@ MUTANTS = [Mutant(*row) for row in (
      "test_roll.py"),
     ("walk-stored", "samplers/walk.py", "logp, kept = mean_log_prob(g, x_next)",
      "logp, kept = mean_log_prob(g, mean)", "test_roll.py"),
-    ("steering-kept", "samplers/steering.py", "torch.where(drawn, 0.0, log_weight)",
+    ("steering-kept", "samplers/particles.py", "torch.where(drawn, 0.0, log_weight)",
      "torch.zeros_like(log_weight)", "test_steering.py"),
-    ("steering-spent", "samplers/steering.py", "(ends - origin) - before.spent",
+    ("steering-spent", "samplers/particles.py", "(ends - origin) - before.spent",
      "(ends - origin)", "test_steering.py"),
     ("steering-unscored", "samplers/steering.py",
      "score = torch.where(score.isfinite(), score, -math.inf)",
      "score = torch.where(score.isfinite(), score, math.inf)", "test_steering.py"),
     ("advantages-std", "flowrl/advantages.py", "masked_std(value, kept, scale, self.correction)",
      "masked_std(value, kept, scale, 0)", "test_advantages.py test_golden_credit.py"),
-    ("advantages-rounding", "flowrl/advantages.py", "(std > NONE * size)", "(std > 0)",
+    ("advantages-rounding", "flowrl/credit.py", "(std > NONE * size)", "(std > 0)",
      "test_advantages.py"),
     ("advantages-leave-one-out", "flowrl/advantages.py", "* count / (count - 1).clamp(min=1)", "",
      "test_advantages.py"),
@@ -104,7 +108,7 @@ MUTANTS = [Mutant(*row) for row in (
      "mask & credit.mask", "test_advantages.py"),
     ("advantages-steps", "flowrl/advantages.py", "weight / weight[:-1].mean()",
      "weight / weight.mean()", "test_advantages.py"),
-    ("advantages-path", "flowrl/advantages.py", "logp.masked_fill(~mask, -torch.inf).softmax",
+    ("advantages-path", "flowrl/credit.py", "logp.masked_fill(~mask, -torch.inf).softmax",
      "logp.softmax", "test_advantages.py test_golden_credit.py"),
     ("advantages-rescale", "flowrl/advantages.py", "self.to / self.at", "self.at / self.to",
      "test_advantages.py"),
@@ -123,8 +127,8 @@ MUTANTS = [Mutant(*row) for row in (
      "torch.maximum(ratio * advantage,", "test_losses.py"),
     ("losses-dual", "flowrl/losses.py", "torch.maximum(gain, dual", "torch.minimum(gain, dual",
      "test_losses.py"),
-    ("losses-counts", "flowrl/losses.py", "(good & (ratio > 1 + self.high))",
-     "(ratio > 1 + self.high)", "test_losses.py"),
+    ("losses-counts", "flowrl/losses.py", "(good & (ratio > 1 + high))",
+     "(ratio > 1 + high)", "test_losses.py"),
     ("losses-preference", "flowrl/losses.py", "(better - worse)", "(worse - better)",
      "test_losses.py"),
     ("losses-nft-beta", "flowrl/losses.py", "* self.advantage_max / self.beta",
@@ -154,13 +158,13 @@ MUTANTS = [Mutant(*row) for row in (
     ("comparisons-tie", "flowrl/comparisons.py",
      "return torch.where(masked_std(value, mask, 1, 0) > 0, ends, 0.0)", "return ends",
      "test_advantages.py"),
-    ("update-totals", "flowrl/update.py", "/ totals[entries.denominator])",
-     "/ mask.sum().clamp(min=1))", "test_training.py"),
+    ("update-totals", "flowrl/objective.py", "loss = value.sum() / max(counts.tokens, 1.0)",
+     "loss = value.sum() / mask.sum().clamp(min=1)", "test_training.py"),
     ("update-deal", "flowrl/update.py", "own[deal == number]", "own[deal == 0]",
      "test_training.py"),
-    ("update-mask", "flowrl/update.py", "int(chunk.mask.sum())", "chunk.mask.numel()",
+    ("update-mask", "flowrl/objective.py", "int(mask.sum()) for mask", "mask.numel() for mask",
      "test_training.py"),
-    ("update-rows", "flowrl/update.py", "(value.sum(1) / mask.sum(1).clamp(min=1)).sum()",
+    ("update-rows", "flowrl/objective.py", "(value.sum(1) / mask.sum(1).clamp(min=1)).sum()",
      "value.sum()", "test_training.py"),
     ("update-old", "flowrl/update.py", 'algorithm.behaviour == "current" and chunk.old is None',
      "chunk.old is None", "test_training.py"),
@@ -178,8 +182,14 @@ MUTANTS = [Mutant(*row) for row in (
      'state[f"current/{name}"]', "test_policies.py"),
     ("collect-behaviour", "flowrl/collect.py", "using(algorithm.behaviour)", 'using("current")',
      "test_training.py"),
-    ("collect-guidance", "flowrl/collect.py", "bind(s.model.guidance.train)",
-     "bind(s.model.guidance.sample)", "test_training.py"),
+    ("painting-guidance", "flowrl/models/painting.py", "_bind(self.owner.guidance.train)",
+     "_bind(self.owner.guidance.sample)", "test_training.py"),
+    ("steered-window", "samplers/planners.py", "self.first <= iteration < self.stop",
+     "self.first <= iteration <= self.stop", "test_steering.py"),
+    ("plan-clean", "samplers/planners.py", "while last > 1 and sigmas[last] < CLEAN:",
+     "while last > 1 and sigmas[last] < 0:", "test_plans.py"),
+    ("collect-looked", "flowrl/collect.py", "looked += len(rollout.prompt)", "looked += 0",
+     "test_steered_training.py"),
     ("collect-failures", "flowrl/collect.py", "if lost.any() and", "if lost.all() and",
      "test_training.py"),
     ("checkpoint-keep", "flowrl/checkpoint.py", "[: -session.run.checkpoint.keep]",
@@ -204,6 +214,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_shapes.py"),
     ("shapes-first", "rewards/shapes.py", "!= wanted.things[0])", "== wanted.things[0])",
      "test_shapes.py"),
+    *TEXT_ROWS,
 )]
 # fmt: on
 

@@ -72,7 +72,7 @@ def test_nothing_is_chosen_while_a_trial_is_missing(tmp_path):
 
 
 def test_every_recipe_of_images_is_compared_with_as_many_trials():
-    table = yaml.safe_load(Path("configs/compare.yaml").read_text())
+    table = yaml.safe_load(Path("configs/compare/demo.yaml").read_text())
     assert len({len(row["trials"]) for row in table["methods"].values()}) == 1
     from flowrl import grpo_recipes, matching_recipes
     from flowrl.recipes import RECIPES
@@ -84,7 +84,7 @@ def test_every_recipe_of_images_is_compared_with_as_many_trials():
 
 
 def test_a_short_comparison_runs_reports_and_is_not_made_again(tmp_path):
-    table = yaml.safe_load(Path("configs/compare.yaml").read_text())
+    table = yaml.safe_load(Path("configs/compare/demo.yaml").read_text())
     table["seeds"] = [0]
     table["common"]["evaluate"] |= {"samples": 16, "steps": 4}
     table["common"]["prompts"]["per_iteration"] = 2

@@ -32,8 +32,8 @@ from samplers import (
 )
 from samplers.adapt import Schedule, from_epsilon, level, scale
 from samplers.kernels import per_row
+from samplers.particles import FeynmanKac, normalised
 from samplers.solvers import Past, Point
-from samplers.steering import FeynmanKac, normalised
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -290,3 +290,16 @@ REFUSED = [
 def test_nonsense_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("planner", [Chain(FlowSDE(), 2), Fork(FlowSDE(), 2)])
+def test_a_level_that_is_as_good_as_clean_is_the_end(planner):
+    """Schedulers without a shift give such a level; noise in the step to it would be seen."""
+
+    def noisy(level):
+        plans = planner([1.0, 0.75, 0.5, 0.25, level, 0.0], 0, 0)
+        assert all(len(plan.steps) == 5 for plan in plans)
+        return {k for plan in plans for k, step in enumerate(plan.steps) if step.noisy}
+
+    assert noisy(0.001) == {0, 1, 2}
+    assert noisy(0.01) == {0, 1, 2, 3}  # shifted schedules keep theirs

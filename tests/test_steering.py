@@ -5,17 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers import Chain, ConstantSDE, Grid, Plan, Tree, roll
+from samplers import Chain, ConstantSDE, Grid, Ode, Particled, Plan, Tree, roll
+from samplers.particles import FeynmanKac, effective, normalised, systematic
 from samplers.plan import steps_of
-from samplers.steering import (
-    FeynmanKac,
-    best,
-    effective,
-    importance,
-    normalised,
-    steer,
-    systematic,
-)
+from samplers.steering import best, importance, steer
 from tests.tiny import Counting, gaussian_velocity
 
 SIGMAS = Grid(30).sigmas()
@@ -132,3 +125,38 @@ def test_what_cannot_be_steered_is_refused():
             run(FeynmanKac((1,)), plan)
     with pytest.raises(ValueError, match="not among the steps 0 to 29"):
         run(FeynmanKac((1, 30)), chain)
+
+
+def particled(at=(8, 16), strength=3.0, group=6):
+    """Particles in the iterations 2 and 3."""
+    how = FeynmanKac(at, strength, adaptive=False)
+    return Particled(Ode(group), ConstantSDE(0.8), group, how, 2, 4)
+
+
+def test_particles_feed_the_iterations_of_a_window():
+    planner = particled()
+    kinds = [planner(SIGMAS, iteration, 0)[0].steer is not None for iteration in range(6)]
+    assert kinds == [False, False, True, True, False, False]
+    assert planner(SIGMAS, 0, 0) == Ode(6)(SIGMAS, 0, 0)
+
+
+def test_particles_are_better_samples_in_groups_and_cost_no_more():
+    plans = particled(group=64)(SIGMAS, 2, 0)
+    counting = Counting()
+    settings = {"seed": 0, "iteration": 2}
+    (rollout,) = roll(plans, counting, (1,), [7, 3], score=first, **settings)
+    assert counting.states == 2 * plans[0].evaluations == 2 * 64 * 30
+    assert rollout.prompt.tolist() == [0] * 64 + [1] * 64 and rollout.edges == ()
+    assert len(rollout.x0.unique()) == len(rollout.x0)  # copies parted again
+    assert (rollout.x0.view(2, 64).mean(1) > 0.8).all()  # of N(0, 1), towards N(3, 1)
+    (alone,) = roll(plans, gaussian_velocity, (1,), [3], score=first, **settings)
+    assert torch.equal(alone.x0, rollout.x0[64:])
+
+
+def test_particles_without_a_reward_or_too_late_are_refused():
+    with pytest.raises(ValueError, match="give `score`"):
+        roll(particled()(SIGMAS, 2, 0), gaussian_velocity, (1,), [0], seed=0, iteration=2)
+    with pytest.raises(ValueError, match=r"before the steps \[29\]"):
+        particled(at=(3, 29))(SIGMAS, 0, 0)
+    with pytest.raises(ValueError, match="no density"):
+        Plan(steps_of(SIGMAS, noisy={0}, train={0}), ConstantSDE(), 4, steer=FeynmanKac((1,)))

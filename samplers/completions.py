@@ -1,0 +1,184 @@
+"""What a language model's sampler will do, as data, and what it has done.
+
+A step is a token, so a planner of text is called like one of pictures; of the levels only their
+number counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
+Every node branches after its cut, so "the ancestor of leaf i in segment k" is integer division.
+A completion that has stopped before a cut has children that are its copies.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from samplers.plan import Columns
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """At most `length` tokens; nodes a draw in each segment, and the tokens at which they branch.
+
+    temperature  0 takes the likeliest token: for evaluation, since it has no density
+    top_p        draw among the fewest tokens that hold this much probability
+    Raises ValueError for cuts and nodes that make no tree.
+    """
+
+    length: int
+    nodes: tuple[int, ...]
+    cuts: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"a completion needs a token: length is {self.length}")
+        if self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"temperature {self.temperature} must be at least 0, top_p {self.top_p} in (0, 1]"
+            )
+        assert len(self.nodes) == len(self.cuts) + 1, "a node count for each segment"
+        wrong = [cut for cut in self.cuts if not 0 < cut < self.length]
+        if wrong or list(self.cuts) != sorted(set(self.cuts)):
+            raise ValueError(
+                f"branches after tokens {self.cuts}: they must rise between 0 and {self.length}"
+            )
+        for parents, children in pairwise((1, *self.nodes)):
+            if children < 1 or children % parents:
+                raise ValueError(f"{self.nodes} nodes a segment make no tree: each has its parent")
+
+    @property
+    def group(self) -> int:
+        return self.nodes[-1]
+
+    @property
+    def columns(self) -> Columns:
+        ones = (1.0,) * len(self.nodes)
+        return Columns(self.nodes, (True,) * len(self.nodes), std=ones, h=ones)
+
+    @property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """First and one past the last token of each."""
+        return tuple(pairwise((0, *self.cuts, self.length)))
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that a draw generates; what leaves share is counted once."""
+        return sum(n * (b - a) for n, (a, b) in zip(self.nodes, self.segments, strict=True))
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Independent completions: a tree that branches at its root."""
+
+    group: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
+        plan = TextPlan(
+            len(levels) - 1, (self.group,), temperature=self.temperature, top_p=self.top_p
+        )
+        return (plan,)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A tree: `roots` completions, each of which branches into `branch` after `at` tokens each.
+
+    Tree-structured rollouts of language models: arXiv:2505.23564 (SPO), arXiv:2506.11902 (TreeRL).
+    """
+
+    roots: int
+    branch: int
+    at: tuple[int, ...]
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
+        nodes = tuple(self.roots * self.branch**k for k in range(len(self.at) + 1))
+        return (TextPlan(len(levels) - 1, nodes, self.at, self.temperature, self.top_p),)
+
+
+TextPlanner = Completions | Segments
+
+
+@dataclass(frozen=True)
+class Say:
+    """A segment's tokens under the sampler, one entry a node: as `Edges` are for pictures."""
+
+    step: int  # the segment
+    logp: Float[Tensor, " nodes"]  # mean over its tokens; 0 where the node has none
+
+
+@dataclass(frozen=True)
+class TextRollout:
+    """Leaves of one draw are contiguous. Entries at positions of at least `lengths` are 0.
+
+    ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
+               tokens)
+    lengths    tokens of each, the stop token included
+    stopped    False where a completion was cut off at the plan's length
+    kept       the tokens that top-p left, in bits; None where it left all
+    """
+
+    plan: TextPlan
+    ids: Int[Tensor, "n t"]
+    logp: Float[Tensor, "n t"]
+    lengths: Int[Tensor, " n"]
+    stopped: Bool[Tensor, " n"]
+    kept: UInt8[Tensor, "n t bytes"] | None
+    prompt: Int[Tensor, " n"]
+    draws: tuple[int, ...]
+    seed: int
+    iteration: int
+    index: int = 0
+
+    @property
+    def columns(self) -> Columns:
+        return self.plan.columns
+
+    @property
+    def written(self) -> Bool[Tensor, "n t"]:
+        """Positions that hold a token."""
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
+
+    @property
+    def point(self) -> Int[Tensor, "n t"]:
+        """The segment, so the decision point, that a position belongs to."""
+        cuts = torch.tensor(self.plan.cuts, dtype=torch.int64, device=self.ids.device)
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return torch.bucketize(places, cuts, right=True).expand(len(self.ids), -1)
+
+    @property
+    def own(self) -> Bool[Tensor, "n t"]:
+        """Tokens, each of which is counted at the first leaf of the node that wrote it only."""
+        nodes = torch.tensor(self.plan.nodes, device=self.ids.device)
+        leaves = self.plan.group // nodes[self.point]
+        place = torch.arange(len(self.ids), device=self.ids.device)[:, None] % self.plan.group
+        return self.written & (place % leaves == 0)
+
+    @property
+    def edges(self) -> tuple[Say, ...]:
+        found = []
+        for k, nodes in enumerate(self.plan.nodes):
+            leaves = self.plan.group // nodes
+            here = (self.written & (self.point == k))[::leaves]
+            mean = (self.logp[::leaves] * here).sum(1) / here.sum(1).clamp(min=1)
+            found.append(Say(k, mean))
+        return tuple(found)
+
+
+def describe(plans: Sequence[TextPlan]) -> str:
+    """What a draw of one iteration gives and costs, as text."""
+    lines = []
+    for plan in plans:
+        lines.append(
+            f"a draw: {plan.group} completions of at most {plan.length} tokens, temperature "
+            f"{plan.temperature:g}, top-p {plan.top_p:g}; at most {plan.tokens} tokens generated"
+        )
+        for k, (nodes, (a, b)) in enumerate(zip(plan.nodes, plan.segments, strict=True)):
+            lines.append(f"  segment {k}: tokens {a} to {b - 1}, {nodes} nodes")
+    return "\n".join(lines)

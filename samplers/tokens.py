@@ -1,0 +1,89 @@
+"""Drawing tokens with keyed noise. The sampler and the trainer warp logits by the same lines.
+
+n rows, v tokens of a vocabulary. A token is argmax(log p + Gumbel noise), which is a draw from p
+(Gumbel 1954; the "Gumbel-max trick"). The noise is a counter-based hash of (row's key, position,
+token), so a completion depends neither on its batch nor on the device that draws it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from samplers.noise import number
+
+GOLDEN, FIRST, SECOND = (  # SplitMix64's constants, as signed numbers
+    0x9E3779B97F4A7C15 - 2**64,
+    0xBF58476D1CE4E5B9 - 2**64,
+    0x94D049BB133111EB - 2**64,
+)
+WIDEST = 2**20  # tokens of a vocabulary: each position has so many counters
+
+
+def warp(
+    logits: Float[Tensor, "*n v"], temperature: float, kept: Bool[Tensor, "*n v"] | None = None
+) -> Float[Tensor, "*n v"]:
+    """Log-probabilities that are sampled from: at a temperature, over the tokens `kept`."""
+    scaled = logits.float() / temperature
+    if kept is not None:
+        scaled = scaled.masked_fill(~kept, -torch.inf)
+    return scaled.log_softmax(-1)
+
+
+def nucleus(logp: Float[Tensor, "*n v"], top_p: float) -> Bool[Tensor, "*n v"]:
+    """The fewest likeliest tokens that hold `top_p` of the probability: arXiv:1904.09751."""
+    ordered, place = logp.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    return torch.zeros_like(logp, dtype=torch.bool).scatter(-1, place, before < top_p)
+
+
+def entropy(logp: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
+    """In nats; tokens that are not kept have probability 0 and count 0."""
+    return -(logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)).sum(-1)
+
+
+def pack(kept: Bool[Tensor, "*n v"]) -> UInt8[Tensor, "*n bytes"]:
+    """Eight tokens a byte, the first in the lowest bit."""
+    wide = torch.nn.functional.pad(kept, (0, -kept.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    return (wide.to(torch.uint8) << torch.arange(8, device=kept.device).to(torch.uint8)).sum(
+        -1, dtype=torch.uint8
+    )
+
+
+def unpack(packed: UInt8[Tensor, "*n bytes"], vocabulary: int) -> Bool[Tensor, "*n v"]:
+    bits = torch.arange(8, device=packed.device).to(torch.uint8)
+    return ((packed[..., None] >> bits) & 1).flatten(-2)[..., :vocabulary].bool()
+
+
+def row_keys(keys: Sequence[tuple[int | str, ...]]) -> Int[Tensor, " n"]:
+    """A 64-bit number for each key, on the CPU."""
+    signed = [n - 2**64 if n >= 2**63 else n for n in (number(*key) for key in keys)]
+    return torch.tensor(signed, dtype=torch.int64)
+
+
+def gumbel(
+    rows: Int[Tensor, " n"], position: int, vocabulary: int
+) -> Float[Tensor, "n {vocabulary}"]:
+    """Standard Gumbel noise of each row at a position of its completion, on the rows' device.
+
+    SplitMix64 (Steele, Lea, Flood 2014) at counter position 2^20 + token + 1; 40 bits of it make
+    the exponential that the Gumbel is minus the logarithm of. Small exponentials, which decide
+    which unlikely token is drawn, keep float32's relative precision down to 2^-41.
+    """
+    assert vocabulary <= WIDEST, f"a vocabulary of {vocabulary} is more than {WIDEST}"
+    tokens = torch.arange(1, vocabulary + 1, device=rows.device)
+    bits = _mixed(rows[:, None] + (tokens + position * WIDEST) * GOLDEN)
+    part = (_shifted(bits, 24).float() + 0.5) * 2.0**-40
+    return -torch.log(-torch.log1p(-part.clamp(max=1 - 2.0**-24)))
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * FIRST
+    z = (z ^ _shifted(z, 27)) * SECOND
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """To the right, zeros coming in: int64 has the sign bit coming in."""
+    return (z >> bits) & (2 ** (64 - bits) - 1)
