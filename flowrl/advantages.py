@@ -1,132 +1,38 @@
-"""From scores to advantages: pure functions on [n, k, r] arrays, chained.
+"""From node values to advantages: pure functions on [n, k, r] arrays, chained.
 
-n samples (a draw's are contiguous), k decision points, r rewards. An entry is the credit of the
-node that a sample passed through at that point, so samples that share a node share its credit.
-A chain of independent trajectories is a tree whose nodes hold one leaf each, so plain and tree
-methods go through the same lines. Everything is float64, and every mean and std honours the mask.
+n samples (a draw's are contiguous), k decision points, r rewards. What they start from, and what
+all transforms share, is in `flowrl/credit.py`. Everything is float64 and honours the mask.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit import (
+    NONE,
+    Context,
+    Credit,
+    Fusion,
+    Level,
+    Transform,
+    at_leaves,
+    at_nodes,
+    by_column,
+    existing,
+    masked_mean,
+    masked_std,
+    node_values,
+)
 from rewards.types import Scores
-from samplers import Columns
 
-NONE = 1e-6  # a spread below this part of the values' size is rounding, and counts as none
-
-
-@dataclass(frozen=True)
-class Context:
-    """What credit may depend on, beside the scores.
-
-    `logp` has the mean log-density of the noisy edges by step, one entry a node of that step
-    (`Edges.logp`). Only path-probability fusion reads it.
-    """
-
-    columns: Columns
-    weights: Float[Tensor, " r"]
-    logp: Mapping[int, Tensor] = field(default_factory=dict)
-
-
-class Credit(NamedTuple):
-    """`value` is 0 where `mask` is False."""
-
-    value: Float[Tensor, "n k r"]
-    mask: Bool[Tensor, "n k r"]
-
-
-@runtime_checkable
-class Transform(Protocol):
-    def __call__(self, credit: Credit, context: Context) -> Credit: ...
-
-
-def at_nodes(column: Tensor, nodes: int, group: int) -> Tensor:
-    """[n r] to [draws nodes r]: the leaves of a node agree, so the first stands for them."""
-    return column.view(-1, nodes, group // nodes, column.shape[-1])[:, :, 0]
-
-
-def at_leaves(column: Tensor, group: int) -> Tensor:
-    """[draws nodes r] to [n r]."""
-    return column.repeat_interleave(group // column.shape[1], 1).flatten(0, 1)
-
-
-Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> value
-
-
-def by_column(credit: Credit, columns: Columns, rule: Rule) -> Credit:
-    """Apply `rule` to the nodes of each decision point by itself; masked entries stay 0."""
-    done = []
-    for k, nodes in enumerate(columns.nodes):
-        value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
-        done.append(at_leaves(rule(value, mask) * mask, columns.group))
-    return Credit(torch.stack(done, 1), credit.mask)
-
-
-def masked_mean(value: Tensor, mask: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """Mean where `mask`, 0 where nothing is left; dims are kept."""
-    count = mask.sum(dims, keepdim=True)
-    return (value * mask).sum(dims, keepdim=True) / count.clamp(min=1)
-
-
-def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correction: int) -> Tensor:
-    """Std where `mask`; 0 where the spread is only rounding or there are too few values."""
-    centred = (value - masked_mean(value, mask, dims)) * mask
-    free = mask.sum(dims, keepdim=True) - correction
-    std = (centred.square().sum(dims, keepdim=True) / free.clamp(min=1)).sqrt()
-    size = (value * mask).abs().amax(dims, keepdim=True)
-    return torch.where((free > 0) & (std > NONE * size), std, 0.0)
-
-
-Fusion = Literal["mean", "max", "path"]
-
-
-def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Credit:
-    """The value of a node from its scored leaves: their mean, or their maximum (arXiv:2509.06040).
-
-    `path` weighs children by the softmax of their edges' mean log-densities, from the leaves up
-    (BranchGRPO's tree_prob_weighted); a single child passes its value through.
-    """
-    columns, group = context.columns, context.columns.group
-    values, scored = scores.values.double().cpu(), scores.scored.cpu()
-    value = at_nodes(values * scored, group, group)
-    mask = at_nodes(scored, group, group)
-    levels: list[Credit] = []
-    for k in reversed(range(len(columns.nodes))):
-        if k + 1 < len(columns.nodes) and fusion == "path":
-            value, mask = _fuse_paths(value, mask, k, context)
-        elif fusion != "path":
-            leaves = (values.shape[0] // group, columns.nodes[k], -1, values.shape[1])
-            value, mask = _fuse(values.view(leaves), scored.view(leaves), fusion)
-        levels.insert(0, Credit(at_leaves(value, group), at_leaves(mask, group)))
-    return Credit(*(torch.stack(parts, 1) for parts in zip(*levels, strict=True)))
-
-
-def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:
-    """[draws nodes leaves r] to [draws nodes r]."""
-    some = mask.any(2)
-    if fusion == "mean":
-        return masked_mean(value, mask, 2)[:, :, 0], some
-    return value.masked_fill(~mask, -torch.inf).amax(2).masked_fill(~some, 0.0), some
-
-
-def _fuse_paths(value: Tensor, mask: Tensor, k: int, context: Context) -> tuple[Tensor, Tensor]:
-    """Values of the nodes of step k from those of step k + 1, [draws nodes r]."""
-    draws, children, r = value.shape
-    parents = context.columns.nodes[k]
-    if children == parents:
-        return value, mask
-    if k + 1 not in context.logp:
-        raise ValueError(f"path fusion needs log-densities of the branching step {k + 1}: train it")
-    shape = (draws, parents, children // parents)
-    logp = context.logp[k + 1].double().cpu().view(*shape, 1).expand(*shape, r)
-    value, mask = value.view(*shape, r), mask.view(*shape, r)
-    weight = logp.masked_fill(~mask, -torch.inf).softmax(2).nan_to_num(0.0)
-    return (weight * value).sum(2), mask.any(2)
+__all__ = [
+    "NONE", "Clip", "Context", "Credit", "Estimator", "Fusion", "LeaveOneOut", "Level", "Rescale",
+    "ScaleSteps", "Standardize", "Sum", "Transform", "at_leaves", "at_nodes", "by_column",
+    "masked_mean", "masked_std", "node_values",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,7 +78,7 @@ class Standardize:
     blend: float = 0.0
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        return by_column(credit, context.columns, self.rule)
+        return by_column(credit, context, self.rule)
 
     def rule(
         self, value: Float[Tensor, "g m r"], mask: Bool[Tensor, "g m r"]
@@ -203,7 +109,10 @@ class Standardize:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """value - mean of the others: RLOO (arXiv:2402.14740), LOOP (arXiv:2503.00897)."""
+    """value - mean of the others: RLOO (arXiv:2402.14740), LOOP (arXiv:2503.00897).
+
+    A sample whose group has no other score is masked: nothing says how good it is.
+    """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         centred = Standardize(scale=None)
@@ -212,7 +121,11 @@ class LeaveOneOut:
             count = mask.sum(1, keepdim=True)
             return centred.rule(value, mask) * count / (count - 1).clamp(min=1)
 
-        return by_column(credit, context.columns, rule)
+        def others(value: Tensor, mask: Tensor) -> Tensor:
+            return (mask.sum(1, keepdim=True) - 1).double().expand_as(value)
+
+        mask = credit.mask & (by_column(credit, context, others).value > 0)
+        return Credit(by_column(credit, context, rule).value, mask)
 
 
 @dataclass(frozen=True)
@@ -269,10 +182,20 @@ class Estimator:
         summed = any(isinstance(t, Sum) for t in self.transforms)
         return self.transforms if summed else (Sum(), *self.transforms)
 
+    def credited(self, scores: Scores, context: Context) -> Bool[Tensor, " n"]:
+        """Samples that the rewards say enough about, before transforms choose among them."""
+        credit = node_values(scores, context, self.fusion)
+        for transform in self.chain:
+            credit = transform(credit, context)
+            if isinstance(transform, Sum):
+                break
+        return credit.mask[..., 0].any(1)
+
     def __call__(
         self, scores: Scores, context: Context
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
         credit = node_values(scores, context, self.fusion)
         for transform in self.chain:
             credit = transform(credit, context)
+        credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]

@@ -1,6 +1,7 @@
 """An algorithm is five choices. Nothing here runs anything."""
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowrl.advantages import Estimator, ScaleSteps
@@ -9,7 +10,12 @@ from flowrl.errors import UserError
 from flowrl.likelihoods import Likelihood, Transition
 from flowrl.losses import NFT, Objective, Preference, Weighted
 from flowrl.matching import Matching
-from samplers import Plan, Planner
+from flowrl.objective import RatioLoss
+from flowrl.token_likelihood import Token
+from flowrl.token_weights import HighEntropy
+from flowrl.trackers import NoTracker, Tracker
+from samplers import Particled, Plan, Planner
+from samplers.completions import TextPlan, TextPlanner
 from samplers.noise import generator
 
 RESERVED = frozenset({"new", "old", "ref", "current"})
@@ -43,26 +49,38 @@ class Average:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`steps` sampling steps; `behaviour` samples: "current", or one of `averages` by name.
+    """`steps` sampling steps, or the most tokens of a text; `behaviour` samples: "current", or one
+    of `averages` by name.
 
     Mixtures that would train on nonsense are refused with a `UserError`, before any weights load.
     """
 
     steps: int
-    plan: Planner
+    plan: Planner | TextPlanner
     advantage: Estimator
     likelihood: Likelihood
     loss: Objective
     averages: tuple[Average, ...] = ()
     behaviour: str = "current"
+    tracker: Callable[[], Tracker] = NoTracker  # what credit remembers between iterations
 
     def __post_init__(self) -> None:
         if self.steps < 2:
             raise UserError(f"steps is {self.steps}: take at least 2")
         self._check_names()
+        if isinstance(self.plan, Particled) and not isinstance(self.likelihood, Matching):
+            raise UserError(
+                "steer: particles are not the policy's own samples, so they have no density to "
+                "train on; take a recipe that learns from clean samples (awm, nft, dpo, rwr)"
+            )
         plans = self._placeholder_plans()
         for plan in plans:
-            self._check_plan(plan)
+            if plan.group < 2 and self.tracker is NoTracker:
+                raise UserError("a group of one has no advantage: take a group of at least 2")
+            if isinstance(plan, TextPlan):
+                self._check_text(plan)
+            else:
+                self._check_plan(plan)
         self._check_pairs()
         self._check_loss()
 
@@ -71,7 +89,12 @@ class Algorithm:
         """Samples a draw, of an iteration's largest plan."""
         return max(plan.group for plan in self._placeholder_plans())
 
-    def _placeholder_plans(self) -> tuple[Plan, ...]:
+    @property
+    def text(self) -> bool:
+        """Does it draw completions, from a language model?"""
+        return isinstance(self.likelihood, Token)
+
+    def _placeholder_plans(self) -> tuple[Plan, ...] | tuple[TextPlan, ...]:
         """The plans of iteration 0 on evenly spaced levels; the model's own are not known yet."""
         sigmas = [1 - k / self.steps for k in range(self.steps)] + [0.0]
         try:
@@ -101,9 +124,9 @@ class Algorithm:
         )
 
     def _check_plan(self, plan: Plan) -> None:
+        if isinstance(self.likelihood, Token):
+            raise UserError("the Token likelihood needs a plan of text: Completions or Segments")
         drawn = any(step.noisy for step in plan.steps) or plan.solver.random
-        if plan.group < 2:
-            raise UserError("a group of one has no advantage: take a group of at least 2")
         if plan.shared_noise and not drawn:
             raise UserError(
                 "all samples of a group would be the same: a deterministic plan needs its own "
@@ -126,6 +149,14 @@ class Algorithm:
                     "of them, or take fusion='mean'"
                 )
 
+    def _check_text(self, plan: TextPlan) -> None:
+        if not isinstance(self.likelihood, Token):
+            raise UserError("a plan of text needs the Token likelihood")
+        if plan.temperature == 0:
+            raise UserError("at temperature 0 nothing is drawn, so nothing can be learned")
+        if any(isinstance(t, ScaleSteps) for t in self.advantage.transforms):
+            raise UserError("ScaleSteps weighs noise levels, and text has none: leave it out")
+
     def _check_pairs(self) -> None:
         if self.likelihood.unit != self.loss.unit:
             raise UserError(
@@ -137,6 +168,8 @@ class Algorithm:
             raise UserError("Preference needs BestWorst as the last transform of the advantage")
 
     def _check_loss(self) -> None:
+        if isinstance(self.loss, RatioLoss):
+            self._check_tokens(self.loss)
         if isinstance(self.loss, NFT):
             if not isinstance(self.likelihood, Matching):
                 raise UserError("NFT compares velocities: use the Matching likelihood")
@@ -150,3 +183,13 @@ class Algorithm:
                 raise UserError(
                     "Weighted needs weights of at least 0: make Exponential the last transform"
                 )
+
+    def _check_tokens(self, loss: RatioLoss) -> None:
+        """What only token policies can say."""
+        if loss.weights and not isinstance(self.likelihood, Token):
+            raise UserError("a loss's weights read tokens: leave them out of losses on pictures")
+        uncertain = loss.entropy > 0 or any(isinstance(w, HighEntropy) for w in loss.weights)
+        if uncertain and not (isinstance(self.likelihood, Token) and self.likelihood.entropy):
+            raise UserError(
+                "this loss reads entropies: it needs the likelihood Token(entropy=True)"
+            )

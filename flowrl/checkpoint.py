@@ -54,7 +54,11 @@ def save(session: Session, progress: Progress, alarms: Alarms) -> None:
         def write(folder: Path) -> None:
             save_file(session.policies.state(), folder / "policies.safetensors")
             torch.save(session.optimizer.state_dict(), folder / "optimizer.pt")
-            state = {"progress": asdict(progress), "alarms": alarms.state()}
+            state = {
+                "progress": asdict(progress),
+                "alarms": alarms.state(),
+                "tracker": session.tracker.state(),
+            }
             (folder / "state.json").write_text(json.dumps(state))
 
         whole(parent / f"{progress.iteration:06d}", write)
@@ -79,6 +83,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             f"{checkpoint} cannot be read ({error}); delete it to go on from the one before"
         ) from error
     alarms.restore(state["alarms"])
+    session.tracker.restore(state["tracker"])
     return Progress(**state["progress"])
 
 

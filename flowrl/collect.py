@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -11,70 +12,76 @@ from torch import Tensor
 
 from flowrl.advantages import Context
 from flowrl.errors import UserError
-from flowrl.meter import Meter
+from flowrl.models.policy import Rollout
 from flowrl.prompts import Draws
 from flowrl.rows import Rows
+from flowrl.samples import decode
 from flowrl.session import Session
-from flowrl.statistics import image_statistics
 from rewards import Samples, Scores, score_all
-from samplers import Rollout, Velocity, roll
+from rewards.reports import reports
 
 
 @dataclass(frozen=True)
 class Experience:
     rows: tuple[Rows, ...]  # one for each (rollout, trained step) or matching draw
     draws: tuple[int, ...]  # ids; a row's `prompt` is a place in them
-    velocity: Velocity  # of the policy in force when called, for training
+    policy: Any  # what a likelihood evaluates: the weights in force when called, for training
     metrics: dict[str, float]  # over all processes
-    samples: Samples  # this process's, for pictures
+    samples: Samples  # this process's, to look at
     scores: Scores
 
 
 def collect(session: Session, iteration: int) -> Experience:
     s, algorithm = session.run, session.algorithm
-    whole = session.prompts.draw(iteration, s.prompts.per_iteration, s.train.seed)
+    weights = session.tracker.weights(len(session.prompts))
+    whole = session.prompts.draw(iteration, s.prompts.per_iteration, s.train.seed, weights)
     mine = session.mine(len(whole.ids))
     draws = Draws(whole.ids[mine.start : mine.stop], whole.rows[mine.start : mine.stop])
-    texts = [session.prompts.texts[row] for row in draws.rows]
     seconds: dict[str, float] = {}
-    meter = Meter()
     with timed(seconds, "encode"):
-        conditioning = session.policy.encode(texts)
+        batch = session.policy.open(*session.prompts.take(draws.rows), algorithm.steps)
+    looked = 0
 
-    def bind(guidance: float) -> Velocity:
-        return session.policy.bind(conditioning, steps=algorithm.steps, guidance=guidance)
+    def lookahead(rollout: Rollout) -> Tensor:
+        nonlocal looked
+        looked += len(rollout.prompt)
+        return total(session, decode(batch, rollout, session.prompts, draws.rows), iteration)
 
-    sigmas = session.policy.schedule(algorithm.steps).sigmas
     with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
-        rollouts = roll(
-            algorithm.plan(sigmas, iteration, s.train.seed),
-            meter(bind(s.model.guidance.sample)),
-            session.policy.shape(algorithm.steps),
+        rollouts = batch.rollouts(
+            algorithm.plan,
             draws.ids,
             seed=s.train.seed,
             iteration=iteration,
             keep_mean=algorithm.likelihood.keep_mean,
-            device=session.device,
+            score=lookahead,
         )
     rows: list[Rows] = []
     parts: list[tuple[Samples, Scores, dict[str, float]]] = []
     for rollout in rollouts:
         with timed(seconds, "decode"):
-            samples = decode(session, rollout, conditioning, draws)
+            samples = decode(batch, rollout, session.prompts, draws.rows)
         with timed(seconds, "score"):
             scores = score_all(session.rewards, samples)
-        own, metrics = credit(session, rollout, scores, len(whole.ids))
+        own, metrics = credit(session, rollout, scores, whole)
         rows += algorithm.likelihood.rows(rollout, *own)
         parts.append((samples, scores, metrics))
     samples, scores, _ = parts[0]
     metrics = _mean([part[2] for part in parts])
-    pictures = image_statistics(samples.media, samples.group)
-    metrics |= _mean(gather_object([{f"image/{k}": v for k, v in pictures.items()}]))
+    metrics |= _mean(gather_object([batch.statistics(rollouts[0], samples.media)]))
+    metrics |= _mean(gather_object([reports(session.rewards)]))
     metrics |= {f"seconds/{phase}": taken for phase, taken in seconds.items()}
-    metrics["count/sampling"] = meter.total()
-    metrics["count/scored"] = float(len(whole.ids) * sum(r.plan.group for r in rollouts))
-    training = bind(s.model.guidance.train)
-    return Experience(tuple(rows), draws.ids, training, metrics, samples, scores)
+    metrics["count/sampling"] = batch.meter.total()
+    drawn = sum(len(rollout.prompt) for rollout in rollouts)
+    metrics["count/scored"] = float(sum(gather_object([drawn + looked])))
+    return Experience(tuple(rows), draws.ids, batch.policy, metrics, samples, scores)
+
+
+def total(session: Session, samples: Samples, iteration: int) -> Tensor:
+    """The weighted sum of the rewards [n], NaN where one of them has no score: steers particles."""
+    scores = score_all(session.rewards, samples)
+    weighted = scores.values @ session.weights(iteration).to(scores.values.dtype)
+    return torch.where(scores.scored.all(1), weighted, torch.nan)
 
 
 @contextmanager
@@ -85,45 +92,36 @@ def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
-def decode(session: Session, rollout: Rollout, conditioning: object, draws: Draws) -> Samples:
-    """Leaves to pictures; encodings are handed back row by row, since decoders may read them."""
-    algorithm = session.algorithm
-    media = session.policy.decode(
-        rollout.x0,
-        conditioning.take(rollout.prompt.cpu()),  # type: ignore[attr-defined]
-        steps=algorithm.steps,
-        guidance=session.run.model.guidance.sample,
-    )
-    rows = [draws.rows[i] for i in rollout.prompt.tolist()]
-    return Samples(
-        media,
-        [session.prompts.texts[row] for row in rows],
-        rollout.prompt.cpu(),
-        [session.prompts.meta[row] for row in rows],
-    )
-
-
 def credit(
-    session: Session, rollout: Rollout, scores: Scores, draws: int
+    session: Session, rollout: Rollout, scores: Scores, draws: Draws
 ) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
     """Advantages and mask [n k] of this process's samples.
 
     Scores are few numbers: all processes see all of them, compute all credit and keep their share.
     """
-    group, columns = rollout.plan.group, rollout.columns
+    group, columns = rollout.columns.group, rollout.columns
     everyone = Scores(
         torch.cat(gather_object([scores.values])),
         torch.cat(gather_object([scores.scored])),
         scores.names,
     )
-    context = Context(columns, session.weights, edge_logp(session, rollout))
+    context = Context(
+        columns,
+        session.weights(rollout.iteration),
+        edge_logp(session, rollout),
+        lengths=torch.cat(gather_object([rollout.lengths.cpu()])),
+        prompts=torch.tensor(draws.rows),
+    )
+    context = session.tracker.before(context)
+    credited = session.algorithm.advantage.credited(everyone, context)
+    handle_failures(session, everyone, credited.view(-1, group).any(1))
     advantage, mask = session.algorithm.advantage(everyone, context)
-    handle_failures(session, everyone, mask.any(1).view(-1, group).any(1))
-    mine = session.mine(draws)
+    session.tracker.after(everyone, context)
+    mine = session.mine(len(draws.ids))
     own = slice(mine.start * group, mine.stop * group)
-    device = rollout.x0.device
+    device = rollout.prompt.device
     return (advantage[own].to(device), mask[own].to(device)), _score_metrics(
-        everyone, session.weights, group
+        everyone, session.weights(rollout.iteration), group
     )
 
 
@@ -163,8 +161,14 @@ def _score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, flo
     for i, name in enumerate(scores.names):
         column = scores.values[:, i][scores.scored[:, i]]
         metrics[f"reward/{name}"] = float(column.mean()) if len(column) else float("nan")
+        metrics[f"reward_std/{name}"] = float(column.std(correction=0))
     return metrics
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    """Over the rows that have it: a process may have nothing to say of a thing."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -9,17 +9,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flowrl.advantages import (
+from flowrl.advantages import Standardize
+from flowrl.credit import (
     NONE,
     Context,
     Credit,
-    Standardize,
     at_leaves,
     at_nodes,
     by_column,
     masked_mean,
     masked_std,
 )
+from flowrl.errors import UserError
 from samplers import Columns
 
 
@@ -33,15 +34,19 @@ def families(columns: Columns) -> tuple[int, ...]:
     return tuple(found)
 
 
+def roots(credit: Credit, context: Context) -> Tensor:
+    """The value of each sample's draw, [n r]: its first nodes, as often as they have leaves."""
+    group = context.columns.group
+    first, mask = (part[:, 0].reshape(-1, group, part.shape[-1]) for part in credit)
+    return masked_mean(first, mask, 1)[:, 0].repeat_interleave(group, 0)
+
+
 @dataclass(frozen=True)
 class ParentDifference:
     """value(node) - value(parent); the first decision point is compared with the draw's mean."""
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        group = context.columns.group
-        first, mask = (at_nodes(part[:, 0], context.columns.nodes[0], group) for part in credit)
-        root = at_leaves(masked_mean(first, mask, 1).expand_as(first), group)
-        before = torch.cat([root[:, None], credit.value[:, :-1]], 1)
+        before = torch.cat([roots(credit, context)[:, None], credit.value[:, :-1]], 1)
         moved, size = credit.value - before, torch.maximum(credit.value.abs(), before.abs())
         return credit._replace(value=torch.where(moved.abs() > NONE * size, moved, 0) * credit.mask)
 
@@ -56,6 +61,8 @@ class TwoLevel:
     rule: Standardize = field(default_factory=Standardize)
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
+        if context.nodes is not None:
+            raise UserError("TwoLevel reads uniform trees: take States for others")
         columns, parts = context.columns, []
         for k, (nodes, parents) in enumerate(zip(columns.nodes, families(columns), strict=True)):
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
@@ -78,7 +85,7 @@ class BestWorst:
             ends = ends.scatter_add(1, worst, -torch.ones_like(value[:, :1]))
             return torch.where(masked_std(value, mask, 1, 0) > 0, ends, 0.0)
 
-        return by_column(credit, context.columns, rule)
+        return by_column(credit, context, rule)
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class Exponential:
             weight = (self.rate * (value - top)).masked_fill(~mask, -torch.inf).exp()
             return weight / masked_mean(weight, mask, dims).clamp(min=1e-300)
 
-        return by_column(credit, context.columns, rule)
+        return by_column(credit, context, rule)
 
 
 @dataclass(frozen=True)

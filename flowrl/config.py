@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 import rewards
+from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
@@ -94,8 +95,33 @@ def check(run: Run) -> None:
             f"model.dtype: all weights are trained, and {run.model.dtype} weights would lose small "
             "steps; set model.dtype: float32, or train adapters (model.lora)"
         )
-    check_pipeline(run.model.pipeline)
+    check_model(run, algorithm)
     check_trackers(run.track.trackers)
+
+
+def check_model(run: Run, algorithm: Algorithm) -> None:
+    """Does the recipe draw what the model makes, and is there a model?"""
+    m = run.model
+    kind, other = ("language", "pipeline") if algorithm.text else ("pipeline", "language")
+    if (m.language is not None) != algorithm.text:
+        name = run.recipe.name  # type: ignore[attr-defined]
+        raise UserError(f"recipe {name} is for model.{kind}, and the run has model.{other}")
+    if m.pipeline is not None:
+        check_pipeline(m.pipeline)
+        if run.evaluate.temperature != 1:
+            raise UserError("evaluate.temperature is for text (model.language): leave it out")
+    else:
+        assert m.language is not None
+        check_language(m.language, m.gguf_file)
+
+
+def check_language(source: str, gguf_file: str | None) -> None:
+    folder = find(source)
+    wanted = gguf_file or "config.json"
+    if folder.is_dir() and not (folder / wanted).is_file():
+        raise UserError(f"model.language: {source} has no {wanted}; give a transformers folder")
+    if not folder.is_dir() and (source.count("/") != 1 or source.startswith((".", "/", "~"))):
+        raise UserError(f"model.language: no folder {source}, and it is no hub name (owner/name)")
 
 
 def check_pipeline(source: str) -> None:

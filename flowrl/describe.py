@@ -1,16 +1,39 @@
 """What an iteration does and costs, told before any weights are loaded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from flowrl.errors import UserError
 from flowrl.settings import Run
-from samplers import evaluations, picture
+from samplers import Plan, evaluations, picture
+from samplers.completions import TextPlan
+from samplers.completions import describe as describe_texts
 
 
 def describe(run: Run, iteration: int, svg: Path | None) -> str:
-    """A table of the plans with network evaluations, samples and trained rows of one iteration."""
+    """A table of the plans with what one iteration of them evaluates, samples and trains on."""
     algorithm = run.algorithm()
     even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]  # the model has its own
     plans = algorithm.plan(even, iteration, run.train.seed)
+    texts = [plan for plan in plans if isinstance(plan, TextPlan)]
+    body = _texts(run, texts, svg) if texts else _pictures(run, plans, svg)  # type: ignore[arg-type]
+    name = run.recipe.name  # type: ignore[attr-defined]
+    updates = f"optimizer steps an iteration: {run.train.updates}"
+    return "\n".join([f"recipe {name}, iteration {iteration}{body}", updates])
+
+
+def _texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
+    if svg is not None:
+        raise UserError("--svg draws noise levels, and text has none: leave it out")
+    draws = run.prompts.per_iteration
+    samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
+    return (
+        f"\n{describe_texts(plans)}\nan iteration: {draws} draws, {samples} completions to score, "
+        f"at most {tokens} tokens generated and trained on"
+    )
+
+
+def _pictures(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     if svg is not None:
         svg.write_text(picture.draw(plans))
     draws = run.prompts.per_iteration
@@ -21,11 +44,9 @@ def describe(run: Run, iteration: int, svg: Path | None) -> str:
     rows = f"{draws * trained} trained rows" if trained else "rows at levels of the loss's own"
     return "\n".join(
         [
-            f"recipe {run.recipe.name}, iteration {iteration}"  # type: ignore[attr-defined]
             " (levels evenly spaced here; the model has its own)",
             picture.describe(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples to decode and score, {rows}",
-            f"optimizer steps an iteration: {run.train.updates}",
         ]
     )

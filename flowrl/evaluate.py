@@ -1,17 +1,17 @@
-"""Held-out scores: deterministic sampling, fixed noise, the rewards that training does not see."""
+"""Held-out scores: plain sampling, fixed noise, the rewards that training does not see."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.policy import Policy
 from flowrl.prompts import PromptSet
+from flowrl.samples import decode
 from flowrl.session import EVALUATION, Session
-from flowrl.statistics import image_statistics
 from rewards import Reward, Samples, Scores, score_all
-from samplers import Ode, roll
 from samplers.noise import normal
 
 
@@ -45,39 +45,33 @@ class Trial:
         return normal(keys, shape)
 
 
-def paint(policy: PipelinePolicy, trial: Trial, guidance: float, device: torch.device) -> Samples:
+class Drawn(NamedTuple):
+    samples: Samples
+    statistics: dict[str, float]  # of their media
+
+
+def draw(policy: Policy, trial: Trial) -> Drawn:
     """Samples of a trial under the policy's present weights."""
-    texts = [trial.prompts.texts[row] for row in trial.rows]
-    conditioning = policy.encode(texts)
-    (rollout,) = roll(
-        Ode(trial.group)(policy.schedule(trial.steps).sigmas, 0, trial.seed),
-        policy.bind(conditioning, steps=trial.steps, guidance=guidance),
-        policy.shape(trial.steps),
-        trial.rows,
-        seed=trial.seed,
-        iteration=0,
-        device=device,
-    )
-    at = rollout.prompt.cpu()
-    media = policy.decode(rollout.x0, conditioning.take(at), steps=trial.steps, guidance=guidance)
-    each = at.tolist()
-    meta = [trial.prompts.meta[trial.rows[i]] for i in each]
-    return Samples(media, [texts[i] for i in each], at, meta)
+    batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
+    plan = policy.plain(trial.group)
+    (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
+    samples = decode(batch, rollout, trial.prompts, trial.rows)
+    return Drawn(samples, batch.statistics(rollout, samples.media))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    metrics: dict[str, float]  # means by reward over all processes, and statistics of the pictures
+    metrics: dict[str, float]  # means by reward over all processes, and statistics of the media
     samples: Samples  # this process's
     scores: Scores
 
 
-def judge(rewards: dict[str, Reward], samples: Samples) -> Evaluation:
-    scores = score_all(rewards, samples)
-    values, scored, pictures = (
+def judge(rewards: dict[str, Reward], drawn: Drawn) -> Evaluation:
+    scores = score_all(rewards, drawn.samples)
+    values, scored, statistics = (
         torch.cat(gather_object([scores.values])),
         torch.cat(gather_object([scores.scored])),
-        gather_object([image_statistics(samples.media, samples.group)]),
+        gather_object([drawn.statistics]),
     )
     metrics = {
         name: float(values[:, i][scored[:, i]].double().mean())
@@ -85,9 +79,9 @@ def judge(rewards: dict[str, Reward], samples: Samples) -> Evaluation:
         else float("nan")
         for i, name in enumerate(scores.names)
     }
-    for name in pictures[0]:
-        metrics[f"image/{name}"] = sum(p[name] for p in pictures) / len(pictures)
-    return Evaluation(metrics, samples, scores)
+    for name in statistics[0]:
+        metrics[name] = sum(s[name] for s in statistics) / len(statistics)
+    return Evaluation(metrics, drawn.samples, scores)
 
 
 def evaluate(session: Session) -> Evaluation | None:
@@ -95,11 +89,12 @@ def evaluate(session: Session) -> Evaluation | None:
     e = session.run.evaluate
     if session.held_out is None:
         return None
-    trial = Trial.of(session.held_out, e.samples, e.per_prompt, e.steps, e.seed)
+    steps = session.run.evaluation_steps
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
     part = trial.part(session.mine(len(trial.rows)))
     with session.policies.using(evaluated(session)):
-        samples = paint(session.policy, part, session.run.model.guidance.sample, session.device)
-    return judge(dict(session.judges), samples)
+        drawn = draw(session.policy, part)
+    return judge(dict(session.judges), drawn)
 
 
 def evaluated(session: Session) -> str:

@@ -1,13 +1,13 @@
 """Losses: pure functions of policies' evaluations. No model is called in this file.
 
 `new` is the policy being trained, `old` the one that sampled, `ref` the frozen start; other roles
-are named averages. A loss gives one value an entry [b t]; the update reduces them once, over the
-mask, the whole optimizer step and all processes.
+are named averages. What they share is in `flowrl/objective.py`; more losses on ratios, which
+language models made, in `flowrl/token_losses.py`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,65 +16,15 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.likelihoods import Likelihood
+from flowrl.objective import Anchor, Entries, Objective, RatioLoss, anchored
+from flowrl.objective import roles as _roles
 from flowrl.rows import Evaluation, MatchingRows, Rows
 from samplers.kernels import per_row
 
-
-class Entries(NamedTuple):
-    """`denominator` says how unmasked values are averaged: over all entries ("tokens"), or over
-    each row's entries and then over rows ("rows"). Metrics are means over unmasked entries."""
-
-    value: Float[Tensor, "b t"]
-    denominator: Literal["rows", "tokens"]
-    metrics: dict[str, Tensor]
-
-
-@runtime_checkable
-class Objective(Protocol):
-    @property
-    def unit(self) -> int: ...  # neighbouring rows that must stay together in a minibatch
-
-    @property
-    def roles(self) -> frozenset[str]: ...  # evaluations it needs beside "new"
-
-    @property
-    def clip(self) -> tuple[float, float] | None: ...  # (low, high), for the noise-floor check
-
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries: ...
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """`weight` times the divergence to `role`: "ref", or a named average (AWM's trust region)."""
-
-    weight: float
-    role: str = "ref"
-
-    def __post_init__(self) -> None:
-        if self.weight <= 0:
-            raise UserError(f"an anchor's weight must be above 0, got {self.weight}: leave it out")
-
-
-def anchored(
-    anchors: tuple[Anchor, ...],
-    likelihood: Likelihood,
-    evaluations: Mapping[str, Evaluation],
-    rows: Rows,
-) -> tuple[Float[Tensor, "b t"] | float, dict[str, Tensor]]:
-    """The weighted sum of divergences, and each of them: `kl`, `kl_<average>`."""
-    total: Tensor | float = 0.0
-    metrics: dict[str, Tensor] = {}
-    for anchor in anchors:
-        kl = likelihood.kl(evaluations["new"], evaluations[anchor.role], rows)
-        total = total + anchor.weight * kl
-        metrics["kl" if anchor.role == "ref" else f"kl_{anchor.role}"] = kl.detach()
-    return total, metrics
-
-
-def _roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:
-    return frozenset((*more, *(anchor.role for anchor in anchors)))
+__all__ = [
+    "NFT", "Anchor", "Entries", "Objective", "Preference", "Surrogate", "Weighted",
+    "clipped_surrogate",
+]  # fmt: skip
 
 
 def clipped_surrogate(
@@ -96,19 +46,20 @@ def clipped_surrogate(
 
 
 @dataclass(frozen=True)
-class Surrogate:
+class Surrogate(RatioLoss):
     """PPO's clipped surrogate, its range open to both sides by itself.
 
     `high > low` is DAPO's clip-higher (arXiv:2503.14476). Metrics count a clip only where it
-    acts: ratio below 1 - low with A < 0, above 1 + high with A > 0.
+    acts: ratio below 1 - low with A < 0, above 1 + high with A > 0. INTELLECT-2's two-sided bound
+    delta (arXiv:2505.07291) is `dual`: a bound on the ratio of bad samples.
     """
 
     low: float
     high: float
     dual: float | None = None
-    anchors: tuple[Anchor, ...] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.low <= 1 or self.high <= 0:
             raise UserError(
                 f"clip range ({self.low}, {self.high}): low must be in (0, 1], high above 0"
@@ -119,35 +70,28 @@ class Surrogate:
             )
 
     @property
-    def unit(self) -> int:
-        return 1
-
-    @property
-    def roles(self) -> frozenset[str]:
-        return _roles(self.anchors, "old")
-
-    @property
     def clip(self) -> tuple[float, float] | None:
         return self.low, self.high
 
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries:
-        log_ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows)
+    def policy(
+        self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         value = clipped_surrogate(log_ratio, rows.advantage, self.low, self.high, self.dual)
-        divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
-        return Entries(value + divergence, "tokens", {**self._counts(log_ratio, rows), **metrics})
+        return value, clip_counts(log_ratio, rows.advantage, self.low, self.high, self.dual)
 
-    def _counts(self, log_ratio: Tensor, rows: Rows) -> dict[str, Tensor]:
-        ratio, good, bad = log_ratio.detach().exp(), rows.advantage > 0, rows.advantage < 0
-        counts = {
-            "ratio": ratio,
-            "clipped_low": (bad & (ratio < 1 - self.low)).to(ratio),
-            "clipped_high": (good & (ratio > 1 + self.high)).to(ratio),
-        }
-        if self.dual is not None:
-            counts["clipped_dual"] = (bad & (ratio > self.dual)).to(ratio)
-        return counts
+
+def clip_counts(
+    log_ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None
+) -> dict[str, Tensor]:
+    """Which entries a clip range keeps from moving on, by side [b t]."""
+    ratio, good, bad = log_ratio.detach().exp(), advantage > 0, advantage < 0
+    counts = {
+        "clipped_low": (bad & (ratio < 1 - low)).to(ratio),
+        "clipped_high": (good & (ratio > 1 + high)).to(ratio),
+    }
+    if dual is not None:
+        counts["clipped_dual"] = (bad & (ratio > dual)).to(ratio)
+    return counts
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Matching:
         credit, kept = advantage[:, -1].cpu(), mask[:, -1].cpu()
         keep = torch.arange(len(credit))
         if self.paired:
-            keep, kept = self._pairs(credit, kept, rollout.plan.group)
+            keep, kept = self.pairs(credit, kept, rollout.plan.group)
         kept = kept[:, None]
         levels = self._levels(rollout, keep[:: self.unit]).repeat_interleave(self.unit, 0)
         at = keep.to(rollout.x0.device)
@@ -118,7 +118,7 @@ class Matching:
         return found
 
     @staticmethod
-    def _pairs(
+    def pairs(
         credit: Tensor, mask: Tensor, group: int
     ) -> tuple[Int[Tensor, " b"], Bool[Tensor, " b"]]:
         """Best, worst of each group; masked where they tie, so that every group gives one pair."""

@@ -1,33 +1,40 @@
 """Counts network evaluations, the currency that methods are compared in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate.utils import gather_object
 
-from samplers import Velocity
+from flowrl.rows import TokenRows
+
+T = TypeVar("T")
 
 
 @dataclass
 class Meter:
-    """Rows that velocities were asked for, with gradients and without, on this process.
+    """What policies were asked for, with gradients and without, on this process.
 
-    A row of a guided velocity counts once, though the network then sees it twice.
+    States of a flow, where one of a guided velocity counts once though the network then sees it
+    twice; tokens of a completion.
     """
 
     graded: int = 0
     frozen: int = 0
 
-    def __call__(self, velocity: Velocity) -> Velocity:
-        def metered(x: torch.Tensor, sigma: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
-            if torch.is_grad_enabled():
-                self.graded += len(x)
-            else:
-                self.frozen += len(x)
-            return velocity(x, sigma, prompt)
+    def __call__(self, policy: Callable[..., T]) -> Callable[..., T]:
+        def metered(asked: torch.Tensor | TokenRows, *more: Any) -> T:
+            self.add(len(asked) if isinstance(asked, torch.Tensor) else int(asked.lengths.sum()))
+            return policy(asked, *more)
 
         return metered
+
+    def add(self, count: int) -> None:
+        if torch.is_grad_enabled():
+            self.graded += count
+        else:
+            self.frozen += count
 
     def total(self, kind: Literal["graded", "frozen"] | None = None) -> float:
         """Over all processes."""

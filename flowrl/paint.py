@@ -1,4 +1,4 @@
-"""Use a run's weights: paint prompts, or score them."""
+"""Use a run's weights: paint prompts, or write on them, and score what comes."""
 
 import json
 from collections.abc import Sequence
@@ -7,17 +7,26 @@ from pathlib import Path
 import torch
 import yaml
 
-from flowrl import pictures
 from flowrl.arguments import Evaluate, Sample
+from flowrl.config import override
 from flowrl.errors import UserError
-from flowrl.evaluate import Trial, judge
-from flowrl.evaluate import paint as paint_trial
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.evaluate import Drawn, Trial, draw, judge
+from flowrl.models.policy import Policy
+from flowrl.pages import Page
 from flowrl.paths import numbered
 from flowrl.prompts import PromptSet
-from flowrl.session import load_policy, load_rewards
+from flowrl.session import load_policy, load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
-from flowrl.steer import Painter, Steering, paint_steered
+from flowrl.steer import Painter, Steering, drivable, paint_steered
+from flowrl.suites import load_suite, told
+
+TOLD = {
+    "image/diversity": "diversity within a prompt",
+    "text/length": "tokens a completion",
+    "text/stopped": "share that stopped by itself",
+    "text/distinct": "distinct within a prompt",
+}
+FOLDERS = ("adapter", "pipeline", "model")  # that last weights go to, by what was trained
 
 
 def device_of(run: Run) -> torch.device:
@@ -26,8 +35,8 @@ def device_of(run: Run) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def policy_of(run: Run, folder: Path, weights: str) -> PipelinePolicy:
-    """The run's pipeline with its last, its best or other weights."""
+def policy_of(run: Run, folder: Path, weights: str) -> Policy:
+    """The run's model with its last, its best or other weights."""
     chosen = None if weights == "base" else weights_folder(folder, weights)
     policy = load_policy(run, device_of(run))
     if chosen is not None:
@@ -39,7 +48,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
     if weights == "best":
         found = max((folder / "best").glob("[0-9]*"), default=None)
     elif weights == "last":
-        found = next((p for n in ("adapter", "pipeline") if (p := folder / n).is_dir()), None)
+        found = next((p for n in FOLDERS if (p := folder / n).is_dir()), None)
     else:
         found = Path(weights) if Path(weights).is_dir() else None
     if found is None:
@@ -50,54 +59,71 @@ def weights_folder(folder: Path, weights: str) -> Path:
 
 def sample(run: Run, given: Sample) -> None:
     rewards = load_rewards(parse_rewards(given.rewards) if given.rewards else run.judges)
+    if given.guidance is not None:
+        run = override(run, ["--model.guidance.sample", str(given.guidance)])
     policy = policy_of(run, given.run, given.weights)
     prompts = PromptSet(given.prompts, tuple({"prompt": p} for p in given.prompts))
-    steps = given.steps or run.evaluate.steps
+    steps = given.steps or run.evaluation_steps
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
-    guidance = run.model.guidance.sample if given.guidance is None else given.guidance
     if given.steer == "no":
-        samples = paint_trial(policy, trial, guidance, device_of(run))
+        drawn = draw(policy, trial)
     else:
-        painter = Painter(policy, rewards, trial, guidance, device_of(run))
+        guidance = run.model.guidance.sample
+        painter = Painter(drivable(policy), rewards, trial, guidance, device_of(run))
         how = Steering(given.steer, given.particles, given.strength)
         samples, evaluations = paint_steered(painter, how)
+        drawn = Drawn(samples, {})
         print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
     out = given.out or numbered(given.run / "samples", "sample")
-    scores = judge(rewards, samples).scores
-    for i, media in enumerate(samples.media):
-        pictures.save(pictures.to_image(pictures.still(media)), out / f"{i:03d}.png")
+    scores = judge(rewards, drawn).scores
     shown = [
         float(v) if ok else None
         for v, ok in zip(scores.values[:, 0], scores.scored[:, 0], strict=True)
     ]
     title = f"{given.run.name}, {given.weights} weights: {scores.names[0]}"
-    pictures.save(pictures.grid(samples.media, samples.prompts, shown, title), out / "grid.png")
-    print(f"{len(samples.prompts)} pictures in {out}; all on one page: {out / 'grid.png'}")
+    page = Page(drawn.samples, shown, title)
+    page.save_each(out)
+    whole = page.save(out, "grid")
+    print(f"{len(shown)} samples in {out}; all on one page: {whole}")
 
 
 def evaluate(run: Run, given: Evaluate) -> None:
     source = given.prompts or run.prompts.held_out
-    if source is None:
+    suite = None if given.suite is None else load_suite(given.suite)
+    if suite is not None and given.prompts is not None:
+        raise UserError("evaluate: --suite has prompts of its own; leave --prompts out")
+    if suite is None and source is None:
         raise UserError("evaluate: the run has no held-out prompts; give --prompts FILE")
-    prompts = PromptSet.read(source, run.prompts.column, "--prompts")
-    specs = parse_rewards(given.rewards) if given.rewards else run.judges
+    prompts = (
+        suite.prompts
+        if suite is not None
+        else PromptSet.read(str(source), run.prompts.column, "--prompts")
+    )
+    words = given.rewards or (suite.rewards if suite is not None else ())
+    specs = parse_rewards(words) if words else run.judges
     rewards = load_rewards(specs)
     e = run.evaluate
+    whole = e.samples if suite is None else len(prompts) * e.per_prompt
     trial = Trial.of(
         prompts,
-        given.samples or e.samples,
+        given.samples or whole,
         e.per_prompt,
-        given.steps or e.steps,
+        given.steps or run.evaluation_steps,
         e.seed if given.seed is None else given.seed,
     )
+    for sentence in prove_rewards(rewards, run, prompts):
+        print(sentence)
     policy = policy_of(run, given.run, given.weights)
-    result = judge(rewards, paint_trial(policy, trial, run.model.guidance.sample, device_of(run)))
+    result = judge(rewards, draw(policy, trial))
     count = len(result.samples.prompts)
     for name in result.scores.names:
         mean = result.metrics[name]
         error = float(result.scores.values[:, result.scores.names.index(name)].std()) / count**0.5
         print(f"{name}: {mean:.4f} +- {error:.4f} (standard error, {count} samples)")
-    print(f"diversity within a prompt: {result.metrics['image/diversity']:.4f}")
+    if suite is not None:
+        print(told(suite, result.scores, result.samples.meta))
+    for name in [name for name in result.metrics if name in TOLD]:
+        print(f"{TOLD[name]}: {result.metrics[name]:.4f}")
     if given.out is not None:
         write_scores(given.out, result.samples.prompts, result.scores.names, result.scores.values)
 

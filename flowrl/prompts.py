@@ -1,13 +1,16 @@
 """Prompt files: what to draw, in which order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from flowrl.budgets import weighted_draw
 from flowrl.errors import UserError
+from flowrl.models.columns import resolved
 from flowrl.paths import find
 from samplers.noise import generator
 
@@ -43,17 +46,27 @@ class PromptSet:
             text = row[column]
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"{place}: {source}, row {i + 1}: the prompt is empty")
-        return cls(tuple(row[column] for row in rows), tuple(rows))
+        folder = find(source).parent  # image columns are relative to the file
+        meta = tuple(resolved(row, folder) for row in rows)
+        return cls(tuple(row[column] for row in rows), meta)
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def draw(self, iteration: int, count: int, seed: int) -> Draws:
-        """The `count` draws of an iteration: every prompt once before any comes again.
+    def take(self, rows: Sequence[int]) -> tuple[list[str], list[Mapping[str, Any]]]:
+        """Texts and columns of some rows."""
+        return [self.texts[row] for row in rows], [self.meta[row] for row in rows]
+
+    def draw(self, iteration: int, count: int, seed: int, weights: Tensor | None = None) -> Draws:
+        """The `count` draws of an iteration: every prompt once before any comes again, or different
+        ones in proportion to `weights` [prompts].
 
         A pure function of its arguments: a resumed run draws what the unbroken one would have.
         """
         ids = range(iteration * count, (iteration + 1) * count)
+        if weights is not None:
+            key = (seed, "prompts", iteration)
+            return Draws(tuple(ids), tuple(weighted_draw(weights, count, key)))
         orders: dict[int, list[int]] = {}
         for epoch in {i // len(self) for i in ids}:
             rng = generator(seed, "prompts", epoch)

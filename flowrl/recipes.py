@@ -18,9 +18,35 @@
 | dpo             | Ode          | best, worst                  | Matching, paired  | Preference |
 | rwr             | Ode          | exponential weights          | Matching          | Weighted   |
 
+| text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
+| text_rloo       | Completions  | leave one out                | Token, product    | Surrogate  |
+| text_dr_grpo    | Completions  | group mean                   | Token             | Surrogate  |
+| text_dapo       | Completions  | group mean, group std        | Token             | Surrogate  |
+| text_gspo       | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
+| text_tree       | Segments     | depth by depth, or to parent | Token             | Surrogate  |
+| text_cispo      | Completions  | group mean, group std        | Token             | CISPO      |
+| text_forking    | Completions  | group mean, group std        | Token             | Surrogate  |
+| text_sapo       | Completions  | group mean, group std        | Token             | SAPO       |
+| text_vespo      | Completions  | group mean, group std        | Token             | VESPO      |
+| text_gmpo       | Completions  | group mean, group std        | Token             | GMPO       |
+| text_gppo       | Completions  | group mean, group std        | Token             | GPPO       |
+| text_luspo      | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
+| text_reinforce  | Completions  | group mean, tokens' std      | Token             | Surrogate  |
+| text_opo        | Completions  | mean weighed by length       | Token             | Reinforce  |
+| text_maxrl      | Completions  | group mean, by the mean      | Token             | Surrogate  |
+| text_pass_at_k  | Completions  | pass@k                       | Token             | Surrogate  |
+| text_bnpo       | Completions  | by a Beta density            | Token             | Surrogate  |
+| text_riskpo     | Completions  | quantiles of bundles         | Token             | Surrogate  |
+| text_stream     | Completions  | a tracker's, batch std       | Token             | Surrogate  |
+| text_dpo        | Completions  | best, worst                  | Token, paired     | Preference |
+| text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
+| text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
+
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `rewards.WinRate(judge)`: it needs no line here.
-The transition recipes are in `flowrl/grpo_recipes.py`, the others in `flowrl/matching_recipes.py`.
+The transition recipes are in `flowrl/grpo_recipes.py`, the matching ones in
+`flowrl/matching_recipes.py`, those of language models in `flowrl/text_recipes.py` and
+`flowrl/token_recipes.py`.
 """
 
 from collections.abc import Callable
@@ -40,10 +66,45 @@ from flowrl.grpo_recipes import (
     temp_flow,
 )
 from flowrl.matching_recipes import awm, dpo, nft, rwr
+from flowrl.text_recipes import (
+    text_dapo,
+    text_dr_grpo,
+    text_grpo,
+    text_gspo,
+    text_rloo,
+    text_tree,
+)
+from flowrl.token_recipes import (
+    text_bnpo,
+    text_cispo,
+    text_dpo,
+    text_forking,
+    text_gmpo,
+    text_gppo,
+    text_luspo,
+    text_maxrl,
+    text_opo,
+    text_pass_at_k,
+    text_reinforce,
+    text_riskpo,
+    text_sapo,
+    text_spo_tree,
+    text_stream,
+    text_tempo,
+    text_vespo,
+)
 
-ALL = (
+PICTURES = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
 )  # fmt: skip
+TEXTS = (
+    text_grpo, text_rloo, text_dr_grpo, text_dapo, text_gspo, text_tree, text_cispo, text_forking,
+    text_sapo, text_vespo, text_gmpo, text_gppo, text_luspo, text_reinforce, text_opo, text_maxrl,
+    text_pass_at_k, text_bnpo, text_riskpo, text_stream, text_dpo, text_spo_tree, text_tempo,
+)  # fmt: skip
 
-RECIPES: dict[str, Callable[..., Algorithm]] = {recipe.__name__: recipe for recipe in ALL}
+Table = dict[str, Callable[..., Algorithm]]
+FLOW: Table = {recipe.__name__: recipe for recipe in PICTURES}
+TEXT: Table = {recipe.__name__: recipe for recipe in TEXTS}
+RECIPES: Table = FLOW | TEXT

@@ -6,7 +6,8 @@ b rows, t entries a row: one for images and videos, one a token for text. `*d`: 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
-from jaxtyping import Bool, Float, Int
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from samplers import Kernel
@@ -50,6 +51,26 @@ class MatchingRows(Rows):
     sigma: Float[Tensor, " b"]
     x0: Float[Tensor, "b *d"]
     noise: Float[Tensor, "b *d"]
+
+
+@dataclass(frozen=True)
+class TokenRows(Rows):
+    """Completions of prompts that the policy holds: row `prompt` of its batch.
+
+    `mask` holds the tokens in the loss, the stop token among them. Positions of at least `lengths`
+    are padding: entries there are 0.
+    """
+
+    ids: Int[Tensor, "b t"]
+    lengths: Int[Tensor, " b"]
+    temperature: float
+    kept: UInt8[Tensor, "b t bytes"] | None  # tokens that the sampler's top-p left; None: all
+    sampled: Float[Tensor, "b t"] | None = None  # another engine's log-probs; None: the same model
+
+    @property
+    def written(self) -> Bool[Tensor, "b t"]:
+        """Positions that hold a token."""
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
 
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:

@@ -22,7 +22,7 @@ def noise_floor(session: Session, experience: Experience) -> float | None:
         if chunk.old is None:
             return None
         with session.policies.using(session.algorithm.behaviour):
-            again = likelihood.evaluate(experience.velocity, chunk)
+            again = likelihood.evaluate(experience.policy, chunk)
         difference = float(likelihood.log_ratio(again, chunk.old, chunk).abs().max())
         largest = max(difference, largest or 0.0)
     return largest

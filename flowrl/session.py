@@ -1,7 +1,6 @@
 """Everything that a run holds in memory, put together once."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,16 +8,18 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.models.pipeline import PipelinePolicy
-from flowrl.paths import find
+from flowrl.errors import UserError
+from flowrl.models.policy import Policy
+from flowrl.models.source import open_model
 from flowrl.policies import Policies
 from flowrl.prompts import PromptSet
 from flowrl.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
+from flowrl.trackers import Tracker
 from rewards import Reward, load
+from rewards.contract import Prompts, self_test
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,23 @@ class Session:
     folder: Path
     accelerator: Accelerator
     algorithm: Algorithm
-    policy: PipelinePolicy
+    policy: Policy
     policies: Policies
     optimizer: torch.optim.Optimizer
     prompts: PromptSet
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
-    weights: torch.Tensor  # [r], of the rewards
     judges: Mapping[str, Reward]  # the rewards of evaluations
     terminal: Terminal
+    tracker: Tracker
 
     @property
     def device(self) -> torch.device:
         return self.accelerator.device
+
+    def weights(self, iteration: int) -> torch.Tensor:
+        """[r] of the rewards."""
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
 
     def mine(self, count: int) -> range:
         """This process's contiguous share of `count` draws; shares differ by one at most."""
@@ -48,21 +53,37 @@ class Session:
 
 
 def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:
-    return {spec.label: load(spec.name, **spec.settings) for spec in specs}
+    """By label. UserError where one cannot be loaded or reached."""
+    rewards = {}
+    for spec in specs:
+        try:
+            rewards[spec.label] = load(spec.name, **spec.settings)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
+    return rewards
 
 
-def load_policy(run: Run, device: torch.device) -> PipelinePolicy:
-    """The pipeline with fresh adapters, or with all weights to be trained."""
+def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -> Iterator[str]:
+    """A sentence for each reward that passes its self-test; UserError, or a warning, for others."""
+    if run.train.self_test == "off":
+        return
+    kind = "image" if run.model.language is None else "text"
+    shown = Prompts(prompts.texts[:4], prompts.meta[:4], kind)
+    for name, reward in rewards.items():
+        try:
+            yield f"reward {self_test(name, reward, shown)}"
+        except ValueError as error:
+            if run.train.self_test == "raise":
+                raise UserError(f"{error}; train.self_test: warn goes on all the same") from error
+            yield f"warning: {error}"
+
+
+def load_policy(run: Run, device: torch.device) -> Policy:
+    """The model with fresh adapters, or with all weights to be trained."""
     m = run.model
-    call = {"height": m.height, "width": m.width, **m.call}
-    policy = PipelinePolicy.load(
-        str(find(m.pipeline)) if find(m.pipeline).is_dir() else m.pipeline,
-        dtype=DTYPES[m.dtype],
-        device=device,
-        call={key: value for key, value in call.items() if value is not None},
-    )
+    policy = open_model(run, device)
     rows = run.train.rows_per_call
-    policy.rows_per_call = automatic(policy) if rows == "auto" else rows
+    policy.rows_per_call = policy.automatic(run.algorithm().steps) if rows == "auto" else rows
     if m.lora is None:
         policy.train_all()
     else:
@@ -70,12 +91,6 @@ def load_policy(run: Run, device: torch.device) -> PipelinePolicy:
             rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
         )
     return policy
-
-
-def automatic(policy: PipelinePolicy) -> int:
-    """Rows a call: small latents want large batches, large ones fit few. Measured on small ones."""
-    numbers = math.prod(policy.shape(2))
-    return max(1, min(128, 2**18 // numbers))
 
 
 def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
@@ -106,9 +121,9 @@ def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
         prompts=PromptSet.read(p.train, p.column, "prompts.train"),
         held_out=(p.held_out and PromptSet.read(p.held_out, p.column, "prompts.held_out")) or None,
         rewards=load_rewards(run.rewards),
-        weights=torch.tensor([spec.weight for spec in run.rewards]),
         judges=load_rewards(run.judges),
         terminal=Terminal(accelerator.is_main_process, t.iterations),
+        tracker=algorithm.tracker(),
     )
 
 

@@ -1,8 +1,9 @@
-"""Cheap statistics of images, and the alarms that they and the rewards raise.
+"""Cheap statistics of samples, and the alarms that they and the rewards raise.
 
-A reward can rise while the pictures degenerate; these numbers show it at no cost that matters.
+A reward can rise while the samples degenerate; these numbers show it at no cost that matters.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -57,13 +58,39 @@ def _diversity(images: Tensor, group: Tensor) -> float:
     return float(torch.cat(distances).mean()) / flat.shape[1] ** 0.5
 
 
+def text_statistics(
+    texts: Sequence[str], group: Tensor, lengths: Tensor, stopped: Tensor
+) -> dict[str, float]:
+    """Of n texts, whose groups are contiguous.
+
+    length     tokens, the stop token included
+    stopped    share that ended by itself, and was not cut off
+    empty      share without a character beside white space
+    distinct   share of a group's other texts that differ from a text: 0 if all are alike, 1 if none
+    """
+    _, sizes = torch.unique_consecutive(group, return_counts=True)
+    at, differ, pairs = 0, 0, 0
+    for size in sizes.tolist():
+        counts = Counter(texts[at : at + size]).values()
+        pairs += size * (size - 1)
+        differ += size * size - sum(count * count for count in counts)
+        at += size
+    return {
+        "length": float(lengths.double().mean()),
+        "stopped": float(stopped.double().mean()),
+        "empty": sum(not text.strip() for text in texts) / max(len(texts), 1),
+        "distinct": differ / pairs if pairs else 0.0,
+    }
+
+
 @dataclass
 class Alarms:
     """Watches the means of a few iterations against those of the start and the best so far.
 
     The signs are those under which runs have been seen to collapse: the reward falls away from its
     best by a third of the spread that samples had at the start; samples of a group become alike;
-    the pictures' statistics leave the range of the start. State is plain numbers, in checkpoints.
+    the pictures' statistics leave the range of the start; texts no longer come to an end. State is
+    plain numbers, in checkpoints.
     """
 
     window: int = 5
@@ -73,6 +100,24 @@ class Alarms:
     history: list[dict[str, float]] = field(default_factory=list)
     best: float = -torch.inf
     raised: list[str] = field(default_factory=list)
+    flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
+
+    def constant(self, metrics: Mapping[str, float]) -> list[str]:
+        """Names of rewards that gave one score alone for `window` iterations; each is told once.
+
+        Reads `reward_std/NAME` and `reward/NAME`.
+        """
+        found = []
+        for key, spread in metrics.items():
+            name = key.removeprefix("reward_std/")
+            if name == key:
+                continue
+            none = spread <= 1e-9 * max(1.0, abs(metrics[f"reward/{name}"]))
+            self.flat[name] = self.flat.get(name, 0) + 1 if none else 0
+            if self.flat[name] >= self.window and key not in self.raised:
+                self.raised.append(key)
+                found.append(name)
+        return found
 
     def watch(self, reward: float, spread: float, statistics: Mapping[str, float]) -> list[str]:
         """Take in an iteration; gives the signs that are new, each as a clause."""
@@ -100,14 +145,22 @@ class Alarms:
             alike = name == "diversity" and change < self.alike
             if alike or (name != "diversity" and abs(change - 1) > self.shift):
                 signs[name] = f"{name} went from {start[name]:.3f} to {now[name]:.3f}"
+        if "stopped" in now and now["stopped"] < self.shift * start["stopped"]:
+            shares = f"from {start['stopped']:.2f} to {now['stopped']:.2f}"
+            signs["stopped"] = f"the share of texts that end by themselves fell {shares}"
         return signs
 
     def state(self) -> dict:
-        return {"history": self.history, "best": self.best, "raised": self.raised}
+        return {
+            "history": self.history,
+            "best": self.best,
+            "raised": self.raised,
+            "flat": self.flat,
+        }
 
     def restore(self, state: Mapping) -> None:
         self.history, self.best = list(state["history"]), float(state["best"])
-        self.raised = list(state["raised"])
+        self.raised, self.flat = list(state["raised"]), dict(state["flat"])
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

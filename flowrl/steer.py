@@ -6,9 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.errors import UserError
 from flowrl.evaluate import Trial
 from flowrl.models.conditioning import Conditioning
 from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.policy import Policy
 from rewards import Reward, Samples, score_all
 from samplers import Chain, FlowSDE, Ode, roll
 from samplers.steering import FeynmanKac, best, importance, steer
@@ -30,6 +32,12 @@ class Steering:
     particles: int = 8
     strength: float = 10.0
     eta: float = 0.7
+
+
+def drivable(policy: Policy) -> PipelinePolicy:
+    if not isinstance(policy, PipelinePolicy):
+        raise UserError("--steer is for pictures and films: leave it out, or take a larger --count")
+    return policy
 
 
 @dataclass(frozen=True)

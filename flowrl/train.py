@@ -73,7 +73,7 @@ def train(session: Session, resume: Path | None = None) -> Result:
                 checkpoint.save(session, progress, alarms)
             if stop and not last:
                 return Result(session.folder, stop, main=session.accelerator.is_main_process)
-    weights = session.folder / ("adapter" if run.model.lora else "pipeline")
+    weights = session.folder / run.exported
     checkpoint.export(session, weights)
     session.accelerator.end_training()
     ends = (progress.first or {}, progress.last or {})

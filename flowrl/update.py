@@ -10,6 +10,7 @@ from torch import Tensor
 from flowrl.collect import Experience
 from flowrl.losses import Entries
 from flowrl.meter import Meter
+from flowrl.objective import Counts, reduced
 from flowrl.rows import Evaluation, Rows, take
 from flowrl.session import Session
 from samplers.noise import generator
@@ -53,7 +54,7 @@ class Tally:
 def update(session: Session, experience: Experience, iteration: int) -> dict[str, float]:
     """Take the iteration's optimizer steps; gives metrics over all processes."""
     settings, tally, meter = session.run.train, Tally(), Meter()
-    experience = replace(experience, velocity=meter(experience.velocity))
+    experience = replace(experience, policy=meter(experience.policy))
     shares = [
         share_of(session, experience, iteration, number) for number in range(settings.updates)
     ]
@@ -63,10 +64,10 @@ def update(session: Session, experience: Experience, iteration: int) -> dict[str
         shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
     norms: list[float] = []
     for share in shares:
-        totals = _totals(share)
+        counts = counted(share)
         for chunk in share:
             entries, mask = evaluate(session, experience, chunk)
-            (reduced(entries, mask) / totals[entries.denominator]).backward()
+            reduced(entries, mask, counts).backward()
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
                 tally.add(name, values, mask)
@@ -117,7 +118,7 @@ def with_old(
         return [
             chunk
             if chunk.old is not None and not anew
-            else replace(chunk, old=likelihood.evaluate(experience.velocity, chunk))
+            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk))
             for chunk in chunks
         ]
 
@@ -129,33 +130,23 @@ def evaluate(session: Session, experience: Experience, chunk: Rows) -> tuple[Ent
     says: dict[str, Evaluation] = {}
     for role in sorted(loss.roles - {"old"}):
         with torch.no_grad(), policies.using(role):
-            says[role] = likelihood.evaluate(experience.velocity, chunk)
+            says[role] = likelihood.evaluate(experience.policy, chunk)
     fresh = algorithm.behaviour == "current" and chunk.old is None
     if "old" in loss.roles and not fresh:
         (chunk,) = with_old(session, experience, [chunk])
         assert chunk.old is not None
         says["old"] = chunk.old
-    says["new"] = likelihood.evaluate(experience.velocity, chunk)
+    says["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
         new = says["new"]
         says["old"] = Evaluation(new.logp.detach(), None if new.out is None else new.out.detach())
     return loss(likelihood, says, chunk), chunk.mask
 
 
-def reduced(entries: Entries, mask: Tensor) -> Tensor:
-    """Sum over entries; for denominator "rows" each row counts once, whatever its length."""
-    value = torch.where(mask, entries.value, 0.0)
-    if entries.denominator == "tokens":
-        return value.sum()
-    return (value.sum(1) / mask.sum(1).clamp(min=1)).sum()
-
-
-def _totals(share: Chunks) -> dict[str, float]:
+def counted(share: Chunks) -> Counts:
     """What sums are divided by: counted over the whole optimizer step and all processes."""
-    rows = sum(int(chunk.mask.any(1).sum()) for chunk in share)
-    tokens = sum(int(chunk.mask.sum()) for chunk in share)
-    counts = torch.tensor(gather_object([(rows, tokens)])).sum(0).clamp(min=1)
-    return {"rows": float(counts[0]), "tokens": float(counts[1])}
+    own = Counts.of([chunk.mask for chunk in share])
+    return Counts(*torch.tensor(gather_object([tuple(own)])).sum(0).tolist())
 
 
 def step(session: Session) -> float:

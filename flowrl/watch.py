@@ -1,10 +1,11 @@
-"""What a run shows of itself: evaluations, pictures, alarms, and the proof at its start."""
+"""What a run shows of itself: evaluations, samples, alarms, and the proof at its start."""
 
-from flowrl import checkpoint, pictures
+from flowrl import checkpoint
 from flowrl.checkpoint import Progress
 from flowrl.errors import UserError
 from flowrl.evaluate import Evaluation, evaluate
-from flowrl.session import Session
+from flowrl.pages import Page
+from flowrl.session import Session, prove_rewards
 from flowrl.statistics import Alarms
 
 
@@ -20,12 +21,19 @@ def guard(session: Session, progress: Progress, metrics: dict[str, float], alarm
     if session.run.train.alarms == "off":
         return
     statistics = {
-        name.removeprefix("image/"): value
+        name.split("/", 1)[1]: value
         for name, value in metrics.items()
-        if name.startswith("image/")
+        if name.startswith(("image/", "text/"))
     }
     signs = alarms.watch(metrics["reward"], metrics["reward_std"], statistics)
-    metrics["alarms"] = float(len(signs))
+    constant = alarms.constant(metrics)
+    metrics["alarms"] = float(len(signs) + len(constant))
+    for name in constant:
+        session.terminal.warn(
+            f"the reward {name} gave every sample of {alarms.window} iterations the same score, "
+            f"{metrics[f'reward/{name}']:.3f}: it teaches nothing. Look at the samples and at the "
+            "reward, or leave it out"
+        )
     if signs:
         text = (
             f"the run may be collapsing: {'; '.join(signs)}. Lower train.lr "
@@ -41,7 +49,7 @@ def guard(session: Session, progress: Progress, metrics: dict[str, float], alarm
 def look(
     session: Session, progress: Progress, alarms: Alarms, name: str | None
 ) -> dict[str, float]:
-    """Evaluate, keep the best, paint the grid. Gives `held_out/...` metrics."""
+    """Evaluate, keep the best, save some samples. Gives `held_out/...` metrics."""
     result = evaluate(session)
     if result is None:
         return {}
@@ -68,20 +76,20 @@ def show(session: Session, result: Evaluation, key: str, iteration: int, name: s
         for i in pick
     ]
     title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
-    page = pictures.grid(
-        result.samples.media[pick], [result.samples.prompts[i] for i in pick], scores, title
-    )
-    folder = session.folder / "samples"
-    pictures.save(page, folder / f"{name}.png")
-    if name == "after" and (folder / "before.png").is_file():
-        pictures.save(pictures.beside(folder / "before.png", page), folder / "before_after.png")
+    page, folder = Page(result.samples.take(pick), scores, title), session.folder / "samples"
+    page.save(folder, name)
+    if name == "after":
+        page.save_beside(folder, "before", "before_after")
 
 
 def prove(session: Session) -> None:
-    """The replay proof: what we drive is what the pipeline does, with these very arguments."""
-    guidance = session.run.model.guidance
-    for scale in sorted({guidance.sample, guidance.train}):
-        replay = session.policy.prove(
-            session.prompts.texts[:2], steps=session.algorithm.steps, guidance=scale
-        )
-        session.terminal.say(str(replay))
+    """What we drive is what the model does, with these very arguments and prompts."""
+    texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
+    meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
+    for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):
+        session.terminal.say(sentence)
+    for sentence in prove_rewards(session.rewards, session.run, session.prompts):
+        session.terminal.say(sentence)
+    if session.run.held_out_rewards and session.held_out is not None:
+        for sentence in prove_rewards(session.judges, session.run, session.held_out):
+            session.terminal.say(sentence)

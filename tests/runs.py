@@ -58,7 +58,11 @@ def flowrl(*words: str | Path) -> int:
 
 
 def session(pipeline: Path, folder: Path, recipe: dict, **train: object) -> Session:
-    run = decode(tree(pipeline, folder, recipe, **train), "test")
+    return opened(tree(pipeline, folder, recipe, **train), folder)
+
+
+def opened(settings: dict, folder: Path) -> Session:
+    run = decode(settings, "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 

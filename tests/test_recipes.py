@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods import Transition
 from flowrl.losses import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.matching import Matching
-from flowrl.recipes import RECIPES
+from flowrl.recipes import FLOW as RECIPES
 from flowrl.rows import Evaluation, Rows
 from flowrl.times import Discrete, PermutedGrid
 from rewards import Scores

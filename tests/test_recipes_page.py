@@ -45,4 +45,4 @@ def test_the_command_says_all_settings_dedented(name, capsys):
     words, settings = said.split("\n\n  ")
     below = [line for line in words.splitlines()[1:] if line]
     assert min((len(line) - len(line.lstrip()) for line in below), default=0) == 0
-    assert "steps" in settings
+    assert "steps" in settings or "length" in settings

@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from flowrl.config import decode
-from flowrl.evaluate import Trial, paint
+from flowrl.evaluate import Trial, draw
 from flowrl.prompts import PromptSet
 from flowrl.session import load_policy, load_rewards
 from flowrl.steer import Painter, Steering, paint_steered
@@ -22,7 +22,7 @@ def test_steering_raises_the_reward_of_what_is_painted(pipeline, tmp_path, metho
     trial = Trial(prompts, (0, 1), 4, 4, 5)
     rewards = load_rewards(run.rewards)
     painter = Painter(policy, rewards, trial, 1.0, torch.device("cpu"))
-    plain = painter.score(paint(policy, trial, 1.0, torch.device("cpu")))
+    plain = painter.score(draw(policy, trial).samples)
     samples, evaluations = paint_steered(painter, Steering(method, particles=8, strength=3000.0))
     assert samples.prompts == [t for t in prompts.texts[:2] for _ in range(4)]
     assert evaluations == 2 * 4 * 8 * 4

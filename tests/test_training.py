@@ -13,6 +13,7 @@ from flowrl.collect import Experience, collect, handle_failures
 from flowrl.config import decode
 from flowrl.errors import UserError
 from flowrl.losses import Entries
+from flowrl.objective import Counts, reduced
 from flowrl.session import Session, open_accelerator, open_session
 from flowrl.statistics import Alarms
 from flowrl.train import iterate
@@ -86,8 +87,12 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
 def test_rows_of_any_length_weigh_the_same_where_the_loss_says_so():
     value = torch.tensor([[1.0, 3.0, 100.0], [5.0, 100.0, 100.0], [100.0, 100.0, 100.0]])
     mask = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
-    assert update.reduced(Entries(value, "rows", {}), mask) == 2.0 + 5.0
-    assert update.reduced(Entries(value, "tokens", {}), mask) == 1.0 + 3.0 + 5.0
+    counts = Counts.of([mask, mask])  # as many rows and tokens again in another chunk
+    sums = {"rows": (2.0 + 5.0) / 4, "tokens": 9.0 / 6, "sequences": 9.0 / 4, 10: 9.0 / 40}
+    for kind, want in sums.items():
+        assert reduced(Entries(value, kind, {}), mask, counts) == pytest.approx(want)
+        both = reduced(Entries(value, kind, {}, value), mask, counts)
+        assert both == pytest.approx(want + 9.0 / 6), "a further term is a mean over tokens"
 
 
 def test_a_named_behaviour_samples_and_is_the_old_policy(pipeline, tmp_path):
@@ -115,7 +120,7 @@ def test_training_has_its_own_guidance(pipeline, tmp_path):
     sigma = torch.full((2,), experience.rows[0].sigma[0].item())
     row = torch.arange(2)
     with torch.no_grad():
-        got = experience.velocity(x, sigma, row)
+        got = experience.policy(x, sigma, row)
         said = {
             guidance: kept.policy.bind(
                 kept.policy.encode(texts), steps=runs.NFT["steps"], guidance=guidance

@@ -1,0 +1,226 @@
+"""From scores to the values of nodes: what every advantage is made from.
+
+n samples (a draw's are contiguous), k decision points, r rewards. An entry is the credit of the
+node that a sample passed through at that point, so samples that share a node share its credit.
+A chain of independent trajectories is a tree whose nodes hold one leaf each, so plain and tree
+methods go through the same lines. Everything is float64, and every mean and std honours the mask.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor
+
+from rewards.types import Scores
+from samplers import Columns
+
+NONE = 1e-6  # a spread below this part of the values' size is rounding, and counts as none
+
+
+@dataclass(frozen=True)
+class Context:
+    """What credit may depend on, beside the scores.
+
+    `logp` has the mean log-density of the noisy edges by step, one entry a node of that step
+    (`Edges.logp`). Only path-probability fusion reads it. What is None was not given, and only the
+    transforms that read it ask for it:
+
+    lengths    trained decisions of each sample: tokens
+    prompts    which prompt each draw is, as a row of the prompt set
+    baseline   a value of each draw from elsewhere: a greedy sample's score, a tracker's
+    nodes      ids of the nodes that a sample passed, where trees are not uniform; samples of a
+               draw that share an id at a decision point share that node
+    exists     which decision points a sample has, where they differ (turns): the others are masked
+               at the end, and before that by transforms that compare turns
+    states     ids of the states that a sample decided in: GiGPO compares equal ones of a draw
+    divergence of each sample from the start, summed over its tokens
+    quantiles  tracked quantiles of scores (low, high): RiskPO
+    """
+
+    columns: Columns
+    weights: Float[Tensor, " r"]
+    logp: Mapping[int, Tensor] = field(default_factory=dict)
+    lengths: Num[Tensor, " n"] | None = None
+    prompts: Int[Tensor, " g"] | None = None
+    baseline: Float[Tensor, " g"] | None = None
+    nodes: Int[Tensor, "n k"] | None = None
+    exists: Bool[Tensor, "n k"] | None = None
+    states: Int[Tensor, "n k"] | None = None
+    divergence: Float[Tensor, " n"] | None = None
+    quantiles: tuple[float, float] | None = None
+
+
+class Credit(NamedTuple):
+    """`value` is 0 where `mask` is False."""
+
+    value: Float[Tensor, "n k r"]
+    mask: Bool[Tensor, "n k r"]
+
+
+@runtime_checkable
+class Transform(Protocol):
+    def __call__(self, credit: Credit, context: Context) -> Credit: ...
+
+
+def at_nodes(column: Tensor, nodes: int, group: int) -> Tensor:
+    """[n r] to [draws nodes r]: the leaves of a node agree, so the first stands for them."""
+    return column.view(-1, nodes, group // nodes, column.shape[-1])[:, :, 0]
+
+
+def at_leaves(column: Tensor, group: int) -> Tensor:
+    """[draws nodes r] to [n r]."""
+    return column.repeat_interleave(group // column.shape[1], 1).flatten(0, 1)
+
+
+class Level(NamedTuple):
+    """The nodes of one decision point of trees that are not uniform; drawn with fewer than m nodes
+    are filled up with masked ones."""
+
+    first: Int[Tensor, "g m"]  # a leaf of each node, -1 where there is none
+    place: Int[Tensor, " n"]  # of each leaf's node among all g m
+
+    @classmethod
+    def of(cls, ids: Int[Tensor, " n"], group: int) -> "Level":
+        """Samples of a draw with the same id share a node."""
+        n = len(ids)
+        draw = torch.arange(n) // group
+        pairs, node = torch.stack([draw, ids.cpu()], 1).unique(dim=0, return_inverse=True)
+        counts = pairs[:, 0].bincount(minlength=n // group)
+        most = int(counts.max())
+        before = counts.cumsum(0) - counts
+        place = draw * most + node - before[draw]
+        first = torch.full((n // group * most,), -1)
+        first[place.flip(0)] = torch.arange(n).flip(0)
+        return cls(first.view(-1, most), place)
+
+    def at_nodes(self, column: Tensor) -> Tensor:
+        """[n r] to [draws m r]; 0 and False where there is no node."""
+        found = column[self.first.clamp(min=0)]
+        return found * (self.first >= 0)[..., None]
+
+    def at_leaves(self, column: Tensor) -> Tensor:
+        """[draws m r] to [n r]."""
+        return column.flatten(0, 1)[self.place]
+
+    def total(self, column: Tensor) -> Tensor:
+        """Sums over the leaves of each node, [n r] to [draws m r]."""
+        shape = (self.first.numel(), column.shape[-1])
+        sums = torch.zeros(shape, dtype=column.dtype).index_add_(0, self.place, column)
+        return sums.view(*self.first.shape, -1)
+
+    def most(self, column: Tensor) -> Tensor:
+        """Maxima over the leaves of each node, [n r] to [draws m r]."""
+        shape = (self.first.numel(), column.shape[-1])
+        place = self.place[:, None].expand_as(column)
+        start = torch.full(shape, -torch.inf, dtype=column.dtype)
+        return start.scatter_reduce(0, place, column, "amax").view(*self.first.shape, -1)
+
+
+Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> value
+
+
+def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
+    """Apply `rule` to the nodes of each decision point by itself; masked entries stay 0."""
+    columns, done = context.columns, []
+    for k, nodes in enumerate(columns.nodes):
+        if context.nodes is None:
+            value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
+            done.append(at_leaves(rule(value, mask) * mask, columns.group))
+        else:
+            level = Level.of(context.nodes[:, k], columns.group)
+            value, mask = level.at_nodes(credit.value[:, k]), level.at_nodes(credit.mask[:, k])
+            done.append(level.at_leaves(rule(value, mask) * mask))
+    return Credit(torch.stack(done, 1), credit.mask)
+
+
+def masked_mean(value: Tensor, mask: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """Mean where `mask`, 0 where nothing is left; dims are kept."""
+    count = mask.sum(dims, keepdim=True)
+    return (value * mask).sum(dims, keepdim=True) / count.clamp(min=1)
+
+
+def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correction: int) -> Tensor:
+    """Std where `mask`; 0 where the spread is only rounding or there are too few values."""
+    centred = (value - masked_mean(value, mask, dims)) * mask
+    free = mask.sum(dims, keepdim=True) - correction
+    std = (centred.square().sum(dims, keepdim=True) / free.clamp(min=1)).sqrt()
+    size = (value * mask).abs().amax(dims, keepdim=True)
+    return torch.where((free > 0) & (std > NONE * size), std, 0.0)
+
+
+Fusion = Literal["mean", "max", "path"]
+
+
+def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Credit:
+    """The value of a node from its scored leaves: their mean, or their maximum (arXiv:2509.06040).
+
+    `path` weighs children by the softmax of their edges' mean log-densities, from the leaves up
+    (BranchGRPO's tree_prob_weighted); a single child passes its value through.
+    """
+    columns, group = context.columns, context.columns.group
+    values, scored = scores.values.double().cpu(), scores.scored.cpu()
+    if context.nodes is not None:
+        return _ragged_values(values, scored, context, fusion)
+    value = at_nodes(values * scored, group, group)
+    mask = at_nodes(scored, group, group)
+    levels: list[Credit] = []
+    for k in reversed(range(len(columns.nodes))):
+        if k + 1 < len(columns.nodes) and fusion == "path":
+            value, mask = _fuse_paths(value, mask, k, context)
+        elif fusion != "path":
+            leaves = (values.shape[0] // group, columns.nodes[k], -1, values.shape[1])
+            value, mask = _fuse(values.view(leaves), scored.view(leaves), fusion)
+        levels.insert(0, Credit(at_leaves(value, group), at_leaves(mask, group)))
+    return Credit(*(torch.stack(parts, 1) for parts in zip(*levels, strict=True)))
+
+
+def existing(credit: Credit, context: Context) -> Credit:
+    """Without the decision points that a sample does not have (`Context.exists`)."""
+    if context.exists is None:
+        return credit
+    mask = credit.mask & context.exists.cpu()[..., None]
+    return Credit(credit.value * mask, mask)
+
+
+def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fusion) -> Credit:
+    """Node values [n k r] of trees that are not uniform."""
+    if fusion == "path":
+        raise ValueError("path fusion needs uniform trees: take fusion='mean' or 'max'")
+    assert context.nodes is not None
+    parts: list[Credit] = []
+    for ids in context.nodes.unbind(1):
+        level = Level.of(ids, context.columns.group)
+        count = level.total(scored.double())
+        if fusion == "mean":
+            value = level.total(values * scored) / count.clamp(min=1)
+        else:
+            value = level.most(values.masked_fill(~scored, -torch.inf))
+            value = value.masked_fill(count == 0, 0.0)
+        parts.append(Credit(level.at_leaves(value), level.at_leaves(count > 0)))
+    return Credit(*(torch.stack(p, 1) for p in zip(*parts, strict=True)))
+
+
+def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:
+    """[draws nodes leaves r] to [draws nodes r]."""
+    some = mask.any(2)
+    if fusion == "mean":
+        return masked_mean(value, mask, 2)[:, :, 0], some
+    return value.masked_fill(~mask, -torch.inf).amax(2).masked_fill(~some, 0.0), some
+
+
+def _fuse_paths(value: Tensor, mask: Tensor, k: int, context: Context) -> tuple[Tensor, Tensor]:
+    """Values of the nodes of step k from those of step k + 1, [draws nodes r]."""
+    draws, children, r = value.shape
+    parents = context.columns.nodes[k]
+    if children == parents:
+        return value, mask
+    if k + 1 not in context.logp:
+        raise ValueError(f"path fusion needs log-densities of the branching step {k + 1}: train it")
+    shape = (draws, parents, children // parents)
+    logp = context.logp[k + 1].double().cpu().view(*shape, 1).expand(*shape, r)
+    value, mask = value.view(*shape, r), mask.view(*shape, r)
+    weight = logp.masked_fill(~mask, -torch.inf).softmax(2).nan_to_num(0.0)
+    return (weight * value).sum(2), mask.any(2)

@@ -1,0 +1,103 @@
+"""How likely a language model finds its completions, token by token."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.matching import Matching
+from flowrl.rows import Evaluation, TokenRows, take
+from flowrl.token_ratios import Estimate, Level, divergence, log_ratio
+from samplers.completions import TextRollout
+
+TokenPolicy = Callable[[TokenRows, bool], Evaluation]
+"""(rows, whether entropies are wanted) -> log-probabilities [b t] and entropies [b t] in nats, of
+the distribution that tokens are drawn from; 0 at padding."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """log p of each token under the sampler's own rule: its temperature, and the tokens that its
+    top-p kept, so that the ratio of unchanged weights is 1 whatever they are.
+
+    The tokens kept are the sampler's, not the ones that new weights would keep: a smooth ratio,
+    and no token that was drawn ever has probability 0 (as in arXiv:2512.02556, section 3.1).
+
+    ratio     at which level a ratio is taken: see `flowrl.token_ratios.log_ratio`
+    kl_form   the estimate of a divergence
+    entropy   also give entropies
+    paired    keep each group's best and worst, next to each other; a tie gives a masked pair
+    cut       completions that were cut off at the length: trained on, or masked (DAPO's overlong
+              filter, arXiv:2503.14476)
+
+    In a tree a token that leaves share is in the loss once, with the mean of their credit.
+    """
+
+    ratio: Level = "token"
+    kl_form: Estimate = "k3"
+    entropy: bool = False
+    paired: bool = False
+    cut: Literal["train", "mask"] = "train"
+
+    @property
+    def unit(self) -> int:
+        return 2 if self.paired else 1
+
+    @property
+    def keep_mean(self) -> bool:
+        return False
+
+    def rows(
+        self, rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+    ) -> list[TokenRows]:
+        """One `Rows` with all completions, or with all pairs of them."""
+        device = rollout.ids.device
+        value, some = (part.to(device) for part in shared(advantage, mask, rollout.plan.nodes))
+        kept = some.gather(1, rollout.point) & rollout.own
+        if self.cut == "mask":
+            kept = kept & rollout.stopped[:, None]
+        spread = value.gather(1, rollout.point).to(rollout.logp.dtype)
+        rows = TokenRows(
+            prompt=rollout.prompt,
+            advantage=spread.masked_fill(~kept, 0.0),
+            mask=kept,
+            old=Evaluation(rollout.logp, None),
+            ids=rollout.ids,
+            lengths=rollout.lengths,
+            temperature=rollout.plan.temperature,
+            kept=rollout.kept,
+        )
+        if not self.paired:
+            return [rows]
+        best = Matching.pairs(advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.plan.group)
+        keep, apart = (part.to(device) for part in best)
+        pairs = take(rows, keep)
+        whole = pairs.written & apart[:, None]  # a pair is compared as whole completions
+        return [replace(pairs, mask=whole)]
+
+    def evaluate(self, policy: TokenPolicy, rows: TokenRows) -> Evaluation:
+        return policy(rows, self.entropy)
+
+    def log_ratio(self, new: Evaluation, old: Evaluation, rows: TokenRows) -> Float[Tensor, "b t"]:
+        return log_ratio(new.logp, old.logp, rows.mask, self.ratio)
+
+    def kl(self, new: Evaluation, ref: Evaluation, rows: TokenRows) -> Float[Tensor, "b t"]:
+        return divergence(new.logp, ref.logp, self.kl_form)
+
+
+def shared(
+    advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"], nodes: tuple[int, ...]
+) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
+    """Each leaf has the mean credit of its node's credited leaves. Most estimators give leaves of
+    a node the same; those that add a leaf's own outcome (TEMPO) do not."""
+    values, masks = [], []
+    for k, count in enumerate(nodes):
+        leaves = nodes[-1] // count
+        value, kept = advantage[:, k].view(-1, leaves), mask[:, k].view(-1, leaves)
+        mean = (value * kept).sum(1) / kept.sum(1).clamp(min=1)
+        values.append(mean.repeat_interleave(leaves))
+        masks.append(kept.any(1).repeat_interleave(leaves))
+    return torch.stack(values, 1), torch.stack(masks, 1)

@@ -1,0 +1,87 @@
+"""Arithmetic on tokens' log-probabilities: ratios at three levels, divergences, mismatch.
+
+b rows, t tokens. `mask` is True for tokens in the loss; what stands elsewhere is never read.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Level = Literal["token", "sequence", "sequence_token", "product"]
+Estimate = Literal["k1", "k2", "k3"]
+
+
+def row_sum(value: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b 1"]:
+    """Sum of a row's tokens in the loss."""
+    return torch.where(mask, value, 0.0).sum(1, keepdim=True)
+
+
+def row_mean(value: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b 1"]:
+    """Mean of a row's tokens in the loss; 0 for a row that has none."""
+    return row_sum(value, mask) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def log_ratio(
+    new: Float[Tensor, "b t"],
+    old: Float[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    level: Level = "token",
+) -> Float[Tensor, "b t"]:
+    """log p_new - log p_old, 0 where masked:
+
+    token           each token's own
+    sequence        the mean over the row's tokens, at each of them (GSPO, arXiv:2507.18071)
+    sequence_token  the same value, but only the token's own gradient (GSPO-token)
+    product         the sum over the row's tokens: the completion is one action (RLOO,
+                    arXiv:2402.14740)
+    """
+    each = torch.where(mask, new - old, 0.0)
+    if level == "token":
+        return each
+    if level == "product":
+        return row_sum(each, mask).expand_as(each) * mask
+    mean = row_mean(each, mask).expand_as(each) * mask
+    if level == "sequence":
+        return mean
+    return torch.where(mask, new - new.detach(), 0.0) + mean.detach()
+
+
+def divergence(
+    new: Float[Tensor, "b t"], ref: Float[Tensor, "b t"], estimate: Estimate = "k3"
+) -> Float[Tensor, "b t"]:
+    """KL(new | ref) from one sample of each token, by Schulman's three estimators.
+
+    With d = log ref - log new: k1 is -d, k2 is d^2 / 2, k3 is e^d - d - 1. The means of k1 and k3
+    are exact. As a loss on fresh samples k1 has no gradient on average, k2 has the one of
+    KL(new | ref) and k3 that of KL(ref | new): see `Anchor.corrected`.
+    """
+    d = ref - new
+    if estimate == "k1":
+        return -d
+    if estimate == "k2":
+        return d.square() / 2
+    return d.exp() - d - 1
+
+
+def mismatch(
+    old: Float[Tensor, "b t"],
+    sampled: Float[Tensor, "b t"],
+    mask: Bool[Tensor, "b t"],
+    level: Literal["token", "sequence"],
+) -> Float[Tensor, "b u"]:
+    """How much likelier the trainer's weights find what another engine sampled: p_old / p_sampled
+    a token (u = t), or its product over the row (u = 1). A token that the engine did not score
+    (NaN) counts as equal."""
+    each = torch.where(mask, old - sampled, 0.0).nan_to_num(0.0)
+    return (each if level == "token" else each.sum(1, keepdim=True)).exp()
+
+
+def bounded(
+    ratio: Float[Tensor, "b u"], mode: Literal["truncate", "mask"], low: float, high: float
+) -> Float[Tensor, "b u"]:
+    """Outside low..high a ratio is cut to the bound, or becomes 0."""
+    if mode == "truncate":
+        return ratio.clamp(low, high)
+    return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)

@@ -1,0 +1,116 @@
+"""Factors on the policy term of tokens: what is stale, dull, or sampled by another engine.
+
+Each is a `Weight` of a loss (`weights=`). None changes a denominator, and none touches the anchors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.objective import entropies
+from flowrl.rows import Evaluation, Rows, TokenRows
+from flowrl.token_ratios import bounded, mismatch, row_mean
+
+
+def sampled(rows: Rows, old: Evaluation) -> Tensor:
+    """Log-probabilities by the engine that sampled: another one's, or the trainer's own."""
+    assert isinstance(rows, TokenRows), "only token rows may come from another engine"
+    return old.logp if rows.sampled is None else rows.sampled
+
+
+@runtime_checkable
+class Correction(Protocol):
+    """What another engine's samples weigh, by token [b t] or by row [b 1]."""
+
+    def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Weighs by p_old / p_sampled where another engine sampled (truncated importance sampling).
+
+    level  of a token, or its product over the row
+    mode   truncate: cut to low..high; mask: 0 outside of it
+    Logs `mismatch`, the mean |log p_old - log p_sampled| a token, and `mismatch_weight`.
+    """
+
+    level: Literal["token", "sequence"] = "sequence"
+    mode: Literal["truncate", "mask"] = "mask"
+    high: float = 3.0
+    low: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < 1 < self.high:
+            raise UserError(f"a mismatch of 1 must be inside ({self.low}, {self.high})")
+
+    def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
+        """[b t], or [b 1] for the sequence level."""
+        old = evaluations["old"].logp
+        ratio = mismatch(old, sampled(rows, evaluations["old"]), rows.mask, self.level)
+        return bounded(ratio, self.mode, self.low, self.high)
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        old = evaluations["old"]
+        weight = self.factor(evaluations, rows).expand_as(old.logp)
+        apart = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
+        return weight, {"mismatch": apart, "mismatch_weight": weight}
+
+
+@dataclass(frozen=True)
+class OffPolicyMask:
+    """Leaves out bad samples that the policy has moved away from: A < 0 and mean over the row of
+    log p_sampled - log p_new above `threshold` (DeepSeek-V3.2, arXiv:2512.02556)."""
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if self.threshold <= 0:
+            raise UserError(f"an off-policy threshold must be above 0, got {self.threshold}")
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        gone = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
+        near = row_mean(gone.nan_to_num(0.0), rows.mask) <= self.threshold
+        kept = ((rows.advantage >= 0) | near).to(rows.advantage)
+        return kept, {"off_policy": 1 - kept}
+
+
+@dataclass(frozen=True)
+class HighEntropy:
+    """Trains on the tokens where the policy was least sure only (arXiv:2506.01939).
+
+    share  the most uncertain `share` of the tokens that are evaluated in one call, as published;
+           another `rows_per_call` shifts the bound a little
+    floor  tokens of at least so many nats: no such dependence
+    """
+
+    share: float | None = None
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.share is None) == (self.floor is None):
+            raise UserError("HighEntropy takes a share or a floor")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise UserError(f"HighEntropy's share must be in (0, 1], got {self.share}")
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        entropy = entropies(evaluations["new"]).detach()
+        if self.floor is not None:
+            bound = torch.tensor(self.floor, dtype=entropy.dtype, device=entropy.device)
+        else:
+            assert self.share is not None
+            seen = entropy[rows.mask].float()
+            if len(seen) == 0:
+                return torch.zeros_like(entropy), {}
+            bound = torch.quantile(seen, 1 - self.share).to(entropy)
+        kept = ((entropy >= bound) & rows.mask).to(entropy)
+        return kept, {"uncertain": kept}

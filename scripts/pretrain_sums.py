@@ -1,0 +1,147 @@
+"""Train the text demo's language model from scratch: sums, by a writer who forgets the carry.
+
+    python scripts/pretrain_sums.py --out flowrl/demo/sums-lm
+
+First it learns to add; then it reads writers who forget most carries and picks up their habit. So
+it can add, and mostly does not: what training with a verifiable reward is good for. Also writes
+the prompt files. Takes about three minutes on one core.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flowrl.demo.sums import CHARACTERS, Sum, problems
+
+PROJECT = Path(__file__).resolve().parent.parent
+PAD, END = "<pad>", "<end>"
+
+
+@dataclass(frozen=True)
+class Work:
+    clean: int = 700  # optimizer steps on right answers
+    careless: int = 150  # then on careless ones
+    batch: int = 256
+    lr: float = 3e-3
+    forget: float = 0.75  # of the carries, in the second part
+    width: int = 96
+    layers: int = 3
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token a character; texts are decoded without spaces between them."""
+    words = {word: i for i, word in enumerate((PAD, END, *CHARACTERS))}
+    inner = Tokenizer(models.WordLevel(words, unk_token=PAD))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END)
+
+
+def model(work: Work, vocabulary: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=work.width,
+        intermediate_size=2 * work.width,
+        num_hidden_layers=work.layers,
+        num_attention_heads=4,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def encoded(words: PreTrainedTokenizerFast, rows: list[tuple[str, str]]) -> tuple:
+    """Tokens [n t] padded on the right, and where the answers are, which the loss is taken on."""
+    texts = [[*words(prompt + answer).input_ids, 1] for prompt, answer in rows]
+    width = max(map(len, texts))
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    place = torch.arange(width)
+    starts = torch.tensor([len(prompt) for prompt, _ in rows])[:, None]
+    ends = torch.tensor([len(text) for text in texts])[:, None]
+    return ids, (place >= starts) & (place < ends)
+
+
+def rows(sums: list[Sum], forget: float, dice: Random) -> list[tuple[str, str]]:
+    return [(s.prompt, s.careless if dice.random() < forget else s.answer) for s in sums]
+
+
+def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed: int) -> None:
+    dice, sums, total = Random(seed), problems("train"), work.clean + work.careless
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=work.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    began = time.perf_counter()
+    for step in range(total):
+        share = step / work.clean if step < work.clean else 0.85
+        for group in optimizer.param_groups:
+            group["lr"] = work.lr * min(1.0, step / 50) * max(0.02, (1 - share) ** 0.5)
+        forget = 0.0 if step < work.clean else work.forget
+        ids, asked = encoded(words, rows(dice.choices(sums, k=work.batch), forget, dice))
+        logits = lm(input_ids=ids[:, :-1]).logits
+        loss = F.cross_entropy(logits[asked[:, 1:]], ids[:, 1:][asked[:, 1:]])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (step + 1) % 200 == 0 or step + 1 in (work.clean, total):
+            likely, drawn = accuracy(lm, words, problems("held_out"))
+            seconds = time.perf_counter() - began
+            print(f"step {step + 1}: loss {loss.item():.3f}, held-out {likely:.3f} by the likeliest"
+                  f" token, {drawn:.3f} by chance, {seconds:.0f} s", flush=True)  # fmt: skip
+
+
+@torch.no_grad()
+def accuracy(
+    lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, sums: list[Sum]
+) -> tuple[float, float]:
+    """Share of right answers by the likeliest token, and the probability of the right answer."""
+    ids, asked = encoded(words, [(s.prompt, s.answer) for s in sums])
+    logp = lm(input_ids=ids[:, :-1]).logits.log_softmax(-1)
+    target, asked = ids[:, 1:], asked[:, 1:]
+    best = ((logp.argmax(-1) == target) | ~asked).all(1)
+    own = logp.gather(-1, target[..., None])[..., 0]
+    return float(best.float().mean()), float((own * asked).sum(1).exp().mean())
+
+
+def save(lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, out: Path) -> None:
+    """In half precision, which is what all figures are measured with."""
+    lm.half().save_pretrained(out)
+    words.save_pretrained(out)
+
+
+def write_prompts(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 2000), ("held_out", 400), ("test", 400)):
+        chosen = problems(split)[:count]  # type: ignore[arg-type]
+        lines = [json.dumps({"prompt": s.prompt, "answer": s.answer}) + "\n" for s in chosen]
+        (folder / f"sums_{split}.jsonl").write_text("".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=PROJECT / "flowrl" / "demo" / "sums-lm")
+    parser.add_argument("--prompts", type=Path, default=PROJECT / "configs" / "prompts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a few steps, for tests")
+    given = parser.parse_args()
+    work = Work(clean=3, careless=2, batch=8) if given.quick else Work()
+    torch.manual_seed(given.seed)
+    words = tokenizer()
+    lm = model(work, len(words))
+    print(f"{sum(p.numel() for p in lm.parameters()):,} weights")
+    train(work, lm, words, given.seed)
+    save(lm, words, given.out)
+    write_prompts(given.prompts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Seconds a step and peak memory, beside TRL's GRPOTrainer: one model, prompts, reward and numbers.
+
+    python scripts/trl_beside.py                    # three losses, three runs of each side, a table
+    python scripts/trl_beside.py --losses grpo --repeats 5 --steps 10
+
+Each run is a process of its own, and the two sides take turns. A step is what training repeats:
+sample, score, credit, one optimizer step. The first two steps are not counted. The model is random
+and never stops by itself, so that both sides write the same number of tokens. Needs the extra trl.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WARM, TIMES = 2, ("wall", "work")
+PROMPTS, GROUP, LENGTH, WORDS = 8, 8, 48, 4096
+RECIPES: dict[str, dict[str, Any]] = {
+    "grpo": {"name": "text_grpo", "length": LENGTH, "group": GROUP, "kl": 0.04},
+    "dapo": {"name": "text_dapo", "length": LENGTH, "group": GROUP, "cut": "train"},
+    "dr_grpo": {"name": "text_dr_grpo", "length": LENGTH, "group": GROUP},
+}
+THEIRS: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+}
+REWARD = '''
+def even(samples):
+    """The share of a text's words that have an even number."""
+    numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in samples.media]
+    return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
+'''
+
+
+def prompts() -> list[str]:
+    return [" ".join(f"w{i * 37 + k}" for k in range(4 + i)) for i in range(PROMPTS)]
+
+
+def write_model(folder: Path) -> None:
+    """A random Llama of some two million weights and a tokenizer of `WORDS` numbered words."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=WORDS + 2, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+        num_attention_heads=4, max_position_embeddings=128, pad_token_id=0, bos_token_id=None,
+        eos_token_id=1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    words = {"<pad>": 0, "<end>": 1} | {f"w{i}": i + 2 for i in range(WORDS)}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>")
+    made.save_pretrained(folder)
+
+
+def peak() -> float:
+    """Most memory that this process has held, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class Clock:
+    """Wall seconds of each step, and seconds of this process's own work: others may be busy."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.work: list[float] = []
+
+    def start(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def stop(self) -> None:
+        self.wall.append(time.perf_counter() - self._began[0])
+        self.work.append(time.process_time() - self._began[1])
+
+    def found(self) -> dict[str, list[float]]:
+        return {"wall": self.wall[WARM:], "work": self.work[WARM:]}
+
+
+def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+    from flowrl.collect import collect
+    from flowrl.config import decode
+    from flowrl.session import open_accelerator, open_session
+    from flowrl.update import update
+
+    (folder / "even.py").write_text(REWARD)
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts()))
+    settings = {
+        "recipe": RECIPES[loss],
+        "model": {"language": str(model), "lora": None, "device": "cpu"},
+        "prompts": {"train": str(file), "per_iteration": PROMPTS},
+        "rewards": [{"name": f"{folder / 'even.py'}:even"}],
+        "train": {"lr": 1e-5, "rows_per_call": PROMPTS * GROUP, "self_test": "off"},
+    }
+    run = decode(settings, "trl_beside")
+    session = open_session(run, folder, open_accelerator(run, folder))
+    before, clock, tokens = peak(), Clock(), []
+    for iteration in range(steps + WARM):
+        clock.start()
+        experience = collect(session, iteration)
+        update(session, experience, iteration)
+        clock.stop()
+        tokens.append(sum(int(rows.mask.sum()) for rows in experience.rows))
+    return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
+
+
+def theirs(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    clock, tokens = Clock(), []
+
+    class Steps(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            clock.start()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            clock.stop()
+
+    def even(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        tokens.append(sum(map(len, completion_ids)))
+        numbers = [[int(w[1:]) for w in t.split() if w[:1] == "w"] for t in completions]
+        return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
+
+    config = GRPOConfig(
+        output_dir=str(folder), num_generations=GROUP, max_completion_length=LENGTH,
+        per_device_train_batch_size=PROMPTS * GROUP, max_steps=steps + WARM, learning_rate=1e-5,
+        report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, **THEIRS[loss],
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": prompts()}),
+        processing_class=AutoTokenizer.from_pretrained(model), callbacks=[Steps()],
+    )  # fmt: skip
+    before = peak()
+    trainer.train()
+    return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
+
+
+def one(side: str, loss: str, model: Path, steps: int) -> dict[str, Any]:
+    """Run one side in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        command = [
+            sys.executable, __file__, "--side", side, "--losses", loss, "--steps", str(steps),
+            "--model", str(model), "--out", str(out),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
+        if done.returncode:
+            raise SystemExit(f"{side}, {loss}: {done.stderr[-2000:]}")
+        return json.loads(out.read_text())
+
+
+def spread(values: list[float], digits: int) -> str:
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def table(losses: list[str], repeats: int, steps: int) -> str:
+    lines = [
+        "| loss | side | wall s a step | CPU s a step | peak MB | after loading | tokens |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "lm"
+        write_model(model)
+        for loss in losses:
+            found: dict[str, list[dict[str, Any]]] = {"flowrl": [], "TRL": []}
+            for _ in range(repeats):
+                for side in found:
+                    found[side].append(one(side, loss, model, steps))
+                    print(loss, side, json.dumps(found[side][-1]), file=sys.stderr, flush=True)
+            for side, runs in found.items():
+                wall, work = ([statistics.median(run[k]) for run in runs] for k in TIMES)
+                memory = [run["peak"] for run in runs]
+                own = [run["peak"] - run["start"] for run in runs]
+                tokens = statistics.mean(sum(run["tokens"]) / len(run["tokens"]) for run in runs)
+                lines.append(
+                    f"| {loss} | {side} | {spread(wall, 2)} | {spread(work, 2)} | "
+                    f"{spread(memory, 0)} | {spread(own, 0)} | {tokens:.0f} |"
+                )
+            pairs = list(zip(found["flowrl"], found["TRL"], strict=True))
+            wall, work = (
+                [statistics.median(a[k]) / statistics.median(b[k]) for a, b in pairs] for k in TIMES
+            )
+            memory = [a["peak"] / b["peak"] for a, b in pairs]
+            lines.append(
+                f"| {loss} | flowrl / TRL | {spread(wall, 2)} | {spread(work, 2)} | "
+                f"{spread(memory, 2)} | | |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--losses", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--side", choices=["flowrl", "TRL"], help=argparse.SUPPRESS)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side is None:
+        print(table(given.losses, given.repeats, given.steps))
+        return
+    run = ours if given.side == "flowrl" else theirs
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(given.losses[0], given.model, Path(folder), given.steps)
+        given.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Every recipe of language models must teach a table of logits; so must what budgets and trackers
+add to them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowrl.advantages import Context, Estimator, Standardize
+from flowrl.algorithm import Algorithm
+from flowrl.budgets import DropFlat, KeepRate, MaxVariance
+from flowrl.errors import UserError
+from flowrl.likelihoods import Transition
+from flowrl.losses import Surrogate
+from flowrl.objective import Counts, RatioLoss, reduced
+from flowrl.recipes import TEXT
+from flowrl.rows import Evaluation, TokenRows
+from flowrl.token_likelihood import Token
+from flowrl.token_losses import GMPO, SAPO
+from flowrl.token_ratios import row_mean
+from flowrl.token_weights import HighEntropy, OffPolicyMask
+from rewards import Scores
+from samplers import Chain, FlowSDE
+from samplers.completions import Completions, TextPlan, TextRollout
+from samplers.tokens import warp
+
+PROMPTS, LENGTH, WORDS, STOP = 5, 4, 5, 0  # word 0 ends a text
+
+TREE = {"length": LENGTH, "roots": 3, "branch": 2, "at": (1, 2)}
+SMALL = {name: {"length": LENGTH, "group": 8} for name in TEXT} | {
+    "text_tree": TREE,
+    "text_spo_tree": TREE,
+    "text_tempo": TREE,
+    "text_gspo": {"length": LENGTH, "group": 8, "low": 0.1, "high": 0.1},
+    "text_luspo": {"length": LENGTH, "group": 8, "low": 0.1, "high": 0.1},
+    "text_stream": {"length": LENGTH, "group": 1, "uncertain": False},
+    "text_opo": {"length": LENGTH, "group": 8, "temperature": 1.0},
+    "text_forking": {"length": LENGTH, "group": 8, "share": 0.5, "entropy": 0.01},
+    "text_dpo": {"length": LENGTH, "group": 8, "beta": 1.0},
+}
+
+
+@dataclass
+class Table:
+    """Logits by prompt and position: the least that writes."""
+
+    logits: Tensor  # [prompts t v]
+
+    def say(self, temperature: float) -> Tensor:
+        return warp(self.logits, temperature)
+
+    def __call__(self, rows: TokenRows, entropy: bool) -> Evaluation:
+        every = self.say(rows.temperature)[rows.prompt]
+        own = every.gather(2, rows.ids[..., None])[..., 0]
+        spread = -(every.exp() * every).sum(-1)
+        written = rows.written
+        return Evaluation(own * written, spread * written if entropy else None)
+
+    def write(self, plan: TextPlan, draws: range, rng: torch.Generator, seed: int) -> TextRollout:
+        """Draw word by word; leaves of a node copy its words."""
+        n, step = len(draws) * plan.group, seed
+        prompt = torch.arange(len(draws)).repeat_interleave(plan.group)
+        said = self.say(plan.temperature).detach()
+        ids = torch.zeros(n, plan.length, dtype=torch.long)
+        logp = torch.zeros(n, plan.length, dtype=said.dtype)
+        stopped, lengths = torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.long)
+        for k, (first, end) in enumerate(plan.segments):
+            leaves = plan.group // plan.nodes[k]
+            for t in range(first, end):
+                probabilities = said[prompt[::leaves], t].exp()
+                word = torch.multinomial(probabilities, 1, generator=rng)
+                word = word[:, 0].repeat_interleave(leaves)
+                ids[:, t] = torch.where(stopped, 0, word)
+                logp[:, t] = torch.where(
+                    stopped, 0.0, said[prompt, t].gather(1, word[:, None])[:, 0]
+                )
+                lengths += (~stopped).long()
+                stopped = stopped | (word == STOP)
+        return TextRollout(
+            plan, ids, logp, lengths, stopped, None, prompt, tuple(draws), seed, step
+        )
+
+
+def solved(rollout: TextRollout) -> Scores:
+    """1 for texts that begin with their prompt's word and then stop."""
+    want = rollout.prompt % (WORDS - 1) + 1
+    right = (rollout.ids[:, 0] == want) & (rollout.ids[:, 1] == STOP)
+    value = right.double()[:, None]
+    return Scores(value, torch.ones_like(value, dtype=torch.bool), ("solved",))
+
+
+class Loop:
+    """Sample, score, credit, update: the least that trains a recipe of texts."""
+
+    def __init__(self, algorithm: Algorithm, dtype: torch.dtype = torch.float32) -> None:
+        self.algorithm, self.step = algorithm, 0
+        self.rng = torch.Generator().manual_seed(0)
+        start = 0.3 * torch.randn(PROMPTS, LENGTH, WORDS, generator=self.rng, dtype=dtype)
+        self.table = Table(start.clone().requires_grad_())
+        self.start = Table(start)
+        self.tracker = algorithm.tracker()
+        self.optimizer = torch.optim.Adam([self.table.logits], lr=0.1)
+
+    def rollouts(self) -> Iterator[TextRollout]:
+        plans = self.algorithm.plan([0.0] * (self.algorithm.steps + 1), self.step, 0)
+        for plan in plans:
+            yield self.table.write(plan, range(PROMPTS), self.rng, self.step)
+
+    def rows(self, rollout: TextRollout) -> list[TokenRows]:
+        scores = solved(rollout)
+        context = Context(
+            rollout.columns, torch.ones(1), lengths=rollout.lengths, prompts=torch.arange(PROMPTS)
+        )
+        context = self.tracker.before(context)
+        credit = self.algorithm.advantage(scores, context)
+        self.tracker.after(scores, context)
+        return self.algorithm.likelihood.rows(rollout, *credit)
+
+    def says(self, rows: TokenRows) -> dict[str, Evaluation]:
+        evaluate = self.algorithm.likelihood.evaluate
+        return {
+            "new": evaluate(self.table, rows),
+            "old": rows.old,
+            "ref": evaluate(self.start, rows),
+        }
+
+    def iterate(self, updates: int = 2) -> float:
+        rollouts = list(self.rollouts())
+        batches = [rows for rollout in rollouts for rows in self.rows(rollout)]
+        counts = Counts.of([rows.mask for rows in batches])
+        for _ in range(updates):
+            self.optimizer.zero_grad()
+            for rows in batches:
+                entries = self.algorithm.loss(self.algorithm.likelihood, self.says(rows), rows)
+                reduced(entries, rows.mask, counts).backward()
+            self.optimizer.step()
+        self.step += 1
+        return float(torch.cat([solved(r).values for r in rollouts]).mean())
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_learns(name):
+    loop = Loop(TEXT[name](**SMALL[name]))
+    length = 150 if name == "text_stream" else 60  # it has one text a prompt, not eight
+    log = [loop.iterate(1 if name == "text_opo" else 2) for _ in range(length)]
+    first, last = sum(log[:5]) / 5, sum(log[-5:]) / 5
+    print(f"{name}: {first:.3f} -> {last:.3f}")
+    assert last > first + 0.35
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", TEXT)
+def test_the_sampler_and_the_trainer_agree(name, temperature):
+    loop = Loop(TEXT[name](**SMALL[name] | {"temperature": temperature}), torch.float64)
+    likelihood = loop.algorithm.likelihood
+    for rollout in loop.rollouts():
+        for rows in loop.rows(rollout):
+            new = likelihood.evaluate(loop.table, rows)
+            ratio = likelihood.log_ratio(new, rows.old, rows)
+            torch.testing.assert_close(ratio, torch.zeros_like(ratio), atol=1e-12, rtol=0)
+            assert rows.advantage.isfinite().all() and rows.mask.any()
+
+
+def plain(loss: object) -> bool:
+    """On a ratio, with nothing that weighs tokens."""
+    return isinstance(loss, RatioLoss) and not loss.weights
+
+
+RATIOS = [n for n in TEXT if plain(TEXT[n](**SMALL[n]).loss)]
+
+
+@pytest.mark.parametrize("name", RATIOS)
+def test_the_first_gradient_is_reinforces(name):
+    """Of every row's mean log-probability where the completion is one action, else of tokens'."""
+    loop = Loop(TEXT[name](**SMALL[name]), torch.float64)
+    loss, likelihood = loop.algorithm.loss, loop.algorithm.likelihood
+    for rollout in loop.rollouts():
+        for rows in loop.rows(rollout):
+            counts = Counts.of([rows.mask])
+            entries = loss(likelihood, loop.says(rows), rows)
+            (got,) = torch.autograd.grad(reduced(entries, rows.mask, counts), loop.table.logits)
+            logp = likelihood.evaluate(loop.table, rows).logp
+            if isinstance(loss, GMPO) or likelihood.ratio == "sequence":
+                logp = row_mean(logp, rows.mask).expand_as(logp)
+            if likelihood.ratio == "product":
+                logp = (logp * rows.mask).sum(1, keepdim=True).expand_as(logp)
+            want = reduced(entries._replace(value=-rows.advantage * logp), rows.mask, counts)
+            (want,) = torch.autograd.grad(want, loop.table.logits)
+            torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-9)
+
+
+GROUPS = Completions(8)
+
+
+def parts(*transforms, tracker=None) -> Algorithm:
+    return Algorithm(LENGTH, GROUPS, Estimator(transforms), Token(), Surrogate(0.2, 0.2))
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [(DropFlat(), Standardize()), (KeepRate(0.01, 0.99), Standardize()),
+     (Standardize(), MaxVariance(4))],
+    ids=["drop flat", "keep rate", "max variance"],
+)  # fmt: skip
+def test_budgets_still_learn(budget):
+    loop = Loop(parts(*budget))
+    log = [loop.iterate() for _ in range(60)]
+    assert sum(log[-5:]) / 5 > sum(log[:5]) / 5 + 0.35
+
+
+def test_a_dropped_group_is_in_no_denominator():
+    """The same mean over what is left, whatever was dropped."""
+    loop = Loop(parts(DropFlat(), Standardize()), torch.float64)
+    (rollout,) = loop.rollouts()
+    (rows,) = loop.rows(rollout)
+    flat = solved(rollout).values.view(PROMPTS, 8).std(1) == 0
+    assert flat.any() and not flat.all(), "the toy has both"
+    kept = rows.mask.any(1).view(PROMPTS, 8)
+    assert torch.equal(kept.any(1), ~flat) and torch.equal(kept.all(1), ~flat)
+
+
+def test_a_group_of_one_needs_a_tracker():
+    with pytest.raises(UserError, match="a group of at least 2"):
+        TEXT["text_grpo"](length=LENGTH, group=1)
+    made = TEXT["text_stream"](length=LENGTH)
+    assert made.group == 1
+    with pytest.raises(UserError, match="a group of at least 2"):
+        replace(made, tracker=replace(TEXT["text_grpo"](length=4, group=2)).tracker)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "loss", "message"),
+    [
+        (Token(), Surrogate(0.2, 0.2, entropy=0.1), "Token\\(entropy=True\\)"),
+        (Token(), Surrogate(0.2, 0.2, weights=(HighEntropy(0.2),)), "Token\\(entropy=True\\)"),
+        (Token(entropy=True), Surrogate(0.2, 0.2, weights=(HighEntropy(0.2),)), None),
+        (Transition(), Surrogate(0.2, 0.2, weights=(OffPolicyMask(0.2),)), "leave them out"),
+    ],
+)
+def test_mixtures_that_cannot_work_are_refused(likelihood, loss, message):
+    plan = Completions(4) if isinstance(likelihood, Token) else Chain(FlowSDE(), 4)
+    if message is None:
+        Algorithm(LENGTH, plan, Estimator((Standardize(),)), likelihood, loss)
+        return
+    with pytest.raises(UserError, match=message):
+        Algorithm(LENGTH, plan, Estimator((Standardize(),)), likelihood, loss)
+
+
+def test_every_recipe_is_tested_and_names_its_paper():
+    assert SMALL.keys() == TEXT.keys()
+    for name, recipe in TEXT.items():
+        text = recipe.__doc__ or ""
+        assert "arXiv:" in text, name
+    assert isinstance(TEXT["text_sapo"]().loss, SAPO)

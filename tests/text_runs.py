@@ -1,0 +1,45 @@
+"""Runs of a tiny random language model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flowrl.config import decode
+from flowrl.session import Session, open_accelerator, open_session
+
+GRPO = {"name": "text_grpo", "length": 6, "group": 6, "kl": 0.0}
+TREE = {"name": "text_tree", "length": 6, "roots": 3, "branch": 2, "at": [2]}
+REWARD = '''
+def share(samples, letter="a"):
+    """The share of a text's letters that are this one."""
+    return [text.count(letter) / len(text) if text else 0.0 for text in samples.media]
+
+
+def patchy(samples):
+    """Nothing to say of texts with a b; nothing at all of one prompt."""
+    pairs = zip(samples.media, samples.prompts)
+    return [None if "b" in t or p == "bead :" else float(len(t)) for t, p in pairs]
+'''
+
+
+def tree(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """Settings of a run; prompts and a reward are written into `folder`."""
+    prompts = folder / "prompts.jsonl"
+    rows = [{"prompt": p, "answer": a} for p, a in (("a:", "a"), ("cab :", "b"), ("bead :", "c"))]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "own.py").write_text(REWARD)
+    return {
+        "recipe": recipe,
+        "model": {"language": str(model), "lora": None, "device": "cpu"},
+        "prompts": {"train": str(prompts), "held_out": str(prompts), "per_iteration": 3},
+        "rewards": [{"name": f"{folder / 'own.py'}:share"}],
+        "train": {"iterations": 3, "lr": 1e-2, "alarms": "off", **train},
+        "evaluate": {"every": 2, "samples": 12, "per_prompt": 4},
+        "checkpoint": {"every": 1},
+        "track": {"images": 4},
+    }
+
+
+def session(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> Session:
+    run = decode(tree(model, folder, recipe, **train), "test")
+    return open_session(run, folder, open_accelerator(run, folder))
