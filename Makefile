@@ -13,7 +13,7 @@ demo: setup
 	@$(BIN)/python scripts/demo.py
 
 test: setup
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # The one list of static checks: for hands, for pre-commit and for CI.
 lint: setup
