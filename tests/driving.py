@@ -1,13 +1,19 @@
 """What the tests of driven pipelines share."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flowrl.advantages import Context
+from flowrl.algorithm import Algorithm
 from flowrl.models.pipeline import PipelinePolicy
+from flowrl.rows import Rows
+from rewards import Scores
+from samplers import Velocity, roll
 from tests.tiny_pipelines import SQUARE, sd3
 
 PROMPTS = ["a red cube", "two blue cat on the table"]
@@ -47,3 +53,51 @@ def sample(made: PipelinePolicy, latents: Tensor, guidance: float | None) -> Ten
             v = velocity(x, torch.full((len(x),), sigma), rows)
             x = stepper.step(v, t, x, return_dict=False)[0]
     return made.decode(x, conditioning, steps=STEPS, guidance=guidance)
+
+
+def brightness(media: Tensor) -> Scores:
+    value = media.flatten(1).mean(1, keepdim=True)
+    return Scores(value, torch.ones_like(value, dtype=torch.bool), ("brightness",))
+
+
+def learn(
+    made: PipelinePolicy, algorithm: Algorithm, meta: Sequence[Mapping[str, Any]] = ()
+) -> float:
+    """One step on brightness, all roles played by the weights as they are.
+
+    Gives the largest |log-ratio| of the trainer's densities to the sampler's.
+    """
+    conditioning, steps = made.encode(PROMPTS, meta), algorithm.steps
+    velocity = made.bind(conditioning, steps=steps, guidance=1.0)
+    (rollout,) = roll(
+        algorithm.plan(made.schedule(steps).sigmas, 0, 0),
+        velocity,
+        made.shape(steps),
+        range(len(PROMPTS)),
+        seed=0,
+        iteration=0,
+        keep_mean=algorithm.likelihood.keep_mean,
+    )
+    taken = conditioning.take(rollout.prompt)
+    scores = brightness(made.decode(rollout.x0, taken, steps=steps, guidance=1.0))
+    credit = algorithm.advantage(scores, Context(rollout.columns, torch.ones(1)))
+    away = [
+        _descend(algorithm, rows, velocity) for rows in algorithm.likelihood.rows(rollout, *credit)
+    ]
+    with torch.no_grad():
+        for parameter in made.trainable().values():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad / parameter.grad.norm().clamp_min(1e-12)
+                parameter.grad = None
+    return max(away)
+
+
+def _descend(algorithm: Algorithm, rows: Rows, velocity: Velocity) -> float:
+    likelihood = algorithm.likelihood
+    with torch.no_grad():
+        again = likelihood.evaluate(velocity, rows)
+    rows = replace(rows, old=rows.old or again)
+    new = likelihood.evaluate(velocity, rows)
+    says = dict.fromkeys(algorithm.loss.roles, again) | {"new": new, "old": rows.old}
+    algorithm.loss(likelihood, says, rows).value.sum().backward()
+    return float(likelihood.log_ratio(new, rows.old, rows).detach().abs().max())

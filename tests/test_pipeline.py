@@ -7,9 +7,10 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from flowrl.models.drive import PerRow
+from flowrl.errors import UserError
 from flowrl.models.pipeline import PipelinePolicy
 from flowrl.models.schedule import Schedule
+from flowrl.models.standin import PerRow
 from tests.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.tiny_pipelines import FAMILIES, SQUARE, sd3
 
@@ -141,8 +142,12 @@ def test_one_timestep_a_row_is_repeated_for_guidance() -> None:
 
 
 def test_timesteps_are_the_schedulers_and_not_recomputed() -> None:
-    schedule = Schedule((1.0, 0.5, 0.0), torch.tensor([990.0, 480.0]), 1000)
-    assert schedule.times(torch.tensor([0.5, 0.25, 1.0])).tolist() == [480, 250, 990]
+    schedule = Schedule((1.0, 0.5, 0.0), torch.tensor([999.5, 499.5]), 1000)
+    assert schedule.times(torch.tensor([0.5, 0.25, 1.0])).tolist() == [499.5, 250, 999.5]
+    other = Schedule((1.0, 0.5, 0.0), torch.tensor([990.0, 480.0]), 1000)
+    assert other.times(torch.tensor([0.5, 1.0])).tolist() == [480, 990]
+    with pytest.raises(UserError, match="at its own levels only"):
+        other.times(torch.tensor([0.25]))
 
 
 def test_dropout_is_off() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
-    DDIMScheduler,
     FirstBlockCacheConfig,
     FlowMatchHeunDiscreteScheduler,
     StableDiffusion3Pipeline,
 )
 
 from flowrl.errors import UserError
+from flowrl.models import lora
 from flowrl.models.pipeline import PipelinePolicy
 from tests.driving import PROMPTS, STEPS, noise, own, policy
 from tests.tiny_pipelines import FAMILIES, SQUARE, flux, qwen_image, sd3
@@ -98,6 +98,23 @@ def test_proof_refuses_several_loops() -> None:
         PipelinePolicy(pipe, call=SQUARE).prove(PROMPTS, steps=STEPS, guidance=1.0)
 
 
+def test_proof_refuses_states_that_change_between_steps() -> None:
+    """Inpainting puts the known part back after every step."""
+
+    def halved(pipe: Any, step: int, time: Any, held: dict[str, Any]) -> dict[str, Any]:
+        return {"latents": 0.5 * held["latents"]}
+
+    class Blending(StableDiffusion3Pipeline):
+        @functools.wraps(StableDiffusion3Pipeline.__call__)
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            return super().__call__(*args, **named, callback_on_step_end=halved)
+
+    pipe = sd3()
+    pipe.__class__ = Blending
+    with pytest.raises(UserError, match="changes its state between steps"):
+        PipelinePolicy(pipe, call=SQUARE).prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
 def test_index_dependent_velocities_exist_at_the_schedules_sigmas_only() -> None:
     made = policy(FAMILIES["sd3 with skipped layers"][1])
     velocity = made.bind(made.encode(PROMPTS), steps=STEPS, guidance=4.5)
@@ -120,38 +137,60 @@ def test_refusals() -> None:
     plain = {key: value for key, value in FAMILIES["qwen"][1].items() if key != "negative_prompt"}
     with pytest.raises(UserError, match=r"no effect.*negative_prompt"):
         PipelinePolicy(qwen_image(), call=plain).prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_experts_without_a_file_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, call = FAMILIES["wan 2.2"]
+    monkeypatch.setattr(lora, "TWO_FILES", ())
     with pytest.raises(UserError, match="cannot save adapters of its transformer_2"):
-        build, call = FAMILIES["wan 2.2"]
         PipelinePolicy(build(), call=call).add_lora(rank=2, alpha=2, targets=None, seed=0)
 
 
 def test_refused_pipelines() -> None:
-    pipe = sd3()
-    pipe.scheduler = DDIMScheduler()
-    with pytest.raises(UserError, match="DDIMScheduler, which is not flow matching"):
-        PipelinePolicy(pipe, call=SQUARE)
-    pipe.scheduler = FlowMatchHeunDiscreteScheduler()
-    with pytest.raises(UserError, match="7 timesteps"):
-        PipelinePolicy(pipe, call=SQUARE).schedule(STEPS)
     pipe = flux()
     pipe.transformer.enable_cache(FirstBlockCacheConfig())
     with pytest.raises(UserError, match="disable_cache"):
         PipelinePolicy(pipe, call=SQUARE)
 
-    class NoLatents(StableDiffusion3Pipeline):
-        def __call__(self, prompt: Any, num_inference_steps: int, output_type: str) -> None: ...
+    class NoPrompt(StableDiffusion3Pipeline):
+        def __call__(self, latents: Any, num_inference_steps: int, output_type: str) -> None: ...
+
+    class Changing(StableDiffusion3Pipeline):
+        def prepare_latents(self, *args: Any, **named: Any) -> Any:
+            return super().prepare_latents(*args, **named) * 2
 
     class NoStep:
         config: Any = {}  # noqa: RUF012
 
+    class OtherStep:
+        def step(self, velocity: Any, state: Any) -> None: ...
+
     pipe = sd3()
-    pipe.__class__ = NoLatents
-    with pytest.raises(UserError, match="no `latents`"):
+    pipe.__class__ = NoPrompt
+    with pytest.raises(UserError, match="no `prompt`"):
         PipelinePolicy(pipe, call=SQUARE)
     pipe = sd3()
     vars(pipe)["scheduler"] = NoStep()
     with pytest.raises(UserError, match="no scheduler with a `step`"):
         PipelinePolicy(pipe, call=SQUARE)
+    vars(pipe)["scheduler"] = OtherStep()
+    with pytest.raises(UserError, match="step takes velocity, state"):
+        PipelinePolicy(pipe, call=SQUARE)
+    pipe = sd3()
+    pipe.__class__ = Changing  # its `latents` are not the loop's, so they go in behind it
+    made = PipelinePolicy(pipe, call=SQUARE)
+    assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+    entry = made.loop._entry
+    assert entry is not None and entry.place == 0
+
+
+def test_a_solver_that_looks_at_a_level_twice() -> None:
+    pipe = sd3()
+    pipe.scheduler = FlowMatchHeunDiscreteScheduler()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+    schedule = made.schedule(STEPS)
+    assert len(schedule.sigmas) == STEPS + 1 and len(schedule.visits) == 2 * STEPS - 1
 
 
 def test_offloaded_pipelines_are_driven_and_offloaded_again() -> None:

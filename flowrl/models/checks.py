@@ -1,7 +1,6 @@
 """What can be said of a pipeline before it runs: load it, check its arguments, refuse it."""
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -12,7 +11,9 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models.columns import images
 from flowrl.models.drive import DENOISERS
+from flowrl.models.schedule import Kind
 
 # arguments of __call__ that flowrl sets itself
 OURS = frozenset(
@@ -22,40 +23,76 @@ OURS = frozenset(
         "callback_on_step_end", "callback_on_step_end_tensor_inputs",
     )
 )  # fmt: skip
-# texts of which a batch takes one a row
-TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")
+# what a pipeline's own code raises when its loop does not bear a way in
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
+    NotImplementedError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 Parameters = Mapping[str, inspect.Parameter]
 
 
-def refuse(pipe: Any, parameters: Parameters) -> None:
+def refuse(pipe: Any) -> None:
     """Raises UserError for what cannot be driven, with the reason."""
     name = type(pipe).__name__
-    parts = set(pipe.components)
-    if not parts & set(DENOISERS):
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    if not set(pipe.components) & set(DENOISERS):
         raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
-    for argument in ("latents", "prompt", "num_inference_steps", "output_type"):
+    for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
             raise UserError(
                 f"{name} takes no `{argument}`: its loop cannot be entered from outside"
             )
+    if "latents" not in parameters and "prepare_latents" not in dir(pipe):
+        raise UserError(
+            f"{name} takes no `latents` and has no prepare_latents: no state can be put in"
+        )
     if "encode_prompt" not in dir(pipe):
         raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
-    scheduler = vars(pipe).get("scheduler")
-    if not callable(getattr(scheduler, "step", None)):
+    step = getattr(vars(pipe).get("scheduler"), "step", None)
+    if not callable(step):
         raise UserError(f"{name} has no scheduler with a `step`: what it integrates cannot be seen")
-    kind = type(scheduler).__name__
-    config = scheduler.config  # type: ignore[union-attr]
-    flow = kind.startswith("FlowMatch") or config.get("prediction_type") == "flow_prediction"
-    if not flow:
+    takes = inspect.signature(step).parameters
+    if not {"model_output", "timestep", "sample"} <= set(takes):
         raise UserError(
-            f"{name} samples with {kind}, which is not flow matching: models that predict epsilon "
-            "or v are not supported yet"
+            f"{name}: its scheduler's step takes {', '.join(takes)}, not model_output, timestep "
+            "and sample: what it integrates cannot be seen"
         )
-    if config.get("invert_sigmas"):
-        raise UserError(
-            f"{name}: {kind} with invert_sigmas runs from 0 to 1, which is not supported"
-        )
+
+
+def prediction(scheduler: Any, owner: str) -> Kind:
+    """What the model of a pipeline predicts, as its scheduler says.
+
+    Raises UserError where the scheduler does not say it, or changes the prediction.
+    """
+    kind, config = type(scheduler).__name__, scheduler.config
+    says = config.get("prediction_type")
+    if kind.startswith("FlowMatch") or says == "flow_prediction":
+        return "inverted" if config.get("invert_sigmas") else "flow"
+    for setting in ("clip_sample", "thresholding"):
+        if config.get(setting):
+            raise UserError(
+                f"{owner}: {kind} has {setting} on, which changes what the model says of the clean "
+                f"sample: set {setting} to false in scheduler/scheduler_config.json"
+            )
+    if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
+        return says
+    if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
+        return "flow"  # the replay refuses it if its first step is not that of a flow
+    raise UserError(
+        f"{owner}: {kind} with prediction_type {says!r} does not say which process its model was "
+        "trained on: use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
+    )
+
+
+def needed_images(parameters: Parameters) -> list[list[str]]:
+    """Which images a pipeline that fails without any may want: those without a default, or one."""
+    names = images(parameters)
+    empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    likely = [["image"]] if "image" in names else [[name] for name in names[:1]]
+    return [choice for choice in ([empty] if empty else likely) if choice] + (
+        [names] if len(names) > 1 else []
+    )
 
 
 def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
@@ -81,13 +118,17 @@ def arguments(
         if key in OURS or key == guidance:
             said = "guidance" if key == guidance else "flowrl itself"
             raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
-        if "image" in key or "video" in key:
+        if images([key]):
+            raise UserError(
+                f"{owner} takes {key!r} from the prompt file: give it as a column, not in `call`"
+            )
+        if "ip_adapter" in key or key in ("video", "videos"):
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")
     for key, parameter in parameters.items():
         empty = parameter.default is inspect.Parameter.empty
         if (
             empty
-            and key not in {*call, *OURS}
+            and key not in {*call, *OURS, *images(parameters)}
             and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
         ):
             raise UserError(f"{owner} cannot be called without {key!r}: give it in `call`")

@@ -4,7 +4,7 @@ Nothing here knows a name such as `prompt_embeds`. A few probes at load tell whi
 row for each prompt, which follow the length of the prompts and which are masks of tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The rows of a batch of prompts, encoded once. Row i belongs to prompt i."""
+    """The rows of a batch of prompts, encoded once. Row i belongs to prompt i.
+
+    `extras` are the arguments of the pipeline's call that a row has for itself: a negative prompt,
+    a conditioning image. Rows have the same names, or there are no extras.
+    """
 
     layout: Layout
     values: tuple[Any, ...]  # one a slot
     rows: int
+    extras: tuple[Mapping[str, Any], ...] = ()
 
     def __len__(self) -> int:
         return self.rows
@@ -59,7 +64,9 @@ class Conditioning:
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {index.tolist()} of a conditioning with {self.rows} rows")
         pairs = zip(self.layout.slots, self.values, strict=True)
-        return Conditioning(self.layout, tuple(_take(s, v, index) for s, v in pairs), len(index))
+        values = tuple(_take(s, v, index) for s, v in pairs)
+        extras = tuple(self.extras[i] for i in index.tolist()) if self.extras else ()
+        return Conditioning(self.layout, values, len(index), extras)
 
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
@@ -75,7 +82,8 @@ class Conditioning:
         columns = zip(*(part.values for part in parts), strict=True)
         pairs = zip(layout.slots, columns, strict=True)
         values = tuple(_join(slot, column, tokens, parts) for slot, column in pairs)
-        return Conditioning(layout, values, sum(len(part) for part in parts))
+        extras = tuple(extra for part in parts for extra in part.extras)
+        return Conditioning(layout, values, sum(len(part) for part in parts), extras)
 
     def calls(self) -> Calls:
         """The outputs in the form in which `encode_prompt` returned them."""

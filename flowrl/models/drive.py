@@ -5,139 +5,26 @@ timestep: *pinned*, the loop's `timesteps` is that one value; *forward*, the ful
 stubbed denoiser returns zeros until the wanted index. `step()` ends the call by an exception.
 """
 
-import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from flowrl.errors import UserError
 from flowrl.models.conditioning import Calls
+from flowrl.models.entry import Entry, injected
+from flowrl.models.memo import Memo
+from flowrl.models.standin import Control, OneStep, Patch, PerRow, Received, Stop, stand_in
 
 DENOISERS = ("transformer", "transformer_2", "unet")
-_ABSENT = object()
-
-
-class Received(NamedTuple):
-    """What one `scheduler.step` got, and what it gave (None where it ended the call)."""
-
-    output: Tensor
-    timestep: Tensor
-    sample: Tensor
-    following: Tensor | None = None
-
-
-class Stop(BaseException):
-    """Ends a pipeline call. Not an Exception: a pipeline that catches errors must not catch it."""
-
-    def __init__(self, received: Received | None = None):
-        self.received = received
-
-
-class PerRow(Tensor):
-    """A vector of timesteps that stands for the loop's scalar `t`.
-
-    Most loops broadcast `t` by `expand` to the rows that the denoiser sees. Here `expand` repeats
-    the vector instead, so that guidance's doubled batch gets each row's own time twice.
-    """
-
-    @staticmethod
-    def __new__(cls, times: Tensor) -> "PerRow":
-        return Tensor._make_subclass(cls, times)
-
-    def expand(self, *shape: Any) -> Tensor:  # type: ignore[override]
-        sizes = shape[0] if isinstance(shape[0], tuple | list) else shape
-        plain = self.as_subclass(Tensor)
-        if len(sizes) != 1 or sizes[0] % len(plain):
-            raise ValueError(f"one timestep a row cannot be expanded to {tuple(sizes)}")
-        return plain.repeat(sizes[0] // len(plain))
-
-
-class OneStep(list):
-    """A loop of one step whose timestep is a vector: for a tensor of shape [1]."""
-
-    shape = (1,)
-
-
-@dataclass
-class Control:
-    """What the stand-in does. Shared with copies that a pipeline makes of its scheduler."""
-
-    pinned: Any = None  # stands for `timesteps`; None: the real list
-    stop_at: int | None = 0  # index of the `step` that ends the call; None: record them all
-    count: int = 0
-    records: list[Received] = field(default_factory=list)
-
-
-def stand_in(real: Any, control: Control) -> Any:
-    """A copy of the scheduler, of a subclass of its own class, that `control` steers.
-
-    `isinstance`, the config, the signature of `set_timesteps` and settings made after construction
-    (a shift) all hold. Latents that are passed in are never rescaled.
-    """
-    kind = type(real)
-
-    def timesteps(self: Any) -> Any:
-        return vars(self)["timesteps"] if control.pinned is None else control.pinned
-
-    def set_timesteps(self: Any, value: Any) -> None:
-        vars(self)["timesteps"] = value
-
-    def step(
-        self: Any, model_output: Tensor, timestep: Any, sample: Tensor, *a: Any, **k: Any
-    ) -> Any:
-        index, control.count = control.count, control.count + 1
-        if control.stop_at is None:
-            result = kind.step(self, model_output, timestep, sample, *a, **k)
-            following = result[0] if isinstance(result, tuple) else result.prev_sample
-            control.records.append(Received(model_output, timestep, sample, following))
-            return result
-        if index == control.stop_at:
-            raise Stop(Received(model_output, timestep, sample))
-        return (sample,)
-
-    members = {
-        "timesteps": property(timesteps, set_timesteps),
-        "step": step,
-        "init_noise_sigma": property(lambda self: 1.0, lambda self, value: None),
-    }
-    if "scale_model_input" in dir(kind):
-        members["scale_model_input"] = lambda self, sample, timestep=None: sample
-    copied = copy.deepcopy(real)
-    copied.__class__ = type(kind.__name__, (kind,), members)
-    return copied
-
-
-@dataclass(frozen=True)
-class Patch:
-    """An instance attribute for the time of one call."""
-
-    owner: Any
-    name: str
-    value: Any
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Set it, then put back what was there, which may be nothing.
-
-        Through `vars`: a pipeline's own setattr would also rewrite its config.
-        """
-        held = vars(self.owner)
-        before = held.get(self.name, _ABSENT)
-        held[self.name] = self.value
-        try:
-            yield
-        finally:
-            if before is _ABSENT:
-                del held[self.name]
-            else:
-                held[self.name] = before
+NEVER = 2**31  # of a denoiser that stays stubbed
 
 
 @dataclass(frozen=True)
@@ -145,7 +32,17 @@ class Target:
     """Where a driven call is to stop."""
 
     times: Tensor  # [] or [n]
-    index: int | None = None  # of the schedule: fast-forward to it
+    index: int | None = None  # of the loop's steps: fast-forward to it
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the pipeline: its arguments, what stands for its encoders, its first state."""
+
+    arguments: Mapping[str, Any]
+    encoded: Calls = ()
+    x: Tensor | None = None  # None: the pipeline's own initial noise
+    entry: Entry = Entry()
 
 
 class Driver:
@@ -158,10 +55,13 @@ class Driver:
             for name in DENOISERS
             if isinstance(module := vars(pipe).get(name), nn.Module)
         }
+        self.parameters = inspect.signature(type(pipe).__call__).parameters
         self.raw: Callable[..., Any] = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
         self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
         self.scheduler = stand_in(pipe.scheduler, self.control)
+        self.memo = Memo(pipe)
+        self._shapes: dict[Any, Any] = {}  # of denoisers' outputs, by their inputs' shapes
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
         """The outputs of the real `encode_prompt`; the call ends at the denoiser's door."""
@@ -178,24 +78,24 @@ class Driver:
         doors = [Patch(denoiser, "forward", door) for denoiser in self.denoisers.values()]
         with torch.no_grad():
             patches = [Patch(self.pipe, "encode_prompt", keep), *doors]
-            self._run(self.raw, arguments, Control(), patches)
+            self._run(self.raw, self._seeded(arguments), Control(), patches)
         return tuple(outputs)
 
-    def received(
-        self, arguments: Mapping[str, Any], calls: Calls, target: Target | None
-    ) -> Received:
-        """What `step` gets at the target; at the loop's first step where the target is None."""
-        control = Control()
-        patches = [self._hand_back(calls)]
-        if target is not None and target.index is not None:
+    def received(self, call: Call, target: Target | None) -> Received:
+        """What `step` gets at the target; at the loop's first step where the target is None.
+
+        Where the target is None the denoiser is a stub: only the state is of interest.
+        """
+        control, patches = Control(), []
+        if target is None:
+            patches += self._stubs(NEVER)
+        elif target.index is not None:
             control = Control(stop_at=target.index)
-            for denoiser in self.denoisers.values():
-                until = self._until(denoiser.forward, target.index)
-                patches.append(Patch(denoiser, "forward", until))
-        elif target is not None:
+            patches += self._stubs(target.index)
+        else:
             times = target.times
             control.pinned = OneStep([PerRow(times)]) if times.ndim else times.reshape(1)
-        stop = self._run(self.raw, arguments, control, patches)
+        stop = self._driven(call, control, patches)
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} came to its end without the expected call of "
@@ -203,17 +103,71 @@ class Driver:
             )
         return stop.received
 
-    def finished(self, arguments: Mapping[str, Any], calls: Calls) -> Any:
-        """The result of a call whose loop is skipped: `latents` decoded."""
-        with torch.no_grad():
-            control = Control(pinned=torch.empty(0))
-            return self._run(self.raw, arguments, control, [self._hand_back(calls)])
+    def finished(self, call: Call, *, through: bool) -> Any:
+        """The result of a call whose state never moves: it is decoded.
 
-    def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any]:
-        """The pipeline's own call, its own scheduler stepping: all that `step` saw, the result."""
-        control = Control(stop_at=None)
-        result = self._run(type(self.pipe).__call__, arguments, control, [])
-        return control.records, result
+        The loop is skipped, or gone through with a stubbed denoiser where a pipeline needs that.
+        """
+        with torch.no_grad():
+            if through:
+                return self._driven(call, Control("visit"), self._stubs(NEVER))
+            return self._driven(call, Control(pinned=torch.empty(0)), [])
+
+    def visited(self, call: Call) -> list[Any]:
+        """The timesteps of the loop's steps, in order; the real scheduler's lists are then set."""
+        with torch.no_grad():
+            control = Control("visit")
+            self._driven(call, control, self._stubs(NEVER))
+            return [record.timestep for record in control.records]
+
+    def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
+        """The pipeline's own call, its own scheduler stepping.
+
+        All that `step` saw, the result, and whether a step made twice gives the same.
+        """
+        control = Control("own")
+        result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
+        return control.records, result, control.repeatable
+
+    def learned(self, call: Call, shape: tuple[int, ...]) -> Entry:
+        """How the state of a row [1 *shape] that a step sees comes in."""
+        return injected(
+            lambda x, entry: self.received(replace(call, x=x, entry=entry), None).sample,
+            lambda seen: self._prepared(call, seen),
+            shape,
+            takes_latents="latents" in self.parameters,
+            owner=type(self.pipe).__name__,
+        )
+
+    def _prepared(self, call: Call, seen: list[Any]) -> None:
+        """Keep what prepare_latents gives, where there is one."""
+        if "prepare_latents" not in dir(self.pipe):
+            return
+        real = self.pipe.prepare_latents
+
+        def keep(*args: Any, **named: Any) -> Any:
+            seen.append(real(*args, **named))
+            return seen[-1]
+
+        patches = [Patch(self.pipe, "prepare_latents", keep), *self._stubs(NEVER)]
+        self._driven(replace(call, x=None), Control(), patches)
+
+    def _driven(self, call: Call, control: Control, patches: Sequence[Patch]) -> Any:
+        arguments = self._seeded(call.arguments)
+        patches = [*patches, self._hand_back(call.encoded)]
+        if call.x is not None and call.entry.place is None:
+            arguments["latents"] = call.x
+        elif call.x is not None:
+            put = call.entry.around(self.pipe.prepare_latents, call.x)
+            patches.append(Patch(self.pipe, "prepare_latents", put))
+        return self._run(self.raw, arguments, control, patches)
+
+    def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """With a generator, so that what a pipeline draws is the same in every call."""
+        given = dict(arguments)
+        if "generator" in self.parameters:
+            given["generator"] = torch.Generator().manual_seed(0)
+        return given
 
     def _run(
         self,
@@ -231,7 +185,7 @@ class Driver:
                 stands = Patch(self.pipe, "scheduler", self.scheduler)
                 # warnings that its own call gives once would come with each driven one
                 silent = Patch(self.logger, "disabled", call is self.raw)
-                for patch in (stands, silent, *patches):
+                for patch in (stands, silent, *self.memo.patches(), *patches):
                     stack.enter_context(patch.applied())
                 result = call(self.pipe, **arguments)
             finished = True
@@ -239,7 +193,8 @@ class Driver:
         except Stop as stop:
             return stop.with_traceback(None)
         finally:
-            self.control.pinned = None
+            control.repeatable = self.control.repeatable
+            vars(self.control).update(vars(Control()))
             if not finished:  # the pipeline's own last line, which the exception skipped
                 self.pipe.maybe_free_model_hooks()
 
@@ -253,16 +208,22 @@ class Driver:
 
         return Patch(self.pipe, "encode_prompt", stub)
 
-    def _until(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """The denoiser's forward from the loop's `index` on, zeros before it."""
+    def _stubs(self, index: int) -> list[Patch]:
+        """Denoisers that run from the loop's `index` on, and give zeros before it."""
+        return [
+            Patch(denoiser, "forward", self._until(name, denoiser.forward, index))
+            for name, denoiser in self.denoisers.items()
+        ]
 
+    def _until(self, name: str, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
         def stub(*args: Any, **named: Any) -> Any:
             if self.control.count >= index:
                 return forward(*args, **named)
-            hidden = named["hidden_states"] if "hidden_states" in named else args[0]
-            if isinstance(hidden, Tensor):
-                return (torch.zeros_like(hidden),)
-            return ([torch.zeros_like(row) for row in hidden],)
+            key = (name, str(tree_map(_form, (args, named))))
+            if key not in self._shapes:
+                with torch.no_grad():
+                    self._shapes[key] = tree_map(_form, forward(*args, **named))
+            return tree_map(_zeros, self._shapes[key])
 
         return stub
 
@@ -273,3 +234,23 @@ class Driver:
                     f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so a velocity "
                     f"would depend on earlier ones: call pipe.{name}.disable_cache()"
                 )
+
+
+@dataclass(frozen=True)
+class _Form:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _form(value: Any) -> Any:
+    """Of a tensor all but its numbers; other values count by their type alone."""
+    if isinstance(value, Tensor):
+        return _Form(tuple(value.shape), value.dtype, value.device)
+    return type(value)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, _Form):
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return value

@@ -2,13 +2,14 @@
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.loaders.lora_pipeline import SkyReelsV2LoraLoaderMixin, WanLoraLoaderMixin
 from diffusers.loaders.peft import PeftAdapterMixin
 from peft import LoraConfig, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -19,6 +20,10 @@ from samplers.noise import generator
 
 ADAPTER = "default"
 WEIGHTS = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
+# Pipelines of two experts: diffusers saves one denoiser a file, and reads the second one's with
+# `load_lora_weights(folder, weight_name=SECOND, load_into_transformer_2=True)`.
+SECOND = "pytorch_lora_weights_2.safetensors"
+TWO_FILES = (WanLoraLoaderMixin, SkyReelsV2LoraLoaderMixin)
 # linears of blocks that are neither attention nor feed-forward: modulation, norms, embeddings
 OTHER = re.compile(r"norm|modulation|(^|_)mod$|emb|time|adaln")
 
@@ -78,24 +83,43 @@ def default_targets(denoiser: nn.Module) -> list[str]:
             continue
         if not any(OTHER.search(part) for part in name.split(".")):
             inside[name] = name.removeprefix(block + ".").split(".", 1)[-1]
-    ends = sorted(set(inside.values()))
-    return ends if set(_matches(denoiser, ends)) == set(inside) else sorted(inside)
+    return _shortest(denoiser, sorted(set(inside.values())), inside)
+
+
+def _shortest(denoiser: nn.Module, ends: list[str], linears: Iterable[str]) -> list[str]:
+    """Ends of names, if they name these linears and nothing else; else their whole names.
+
+    In FLUX.2 `attn.to_out` is a linear of one kind of block, and a list of modules in another.
+    """
+    named = {name for name, _ in denoiser.named_modules() if _ends(name, ends)}
+    return ends if named == set(linears) else sorted(linears)
 
 
 def save(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """One file that a plain pipeline's `load_lora_weights` reads, alpha included."""
-    layers = {
-        f"{name}_lora_layers": get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
-        for name, denoiser in denoisers.items()
-    }
-    # without this metadata a reader takes alpha to be the rank
-    metadata = {
-        f"{name}_lora_adapter_metadata": denoiser.peft_config[ADAPTER].to_dict()  # type: ignore
-        for name, denoiser in denoisers.items()
-    }
+    """Files that a plain pipeline's `load_lora_weights` reads, alpha included: one, or one for
+    each expert (`SECOND`)."""
     takes = inspect.signature(pipe.save_lora_weights).parameters
-    metadata = {name: value for name, value in metadata.items() if name in takes}
-    pipe.save_lora_weights(folder, weight_name=WEIGHTS, **layers, **metadata)
+    for names, weight_name, slot in _files(pipe, denoisers):
+        given: dict[str, Any] = {}
+        for name in names:
+            denoiser = denoisers[name]
+            weights = get_peft_model_state_dict(denoiser, adapter_name=ADAPTER)
+            given[f"{slot or name}_lora_layers"] = weights
+            # without this metadata a reader takes alpha to be the rank
+            place = f"{slot or name}_lora_adapter_metadata"
+            if place in takes:
+                given[place] = denoiser.peft_config[ADAPTER].to_dict()  # type: ignore
+        pipe.save_lora_weights(folder, weight_name=weight_name, **given)
+
+
+def _files(
+    pipe: Any, denoisers: Mapping[str, nn.Module]
+) -> list[tuple[list[str], str, str | None]]:
+    """(denoisers, file name, the argument of save_lora_weights that they take the place of)."""
+    if len(denoisers) == 2 and isinstance(pipe, TWO_FILES):
+        first, second = denoisers
+        return [([first], WEIGHTS, None), ([second], SECOND, first)]
+    return [(list(denoisers), WEIGHTS, None)]
 
 
 def load(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
@@ -103,7 +127,9 @@ def load(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
     if (folder / WEIGHTS).is_file():
         if present(denoisers):
             pipe.unload_lora_weights()
-        pipe.load_lora_weights(folder, weight_name=WEIGHTS, adapter_name=ADAPTER)
+        for _, name, slot in _files(pipe, denoisers):
+            more = {} if slot is None else {"load_into_transformer_2": True}
+            pipe.load_lora_weights(folder, weight_name=name, adapter_name=ADAPTER, **more)
         for denoiser in denoisers.values():
             denoiser.eval()
             _prepare(denoiser)
@@ -136,7 +162,7 @@ def _targets(denoiser: nn.Module, wanted: Sequence[str] | None) -> list[str]:
             close = get_close_matches(target, sorted(ends), n=1)
             hint = f": did you mean {close[0]}?" if close else ""
             raise UserError(f"lora target {target!r} names no linear of the model{hint}")
-    return list(wanted)
+    return _shortest(denoiser, list(wanted), _matches(denoiser, wanted))
 
 
 def _matches(denoiser: nn.Module, ends: Sequence[str]) -> list[str]:
@@ -144,8 +170,12 @@ def _matches(denoiser: nn.Module, ends: Sequence[str]) -> list[str]:
     return [
         name
         for name, module in denoiser.named_modules()
-        if isinstance(module, nn.Linear) and any(("." + name).endswith("." + end) for end in ends)
+        if isinstance(module, nn.Linear) and _ends(name, ends)
     ]
+
+
+def _ends(name: str, ends: Sequence[str]) -> bool:
+    return any(("." + name).endswith("." + end) for end in ends)
 
 
 def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
@@ -154,8 +184,13 @@ def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> 
     if "save_lora_weights" not in dir(pipe):
         raise UserError(f"{owner} cannot save adapters: train its full weights (lora: null)")
     takes = inspect.signature(pipe.save_lora_weights).parameters
-    for name in denoisers:
-        if f"{name}_lora_layers" not in takes:
-            raise UserError(f"{owner} cannot save adapters of its {name}: train its full weights")
-        if f"{name}_lora_adapter_metadata" not in takes and spec.alpha != spec.rank:
-            raise UserError(f"{owner} loses alpha when it saves adapters: set alpha to the rank")
+    for names, _, slot in _files(pipe, denoisers):
+        for name in names:
+            if f"{slot or name}_lora_layers" not in takes:
+                raise UserError(
+                    f"{owner} cannot save adapters of its {name}: train its full weights"
+                )
+            if f"{slot or name}_lora_adapter_metadata" not in takes and spec.alpha != spec.rank:
+                raise UserError(
+                    f"{owner} loses alpha when it saves adapters: set alpha to the rank"
+                )

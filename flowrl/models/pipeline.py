@@ -5,7 +5,7 @@ scheduler (`flowrl.models.drive`), and what that gives is compared with the pipe
 the user's own arguments before it is used (`flowrl.models.replay`).
 """
 
-import inspect
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.errors import UserError
-from flowrl.models import checks, lora, replay
-from flowrl.models.conditioning import LONG, SHORT, Calls, Conditioning, flatten, learn
-from flowrl.models.drive import Driver, Received, Target
-from flowrl.models.schedule import Schedule, Start, Way
-from samplers import Velocity
+from flowrl.models import checks, columns, lora, replay
+from flowrl.models.columns import Extra
+from flowrl.models.conditioning import LONG, SHORT, Conditioning
+from flowrl.models.loop import Loop
+from flowrl.models.painting import Painting, Scales
+from flowrl.models.schedule import Schedule, Way
+from samplers import Ode, Velocity
 
 
 class PipelinePolicy:
@@ -33,27 +34,17 @@ class PipelinePolicy:
         self, pipe: Any, *, call: Mapping[str, Any], rows_per_call: int | None = None
     ) -> None:
         self.pipe = pipe
-        self.name = type(pipe).__name__
         self.rows_per_call = rows_per_call
-        self._parameters = inspect.signature(type(pipe).__call__).parameters
-        checks.refuse(pipe, self._parameters)
-        self._driver = Driver(pipe)
-        self.denoisers: tuple[nn.Module, ...] = tuple(self._driver.denoisers.values())
-        self._guidance = checks.guidance_argument(self._parameters, self.denoisers)
-        self.call = checks.arguments(self.name, call, self._parameters, self._guidance)
+        self.guidance = Scales()
+        self.device = torch.device("cpu")  # where samples are drawn
         pipe.set_progress_bar_config(disable=True)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.eval()
-        self._starts: dict[int, Start] = {}
-        self._replays: dict[tuple[int, float | None], replay.Replay] = {}
-        try:
-            self._layout = learn(self._encoded, self.name)
-        except UserError:
-            raise
-        except ValueError as error:  # the pipeline's own check of its arguments
-            raise UserError(f"{self.name} refuses its arguments {self.call}: {error}") from error
-        self._blank = self.encode([SHORT])
+        self.loop = Loop(pipe, call)
+        self.name, self.call = self.loop.name, self.loop.call
+        self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
+        self._proofs: dict[tuple[int, float | None], replay.Replay] = {}
 
     @classmethod
     def load(
@@ -70,66 +61,82 @@ class PipelinePolicy:
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
-        return cls(pipe, call=call, rows_per_call=rows_per_call)
+        policy = cls(pipe, call=call, rows_per_call=rows_per_call)
+        policy.device = torch.device(device)
+        return policy
+
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> Painting:
+        return Painting(self, self.encode(prompts, meta), steps)
+
+    def plain(self, group: int) -> Ode:
+        return Ode(group)
+
+    def automatic(self, steps: int) -> int:
+        """Small latents want large batches, large ones fit few. Measured on small ones."""
+        return max(1, min(128, 2**18 // math.prod(self.shape(2))))
+
+    def proofs(
+        self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
+        """The replay at the guidance of sampling and of training."""
+        scales = sorted(set(self.guidance), key=lambda scale: scale or 0.0)
+        two, rows = prompts[:2], meta[:2]
+        return [str(self.prove(two, steps=steps, guidance=g, meta=rows)) for g in scales]
 
     def schedule(self, steps: int) -> Schedule:
-        return self._start(steps).schedule
+        return self.loop.start(steps).schedule
 
     def shape(self, steps: int) -> tuple[int, ...]:
-        """Of one row's latents as the loop sees them (packed, where the family packs)."""
-        return self._start(steps).shape
+        """Of one row's latents as the loop's steps see them (packed, where the family packs)."""
+        return self.loop.start(steps).shape
 
-    def encode(self, prompts: Sequence[str]) -> Conditioning:
-        """What the pipeline's own call would make of the prompts, negative rows included."""
-        size = self.rows_per_call or len(prompts)
-        parts = []
-        for start in range(0, len(prompts), size):
-            some = list(prompts[start : start + size])
-            counts, values = flatten(self._encoded(some))
-            assert counts == self._layout.counts
-            parts.append(Conditioning(self._layout, values, len(some)))
-        return Conditioning.cat(parts)
+    def encode(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
+    ) -> Conditioning:
+        """What the pipeline's own call would make of the prompts, negative rows included.
+
+        `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
+        (negative_prompt, image) are conditioning too.
+        """
+        extras = columns.extras(meta, self.loop.driver.parameters)
+        assert not extras or len(extras) == len(prompts)
+        groups = columns.by_image(extras) if extras else [list(range(len(prompts)))]
+        size, parts = self.rows_per_call or max(len(prompts), 1), []
+        chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
+        for rows in chunks:
+            some = [extras[i] for i in rows] if extras else ()
+            parts.append(self.loop.encode([prompts[i] for i in rows], some))
+        order = torch.tensor([i for rows in chunks for i in rows]).argsort()
+        return Conditioning.cat(parts).take(order)
 
     def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
         """(x [n *d], sigma [n], prompt [n]) -> v [n *d] float32, with gradients.
 
         `prompt` are rows of the conditioning. Proves the way in first where that was not done.
         """
-        proof = self._replays.get((steps, guidance))
+        proof = self._proofs.get((steps, guidance))
         if proof is None:
-            proof = self.prove([SHORT, LONG], steps=steps, guidance=guidance)
+            extras = conditioning.extras[:1] * 2
+            proof = self._prove([SHORT, LONG], extras, steps, guidance)
         for denoiser in self.denoisers:
             denoiser.eval()  # dropout would make the ratio of new to old differ from 1
-        way = Way(steps, guidance, forward=proof.way == "forward", mixed=proof.mixed)
+        way = proof.to_way
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            groups = self._groups(sigma, mixed=way.mixed)
+            chosen = (
+                [conditioning.extras[i] for i in prompt.tolist()] if conditioning.extras else []
+            )
+            groups = self._groups(sigma, chosen, mixed=way.mixed)
             parts = [
-                self.received(x[rows], sigma[rows], conditioning.take(prompt[rows]), way).output
+                self.loop.velocity(x[rows], sigma[rows], conditioning.take(prompt[rows]), way)
                 for rows in groups
             ]
             order = torch.argsort(torch.cat(groups)).to(x.device)
             return torch.cat([v.to(x.device, torch.float32) for v in parts])[order]
 
         return velocity
-
-    def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
-        """What `scheduler.step` receives at these rows, in one call of the pipeline."""
-        start = self._start(way.steps)
-        if way.forward:
-            index = set(start.schedule.index(sigma).tolist())
-            if len(index) != 1 or -1 in index:
-                raise UserError(
-                    f"{self.name} with {self.call} depends on the step's index: it has velocities "
-                    f"at one of its own {way.steps} sigmas at a time, not at {sigma.tolist()}"
-                )
-            target = Target(torch.empty(0), index.pop())
-        else:
-            times = start.schedule.times(sigma).to(start.device)
-            target = Target(times[0] if bool((times == times[0]).all()) else times)
-        arguments = self.arguments(len(x), way.steps, way.guidance)
-        arguments["latents"] = x.to(start.device, start.dtype)
-        return self._driver.received(arguments, conditioning.calls(), target)
 
     def decode(
         self, x0: Tensor, conditioning: Conditioning, *, steps: int, guidance: float | None
@@ -139,31 +146,50 @@ class PipelinePolicy:
         Row i of the conditioning belongs to row i of x0.
         """
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
-        start, media = self._start(steps), []
-        for rows in torch.arange(len(x0)).split(self.rows_per_call or max(len(x0), 1)):
-            arguments = self.arguments(len(rows), steps, guidance)
-            arguments["latents"] = x0[rows].detach().to(start.device, start.dtype)
-            result = self._driver.finished(arguments, conditioning.take(rows).calls())
-            media.append(result[0].float())
-        return torch.cat(media)
+        proof = self._proofs.get((steps, guidance))
+        way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
+        groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
+        media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
+        return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
 
-    def prove(self, prompts: Sequence[str], *, steps: int, guidance: float | None) -> replay.Replay:
-        """Compare with the pipeline's own call, step by step. Raises UserError if not equal."""
-        proof = replay.prove(self, prompts, steps, guidance)
-        self._replays[steps, guidance] = proof
-        return proof
+    def prove(
+        self,
+        prompts: Sequence[str],
+        *,
+        steps: int,
+        guidance: float | None,
+        meta: Sequence[Mapping[str, Any]] = (),
+    ) -> replay.Replay:
+        """Compare with the pipeline's own call, step by step. Raises UserError if not equal.
+
+        On two rows: the first prompts, or the only one twice, with the first one's images.
+        """
+        prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
+        extras = columns.extras(meta, self.loop.driver.parameters)
+        return self._prove(prompts, extras, steps, guidance)
+
+    def _prove(
+        self,
+        prompts: Sequence[str],
+        extras: Sequence[Extra],
+        steps: int,
+        guidance: float | None,
+    ) -> replay.Replay:
+        subject = replay.Subject(self.loop, prompts, self.loop.tried(extras), steps, guidance)
+        self._proofs[steps, guidance] = subject.prove()
+        return self._proofs[steps, guidance]
 
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
         """Adapters on every denoiser. None: the attention and feed-forward linears."""
-        lora.add(self.pipe, self._driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+        lora.add(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters if there are any, else all of the denoisers'."""
         named = {
             f"{component}.{name}": parameter
-            for component, denoiser in self._driver.denoisers.items()
+            for component, denoiser in self.loop.driver.denoisers.items()
             for name, parameter in denoiser.named_parameters()
         }
         return {name: p for name, p in named.items() if ".lora_" in name} or named
@@ -175,66 +201,22 @@ class PipelinePolicy:
 
     def save(self, folder: Path) -> None:
         """Files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
-        if lora.present(self._driver.denoisers):
-            lora.save(self.pipe, self._driver.denoisers, folder)
+        if lora.present(self.loop.driver.denoisers):
+            lora.save(self.pipe, self.loop.driver.denoisers, folder)
         else:
             self.pipe.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
         """The reverse of `save`, into a policy that was loaded from the same base."""
-        lora.load(self.pipe, self._driver.denoisers, folder)
+        lora.load(self.pipe, self.loop.driver.denoisers, folder)
 
-    def arguments(self, rows: int, steps: int, guidance: float | None) -> dict[str, Any]:
-        """Of the pipeline's own call for `rows` samples; prompts are still blank."""
-        given = dict(self.call)
-        for name, value in given.items():
-            if checks.TEXTS.fullmatch(name) and isinstance(value, str):
-                given[name] = [value] * rows
-        given |= {"prompt": [""] * rows, "num_inference_steps": steps}
-        given |= {"output_type": "pt", "return_dict": False}
-        if guidance is not None:
-            if self._guidance is None:
-                raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
-            given[self._guidance] = float(guidance)
-        return given
-
-    def record(
-        self, prompts: Sequence[str], steps: int, guidance: float | None
-    ) -> tuple[list[Received], Tensor]:
-        """The pipeline's own call as a user would make it, its steps recorded: (steps, media)."""
-        arguments = self.arguments(len(prompts), steps, guidance) | {"prompt": list(prompts)}
-        if "generator" in self._parameters:
-            arguments["generator"] = torch.Generator().manual_seed(0)
-        records, result = self._driver.recorded(arguments)
-        return records, result[0].float()
-
-    def _encoded(self, prompts: Sequence[str]) -> Calls:
-        guidance = None if self._guidance is None else 2.0  # above 1, so that negatives are made
-        arguments = self.arguments(len(prompts), 2, guidance) | {"prompt": list(prompts)}
-        return self._driver.encoded(arguments)
-
-    def _start(self, steps: int) -> Start:
-        if steps not in self._starts:
-            with torch.no_grad():
-                arguments = self.arguments(1, steps, None)
-                if "generator" in self._parameters:
-                    arguments["generator"] = torch.Generator().manual_seed(0)
-                first = self._driver.received(arguments, self._blank.calls(), None)
-            self._starts[steps] = Start(
-                Schedule.of(self._driver.scheduler, steps, self.name),
-                tuple(first.sample.shape[1:]),
-                first.sample.dtype,
-                first.sample.device,
-            )
-        return self._starts[steps]
-
-    def _groups(self, sigma: Tensor, *, mixed: bool) -> list[Tensor]:
-        """Rows that go into one call each."""
-        rows = torch.arange(len(sigma))
-        if mixed or not len(sigma):
-            groups = [rows]
-        else:
+    def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
+        """Rows that go into one call each: of the same images, and of one sigma unless mixed."""
+        alike = columns.by_image(extras) if extras else [list(range(len(sigma)))]
+        groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
+        if not mixed and len(sigma):
             found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
-            groups = [rows[place == i] for i in range(len(found) - 1, -1, -1)]  # falling, as a loop
+            levels = range(len(found) - 1, -1, -1)  # falling, as a loop
+            groups = [rows[place[rows] == i] for i in levels for rows in groups]
         size = self.rows_per_call or max(len(sigma), 1)
-        return [part for group in groups for part in group.split(size)]
+        return [part for group in groups if len(group) for part in group.split(size)]

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal
 
 import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
@@ -11,23 +13,26 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 from torch import Tensor
 
 from flowrl.errors import UserError
+from flowrl.models.checks import FAILURES
+from flowrl.models.columns import Extra
 from flowrl.models.conditioning import Conditioning
-from flowrl.models.drive import Received
-from flowrl.models.schedule import Schedule, Way
+from flowrl.models.loop import Loop
+from flowrl.models.schedule import Kind, Schedule, Way
+from flowrl.models.standin import Received
 from samplers import euler
+from samplers.adapt import from_vp
 
-# what a pipeline's own code raises when its loop does not bear a way in
-FAILURES = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError,
-    RuntimeError, TypeError, ValueError,
-)  # fmt: skip
+# of a scheduler's first step from ours, beside the state: rounding, of half precision too
+NEAR = {torch.float32: 2e-3, torch.float64: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 
 
 @dataclass(frozen=True)
 class Replay:
     """What one replay showed, for one pipeline, dtype, number of steps and guidance.
 
-    The velocity and the decoder differ by 0 from the pipeline's own call, or there is no Replay.
+    What the model predicts and the decoder differ by 0 from the pipeline's own call, or there is
+    no Replay. The first step of a scheduler that draws no noise is of first order, so it must be
+    our Euler step but for rounding: that proves how the prediction is read.
     """
 
     pipeline: str
@@ -38,194 +43,251 @@ class Replay:
     way: Literal["pinned", "forward"]
     mixed: bool  # rows of several sigmas share a call, differing by 0
     euler: float | None  # largest difference of our Euler step; None: another scheduler
+    kind: Kind = "flow"
+    first: float | None = None  # of the first step, beside the state; None: it draws noise
+    through: bool = False  # decoding goes through the loop
+
+    @property
+    def to_way(self) -> Way:
+        forward = self.way == "forward"
+        return Way(self.steps, self.guidance, forward, self.mixed, self.through)
 
     def __str__(self) -> str:
         way = {"pinned": "pinned timestep", "forward": "fast-forward"}[self.way]
         rows = "share a call" if self.mixed else "are grouped"
+        what = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
         step = "is another" if self.euler is None else f"differs by {self.euler:.3g}"
+        if self.euler is None and self.first is not None:
+            step = f"begins {self.first:.1g} away"
         return (
             f"{self.pipeline}, {self.dtype}, {self.steps} steps, guidance {self.guidance}: "
-            f"velocity and decoder equal the pipeline's own call to the bit ({way}); "
+            f"{what} and decoder equal the pipeline's own call to the bit ({way}); "
             f"rows of several sigmas {rows}; {self.scheduler}'s own step {step} from Euler's"
         )
 
 
-@runtime_checkable
-class Drivable(Protocol):
-    """What the proof needs of a policy."""
-
-    pipe: Any
-    name: str
-    call: dict[str, Any]
-
-    def schedule(self, steps: int) -> Schedule: ...
-
-    def encode(self, prompts: Sequence[str]) -> Conditioning: ...
-
-    def record(
-        self, prompts: Sequence[str], steps: int, guidance: float | None
-    ) -> tuple[list[Received], Tensor]: ...
-
-    def received(
-        self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way
-    ) -> Received: ...
-
-    def decode(
-        self, x0: Tensor, conditioning: Conditioning, *, steps: int, guidance: float | None
-    ) -> Tensor: ...
-
-
 @dataclass(frozen=True)
-class Own:
-    """The pipeline's own call: what each step received, and the media."""
+class Subject:
+    """What is replayed: a loop with two prompts (and their images), steps and guidance."""
 
+    loop: Loop
     prompts: Sequence[str]
-    conditioning: Conditioning
-    schedule: Schedule
-    steps: list[Received]
-    media: Tensor
+    extras: Sequence[Extra]
+    steps: int
+    guidance: float | None
+
+    def prove(self) -> Replay:
+        """Replay every step of an own call.
+
+        Raises UserError where neither way in gives what the pipeline's own steps received, where
+        the state changes between steps, where the decoder differs, where the prediction is not
+        what the scheduler takes it for, where guidance has no effect, and where no gradient comes
+        through.
+        """
+        self._check_between()
+        way = self._way()
+        through = self._decoder(way)
+        first = self._first()
+        self._check_guidance(way)
+        self._check_gradient(way)
+        return Replay(
+            pipeline=self.loop.name,
+            scheduler=type(self.loop.pipe.scheduler).__name__,
+            dtype=str(self.own[0].output.dtype).removeprefix("torch."),
+            steps=self.steps,
+            guidance=self.guidance,
+            way="forward" if way.forward else "pinned",
+            mixed=way.mixed,
+            euler=self._euler(),
+            kind=self.loop.kind,
+            first=first,
+            through=through,
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return self.loop.start(self.steps).schedule
+
+    @cached_property
+    def conditioning(self) -> Conditioning:
+        return self.loop.encode(self.prompts, self.extras)
+
+    @cached_property
+    def recorded(self) -> tuple[list[Received], Tensor, bool]:
+        """The pipeline's own call: its steps, its media, whether it draws no noise."""
+        visits = len(self.schedule.visits)
+        steps, media, repeatable = self.loop.record(
+            self.prompts, self.extras, self.steps, self.guidance
+        )
+        if len(steps) != visits:
+            raise UserError(
+                f"{self.loop.name} calls scheduler.step {len(steps)} times in {self.steps} steps, "
+                f"its loop {visits} times: pipelines of several states or loops cannot be driven"
+            )
+        return steps, media, repeatable
+
+    @property
+    def own(self) -> list[Received]:
+        return self.recorded[0]
 
     def sigma(self, step: int) -> Tensor:
-        return torch.full((len(self.prompts),), self.schedule.sigmas[step])
+        return torch.full((len(self.prompts),), self.schedule.visits[step])
 
+    def state(self, step: int) -> Tensor:
+        """Of the loop, as the denoiser saw it."""
+        state = self.own[step].state
+        assert state is not None
+        return state
 
-def prove(policy: Drivable, prompts: Sequence[str], steps: int, guidance: float | None) -> Replay:
-    """Replay every step of an own call of two rows: the first prompts, or the only one twice.
+    def _check_between(self) -> None:
+        """A loop that blends its state with something (inpainting) has no plan of ours."""
+        for step, (received, after) in enumerate(pairwise(self.own)):
+            assert received.following is not None
+            away = _apart(received.following.to(after.sample.dtype), after.sample)
+            if away != 0:
+                raise UserError(
+                    f"{self.loop.name} changes its state between steps (by {away:.3g} after step "
+                    f"{step}), as inpainting does: our samplers would leave that out"
+                )
 
-    Raises UserError where neither way in gives what the pipeline's own steps received, where the
-    decoder differs, where guidance has no effect, and where no gradient comes through.
-    """
-    own = _own(policy, [*prompts, *prompts][:2], steps, guidance)
-    way = _way(policy, own, steps, guidance)
-    _check_decoder(policy, own, steps, guidance)
-    _check_guidance(policy, own, way)
-    _check_gradient(policy, own, way)
-    return Replay(
-        pipeline=policy.name,
-        scheduler=type(policy.pipe.scheduler).__name__,
-        dtype=str(own.steps[0].output.dtype).removeprefix("torch."),
-        steps=steps,
-        guidance=guidance,
-        way="forward" if way.forward else "pinned",
-        mixed=way.mixed,
-        euler=_euler(policy, own),
-    )
-
-
-def _own(policy: Drivable, prompts: Sequence[str], steps: int, guidance: float | None) -> Own:
-    schedule = policy.schedule(steps)
-    records, media = policy.record(prompts, steps, guidance)
-    if len(records) != steps:
+    def _way(self) -> Way:
+        reasons = []
+        for forward in (False, True):
+            way = Way(self.steps, self.guidance, forward=forward, mixed=False)
+            reason = self._mismatch(way)
+            if reason is None:
+                mixed = not forward and self._mixes(way)
+                return Way(self.steps, self.guidance, forward=forward, mixed=mixed)
+            reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
         raise UserError(
-            f"{policy.name} calls scheduler.step {len(records)} times in {steps} steps: pipelines "
-            "of several states or loops cannot be driven"
+            f"{self.loop.name} cannot be driven with {self.loop.call}, guidance {self.guidance}, "
+            f"{self.steps} steps: its own steps integrate something else than is seen from outside "
+            f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, or use "
+            "another pipeline"
         )
-    return Own(prompts, policy.encode(prompts), schedule, records, media)
 
-
-def _way(policy: Drivable, own: Own, steps: int, guidance: float | None) -> Way:
-    reasons = []
-    for forward in (False, True):
-        way = Way(steps, guidance, forward=forward, mixed=False)
-        reason = _mismatch(policy, own, way)
-        if reason is None:
-            mixed = not forward and _mixes(policy, own, way)
-            return Way(steps, guidance, forward=forward, mixed=mixed)
-        reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
-    raise UserError(
-        f"{policy.name} cannot be driven with {policy.call}, guidance {guidance}, {steps} steps: "
-        f"its own steps integrate something else than is seen from outside ({'; '.join(reasons)}). "
-        "Leave arguments out one by one to find the cause, or use another pipeline"
-    )
-
-
-def _mismatch(policy: Drivable, own: Own, way: Way) -> str | None:
-    """Where and by how much the driven velocity differs; None if it does not at all."""
-    for step, received in enumerate(own.steps):
-        try:
-            with torch.no_grad():
-                x = received.sample.float()
-                driven = policy.received(x, own.sigma(step), own.conditioning, way)
-            away = _apart(driven.output, received.output)
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES as error:
-            return f"fails at step {step} ({type(error).__name__}: {error})"
-        if away != 0:
-            return f"is off by {away:.3g} at step {step}"
-    return None
-
-
-def _mixes(policy: Drivable, own: Own, way: Way) -> bool:
-    """Whether rows of different steps in one call give what each gave in its own."""
-    rows = len(own.prompts)
-    if len(own.steps) < 2 or rows < 2:
-        return False
-    for first in range(len(own.steps)):
-        # every step is once each row's, so that every timestep is seen beside another one
-        at = [(first + row) % len(own.steps) for row in range(rows)]
-        x = torch.stack([own.steps[step].sample[row].float() for row, step in enumerate(at)])
-        wanted = torch.stack([own.steps[step].output[row] for row, step in enumerate(at)])
-        sigma = torch.tensor([own.schedule.sigmas[step] for step in at])
-        try:
-            with torch.no_grad():
-                driven = policy.received(x, sigma, own.conditioning, way)
-            if _apart(driven.output, wanted) != 0:
-                return False
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:
-            return False
-    return True
-
-
-def _check_decoder(policy: Drivable, own: Own, steps: int, guidance: float | None) -> None:
-    last = own.steps[-1].following
-    assert last is not None
-    media = policy.decode(last.float(), own.conditioning, steps=steps, guidance=guidance)
-    away = _apart(media, own.media)
-    if away != 0:
-        raise UserError(f"{policy.name}: decoding its own last state is off by {away:.3g}")
-
-
-def _check_guidance(policy: Drivable, own: Own, way: Way) -> None:
-    """Guidance that does nothing (a missing negative prompt) is a mistake, not a setting."""
-    if way.guidance is None or way.guidance <= 1:
-        return
-    more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
-    for step, received in enumerate(own.steps):  # some guide a part of the steps only
-        x = received.sample.float()
-        with torch.no_grad():
-            driven = policy.received(x, own.sigma(step), own.conditioning, more)
-        if _apart(driven.output, received.output) != 0:
-            return
-    raise UserError(
-        f"guidance {way.guidance} has no effect on {policy.name} with {policy.call}: give a "
-        "negative_prompt, or leave guidance out (null)"
-    )
-
-
-def _check_gradient(policy: Drivable, own: Own, way: Way) -> None:
-    x = own.steps[0].sample[:1].float().requires_grad_()
-    with torch.enable_grad():
-        driven = policy.received(x, own.sigma(0)[:1], own.conditioning.take([0]), way)
-    if not driven.output.requires_grad:
-        raise UserError(f"{policy.name} cuts the gradient inside its loop: it cannot be trained")
-
-
-def _euler(policy: Drivable, own: Own) -> float | None:
-    """Largest difference of our Euler step from the scheduler's own, in its dtype."""
-    scheduler = policy.pipe.scheduler
-    if type(scheduler) is not FlowMatchEulerDiscreteScheduler:
+    def _mismatch(self, way: Way) -> str | None:
+        """Where and by how much a driven prediction differs; None if it does not at all."""
+        for step, received in enumerate(self.own):
+            try:
+                with torch.no_grad():
+                    x, sigma = self.state(step), self.sigma(step)
+                    driven = self.loop.received(x, sigma, self.conditioning, way)
+                away = _apart(driven.output, received.output)
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                return f"fails at step {step} ({type(error).__name__}: {error})"
+            if away != 0:
+                return f"is off by {away:.3g} at step {step}"
         return None
-    away = 0.0
-    for step, received in enumerate(own.steps):
-        following = torch.full_like(own.sigma(step), own.schedule.sigmas[step + 1])
-        x, v = received.sample.float().cpu(), received.output.float().cpu()
-        ours = euler(x, v, own.sigma(step), following).to(received.output.dtype)
+
+    def _mixes(self, way: Way) -> bool:
+        """Whether rows of different steps in one call give what each gave in its own."""
+        count, rows = len(self.own), len(self.prompts)
+        if count < 2 or rows < 2:
+            return False
+        for first in range(count):
+            # every step is once each row's, so that every timestep is seen beside another one
+            at = [(first + row) % count for row in range(rows)]
+            x = torch.stack([self.state(step)[row] for row, step in enumerate(at)])
+            wanted = torch.stack([self.own[step].output[row] for row, step in enumerate(at)])
+            sigma = torch.cat([self.sigma(step)[:1] for step in at])
+            try:
+                with torch.no_grad():
+                    driven = self.loop.received(x, sigma, self.conditioning, way)
+                if _apart(driven.output, wanted) != 0:
+                    return False
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES:
+                return False
+        return True
+
+    def _decoder(self, way: Way) -> bool:
+        """Whether the loop must be gone through to decode; UserError if that is not it either."""
+        last, reasons = self.own[-1].following, []
+        assert last is not None
+        for through in (False, True):
+            how = Way(self.steps, self.guidance, way.forward, way.mixed, through)
+            try:
+                away = _apart(self.loop.decode(last, self.conditioning, how), self.recorded[1])
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                reasons.append(f"fails ({type(error).__name__}: {error})")
+                continue
+            if away == 0:
+                return through
+            reasons.append(f"is off by {away:.3g}")
+        raise UserError(
+            f"{self.loop.name}: decoding its own last state {reasons[0]}, after an unmoved loop "
+            f"it {reasons[1]}"
+        )
+
+    def _first(self) -> float | None:
+        """How far the scheduler's first step is from ours, beside the state's size."""
+        if not self.recorded[2] or len(set(self.schedule.visits[:2])) < 2:
+            return None
+        away, size = self._step(0)
+        near = NEAR[self.own[0].output.dtype]
+        if away > near * size:
+            raise UserError(
+                f"{self.loop.name}: the first step of {type(self.loop.pipe.scheduler).__name__} is "
+                f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction is "
+                f"not the {self.loop.kind} that it is taken for"
+            )
+        return away / size
+
+    def _euler(self) -> float | None:
+        """Largest difference of our Euler step from the scheduler's own, in its dtype."""
+        if type(self.loop.pipe.scheduler) is not FlowMatchEulerDiscreteScheduler:
+            return None
+        return max(self._step(step)[0] for step in range(len(self.own)))
+
+    def _step(self, step: int) -> tuple[float, float]:
+        """Our Euler step from the scheduler's: (largest difference, size of the state)."""
+        received, sigma = self.own[step], self.sigma(step)
+        following = torch.full_like(sigma, (*self.schedule.visits, 0.0)[step + 1])
         assert received.following is not None
-        away = max(away, _apart(ours, received.following.cpu()))
-    return away
+        v = self.loop.read(self.state(step), received.output, sigma).float().cpu()
+        x, theirs = self.state(step).float().cpu(), received.following.cpu()
+        if self.loop.kind in ("flow", "inverted"):
+            ours = euler(x, v, sigma, following).to(theirs.dtype)
+            return _apart(ours, theirs), float(theirs.abs().max())
+        ours = euler(from_vp(x, sigma), v, sigma, following)
+        scaled = not torch.equal(
+            received.sample, self.state(step)
+        )  # a state x0 + (s / alpha) noise
+        theirs = theirs.float()
+        theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)
+        return _apart(ours, theirs), float(theirs.abs().max())
+
+    def _check_guidance(self, way: Way) -> None:
+        """Guidance that does nothing (a missing negative prompt) is a mistake, not a setting."""
+        if way.guidance is None or way.guidance <= 1:
+            return
+        more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
+        for step, received in enumerate(self.own):  # some guide a part of the steps only
+            with torch.no_grad():
+                x, sigma = self.state(step), self.sigma(step)
+                driven = self.loop.received(x, sigma, self.conditioning, more)
+            if _apart(driven.output, received.output) != 0:
+                return
+        raise UserError(
+            f"guidance {way.guidance} has no effect on {self.loop.name} with {self.loop.call}: "
+            "give a negative_prompt, or leave guidance out (null)"
+        )
+
+    def _check_gradient(self, way: Way) -> None:
+        x = self.state(0)[:1].float().requires_grad_()
+        with torch.enable_grad():
+            taken = self.conditioning.take([0])
+            driven = self.loop.received(x, self.sigma(0)[:1], taken, way)
+        if not driven.output.requires_grad:
+            raise UserError(
+                f"{self.loop.name} cuts the gradient inside its loop: it cannot be trained"
+            )
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

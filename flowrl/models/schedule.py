@@ -1,42 +1,76 @@
-"""Which noise levels a pipeline's own call visits, and what its loop passes for them."""
+"""Which noise levels a pipeline's own call visits, and what its loop passes for them.
 
+Every model is a flow to the rest of flowrl. One that predicts the noise, v or the clean sample of
+a variance-preserving process has the flow's level s / (alpha + s) (`samplers.adapt`); its
+scheduler's list, whichever form that has, is read as such levels.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from samplers.adapt import Prediction, level
+
+# "inverted" is a flow whose scheduler counts from 0, noise, to 1 (Mochi): its output is -v
+Kind = Literal["flow", "inverted"] | Prediction
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The scheduler's own lists for a resolution and number of steps, dynamic shifting included.
 
-    `sigmas`: steps + 1 falling noise levels, the last 0. `timesteps` [steps]: what the loop passes
-    for them, in its own dtype. `train`: timesteps a unit of sigma.
+    sigmas     steps + 1 falling noise levels, the last 0
+    timesteps  [steps] what the loop passes for them, in its own dtype
+    train      timesteps a unit of sigma (of a flow)
+    visits     the level at each call of `scheduler.step`: some solvers look at a level twice
+    levels     of a model of a variance-preserving process: its level by integer time, rising
+    inverted   the loop's own sigma is 1 - ours
     """
 
     sigmas: tuple[float, ...]
     timesteps: Tensor
     train: int
+    visits: tuple[float, ...] = ()
+    levels: Tensor | None = None
+    inverted: bool = False
 
     @classmethod
-    def of(cls, scheduler: Any, steps: int, owner: str) -> "Schedule":
-        """After a call has set the scheduler's steps. Raises UserError for what is no flow."""
-        sigmas = tuple(scheduler.sigmas.detach().cpu().float().tolist())
-        timesteps = scheduler.timesteps.detach().cpu()
-        falling = all(a > b for a, b in pairwise(sigmas))
-        if len(sigmas) != steps + 1 or len(timesteps) != steps or not falling or sigmas[-1] != 0.0:
+    def of(cls, scheduler: Any, visited: Sequence[Any], kind: Kind, owner: str) -> "Schedule":
+        """After a call has set the scheduler's steps and visited them.
+
+        Raises UserError for levels that do not fall to 0 and for a noise prediction at sigma = 1.
+        """
+        flow, levels = kind in ("flow", "inverted"), None
+        if not flow:
+            levels = level(scheduler.alphas_cumprod.detach().cpu().double())
+        name = type(scheduler).__name__
+        passed = torch.stack([torch.as_tensor(t).detach().cpu().flatten()[0] for t in visited])
+        visits = _levels(scheduler, passed, levels)
+        if kind == "inverted":
+            visits = [1 - s for s in visits]
+        first = [i for i, s in enumerate(visits) if i == 0 or s < min(visits[:i])]
+        sigmas = (*(visits[i] for i in first), 0.0)
+        away = [s for s in visits if s not in sigmas]
+        if away or len(sigmas) < 2 or not all(a > b for a, b in pairwise(sigmas)):
             raise UserError(
-                f"{owner}: {type(scheduler).__name__} gives {len(timesteps)} timesteps and the "
-                f"sigmas {sigmas} for {steps} steps, not {steps + 1} that fall to 0: "
-                "use FlowMatchEulerDiscreteScheduler"
+                f"{owner}: {name} visits the levels {visits}, which do not fall to 0: use another "
+                "scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
             )
         if sigmas[0] > 1.0:
             raise UserError(f"{owner}: its first sigma is {sigmas[0]}, a flow's is at most 1")
-        return cls(sigmas, timesteps, scheduler.config.num_train_timesteps)
+        if kind == "epsilon" and sigmas[0] >= 1.0:
+            raise UserError(
+                f"{owner}: {name} starts at pure noise, where a prediction of the noise says "
+                "nothing of the sample: set prediction_type or rescale_betas_zero_snr as the model "
+                "was trained"
+            )
+        train = scheduler.config.num_train_timesteps
+        return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted")
 
     def index(self, sigma: Tensor) -> Tensor:
         """[n] place of each sigma in the list, -1 where it is not in it."""
@@ -44,11 +78,73 @@ class Schedule:
         same = sigma.detach().cpu().to(torch.float32)[:, None] == known
         return torch.where(same.any(1), same.int().argmax(1), -1)
 
+    def place(self, index: int) -> int:
+        """Which call of `scheduler.step` is the first at this level."""
+        return self.visits.index(self.sigmas[index])
+
     def times(self, sigma: Tensor) -> Tensor:
-        """[n] timesteps: the scheduler's own value where sigma is in the list, else sigma train."""
+        """[n] timesteps: the scheduler's own value where sigma is in the list, else the model's."""
         index = self.index(sigma)
-        free = (sigma.detach().cpu().to(torch.float32) * self.train).to(self.timesteps.dtype)
+        if bool((index >= 0).all()):
+            return self.timesteps[index]
+        free = self._free(sigma.detach().cpu()).to(self.timesteps.dtype)
         return torch.where(index >= 0, self.timesteps[index.clamp(min=0)], free)
+
+    def _free(self, sigma: Tensor) -> Tensor:
+        """Of a flow sigma train. Else between the times of the two nearest levels, whole where the
+        loop's are; below the lowest level the first time, above the highest an error."""
+        if self.levels is None:
+            return self.train * self._own(sigma.to(torch.float32))
+        levels, at = self.levels, sigma.double()
+        if bool((at > 2 * levels[-1] - levels[-2]).any()) or bool((at > 1).any()):
+            raise UserError(
+                f"sigma {float(at.max()):.4f} is above the model's highest noise level, "
+                f"{float(levels[-1]):.4f}"
+            )
+        above = torch.searchsorted(levels, at.contiguous()).clamp(1, len(levels) - 1)
+        low, high = levels[above - 1], levels[above]
+        time = above - 1 + ((at - low) / (high - low)).clamp(0, 1)
+        return time if self.timesteps.is_floating_point() else time.round()
+
+    def _own(self, sigma: Tensor) -> Tensor:
+        """The sigma that a flow's scheduler has for ours."""
+        known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
+        ours, times = (1 - known if self.inverted else known) * self.train, self.timesteps.float()
+        if bool(((ours - times).abs() > 1).any()):
+            raise UserError(
+                f"the loop's timesteps {times.tolist()} are no multiple of its sigmas: it has "
+                "velocities at its own levels only, so choose matching times from the plan's grid"
+            )
+        return 1 - sigma if self.inverted else sigma
+
+
+def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float]:
+    """The noise level at each visited timestep."""
+    own = vars(scheduler).get("sigmas")
+    listed = scheduler.timesteps.detach().cpu()
+    if own is None and levels is None:
+        raise UserError(f"{type(scheduler).__name__} tells no sigmas: its steps cannot be read")
+    if own is None:
+        assert levels is not None
+        return levels[passed.round().long()].tolist()
+    sigmas = torch.as_tensor(own).detach().cpu().double()
+    places, start = [], 0
+    for time in passed:
+        same = torch.nonzero(listed[start:] == time)
+        if not len(same):  # the loop passes something else than the scheduler's own times
+            places = list(range(len(passed))) if len(passed) == len(listed) else []
+            break
+        start += int(same[0])
+        places.append(start)
+        start += 1
+    if len(places) < len(passed):
+        raise UserError(
+            f"{type(scheduler).__name__}: the loop's timesteps {passed.tolist()} are not its own"
+        )
+    found = sigmas[places]
+    if levels is not None:  # its sigmas are s / alpha
+        found = found / (1 + found)
+    return found.tolist()
 
 
 @dataclass(frozen=True)
@@ -72,3 +168,4 @@ class Way:
     guidance: float | None
     forward: bool
     mixed: bool  # rows of several sigmas may share a call
+    through: bool = False  # whether the decoder needs the loop to run, with nothing moving
