@@ -36,12 +36,12 @@ def reach(curve: Curve, metrics: Sequence[str], goal: float) -> float | None:
 
 
 def spread(values: Sequence[float | None], write: Callable[[float], str]) -> str:
-    """The mean with the lowest and the highest; how many are missing."""
+    """The mean, with the lowest and the highest where they differ; how many are missing."""
     known = [v for v in values if v is not None]
     if not known:
         return "not reached"
     text = write(mean(known))
-    if len(known) > 1:
+    if write(min(known)) != write(max(known)):
         text += f" ({write(min(known))} to {write(max(known))})"
     return text if len(known) == len(values) else f"{text}, {len(known)} of {len(values)} seeds"
 
