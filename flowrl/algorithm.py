@@ -11,8 +11,8 @@ from flowrl.likelihoods import Likelihood, Transition
 from flowrl.losses import NFT, Objective, Preference, Weighted
 from flowrl.matching import Matching
 from flowrl.objective import RatioLoss
-from flowrl.token_likelihood import Token
-from flowrl.token_weights import HighEntropy
+from flowrl.text.likelihood import Token
+from flowrl.text.weights import HighEntropy
 from flowrl.trackers import NoTracker, Tracker
 from samplers import Particled, Plan, Planner
 from samplers.completions import TextPlan, TextPlanner

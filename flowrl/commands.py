@@ -166,7 +166,7 @@ def serve_reward(arguments: list[str]) -> int:
 
 
 def score(arguments: list[str]) -> int:
-    from flowrl.scoring import Score, run
+    from flowrl.evaluation.scoring import Score, run
 
     quiet()
     run(parse(Score, arguments, "score"))
@@ -174,7 +174,7 @@ def score(arguments: list[str]) -> int:
 
 
 def evaluate_rewards(arguments: list[str]) -> int:
-    from flowrl.reward_evaluation import EvaluateRewards, run
+    from flowrl.evaluation.reward_evaluation import EvaluateRewards, run
 
     quiet()
     run(parse(EvaluateRewards, arguments, "evaluate-rewards"))
@@ -182,7 +182,7 @@ def evaluate_rewards(arguments: list[str]) -> int:
 
 
 def suites(arguments: list[str]) -> int:
-    from flowrl.suites import Suites, run
+    from flowrl.evaluation.suites import Suites, run
 
     run(parse(Suites, arguments, "suites"))
     return 0

@@ -2,7 +2,7 @@
 
 `new` is the policy being trained, `old` the one that sampled, `ref` the frozen start; other roles
 are named averages. What they share is in `flowrl/objective.py`; more losses on ratios, which
-language models made, in `flowrl/token_losses.py`.
+language models made, in `flowrl/text/losses.py`.
 """
 
 from collections.abc import Mapping

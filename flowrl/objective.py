@@ -137,7 +137,7 @@ class RatioLoss:
     """What all losses on a ratio to the policy that sampled share; `policy` is each one's own part.
 
     anchors      divergences to the start or to averages
-    weights      factors on the policy term: see `flowrl.token_weights`
+    weights      factors on the policy term: see `flowrl.text.weights`
     entropy      a bonus of this times the entropy, averaged over tokens whatever the denominator
     denominator  how entries are averaged
     """

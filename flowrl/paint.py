@@ -11,6 +11,7 @@ from flowrl.arguments import Evaluate, Sample
 from flowrl.config import override
 from flowrl.errors import UserError
 from flowrl.evaluate import Drawn, Trial, draw, judge
+from flowrl.evaluation.suites import load_suite, told
 from flowrl.models.policy import Policy
 from flowrl.pages import Page
 from flowrl.paths import numbered
@@ -18,7 +19,6 @@ from flowrl.prompts import PromptSet
 from flowrl.session import load_policy, load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.steer import Painter, Steering, drivable, paint_steered
-from flowrl.suites import load_suite, told
 
 TOLD = {
     "image/diversity": "diversity within a prompt",

@@ -45,8 +45,8 @@
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `rewards.WinRate(judge)`: it needs no line here.
 The transition recipes are in `flowrl/grpo_recipes.py`, the matching ones in
-`flowrl/matching_recipes.py`, those of language models in `flowrl/text_recipes.py` and
-`flowrl/token_recipes.py`.
+`flowrl/matching_recipes.py`, those of language models in `flowrl/text/recipes.py` and
+`flowrl/text/further_recipes.py`.
 """
 
 from collections.abc import Callable
@@ -66,15 +66,7 @@ from flowrl.grpo_recipes import (
     temp_flow,
 )
 from flowrl.matching_recipes import awm, dpo, nft, rwr
-from flowrl.text_recipes import (
-    text_dapo,
-    text_dr_grpo,
-    text_grpo,
-    text_gspo,
-    text_rloo,
-    text_tree,
-)
-from flowrl.token_recipes import (
+from flowrl.text.further_recipes import (
     text_bnpo,
     text_cispo,
     text_dpo,
@@ -92,6 +84,14 @@ from flowrl.token_recipes import (
     text_stream,
     text_tempo,
     text_vespo,
+)
+from flowrl.text.recipes import (
+    text_dapo,
+    text_dr_grpo,
+    text_grpo,
+    text_gspo,
+    text_rloo,
+    text_tree,
 )
 
 PICTURES = (

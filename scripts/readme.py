@@ -10,7 +10,10 @@ import re
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-FOLDERS = ("samplers", "rewards", "flowrl", "flowrl/models", "flowrl/demo", "scripts")
+FOLDERS = (
+    *("samplers", "rewards", "flowrl", "flowrl/models", "flowrl/text", "flowrl/settings"),
+    *("flowrl/evaluation", "flowrl/demo", "scripts"),
+)
 
 
 def docstring(path: Path) -> str:

@@ -8,8 +8,7 @@ from torch import Tensor
 from flowrl.advantages import Clip, Context, Estimator, LeaveOneOut, Rescale, Standardize, Sum
 from flowrl.comparisons import BestWorst
 from flowrl.credit import Transform
-from flowrl.success_credit import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
-from flowrl.text_credit import (
+from flowrl.text.credit import (
     Baseline,
     LengthBaseline,
     Margin,
@@ -17,6 +16,7 @@ from flowrl.text_credit import (
     ShareInformative,
     WhitenTokens,
 )
+from flowrl.text.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from rewards import Scores
 from samplers import Columns
 

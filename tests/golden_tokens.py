@@ -9,10 +9,10 @@ from torch import Tensor
 from flowrl.losses import Preference, Surrogate
 from flowrl.objective import Anchor, Counts, Entries, Objective, Weight, reduced
 from flowrl.rows import Evaluation, Rows, TokenRows
-from flowrl.token_likelihood import Token
-from flowrl.token_losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
-from flowrl.token_ratios import Level
-from flowrl.token_weights import HighEntropy, Mismatch, OffPolicyMask
+from flowrl.text.likelihood import Token
+from flowrl.text.losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.text.ratios import Level
+from flowrl.text.weights import HighEntropy, Mismatch, OffPolicyMask
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from flowrl.agreement import (
+from flowrl.evaluation.agreement import (
     Resamples,
     agreement,
     calibration,
@@ -19,7 +19,7 @@ from flowrl.agreement import (
     rank_correlations,
     tie_threshold,
 )
-from flowrl.perturb import EDITS, Pairs, change, robustness, spread
+from flowrl.evaluation.perturb import EDITS, Pairs, change, robustness, spread
 
 SMALL = st.integers(-3, 3).map(float)
 LABELS = st.sampled_from([0.0, 0.5, 1.0])

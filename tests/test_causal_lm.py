@@ -11,7 +11,7 @@ from flowrl.models import token_scores
 from flowrl.models.causal_lm import CausalPolicy
 from flowrl.models.policy import Batch, Policy, Rollout
 from flowrl.rows import TokenRows, take
-from flowrl.token_likelihood import Token
+from flowrl.text.likelihood import Token
 from samplers.completions import Completions, Segments, TextRollout
 from tests import tiny_lm
 

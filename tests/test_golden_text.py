@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.token_ratios import bounded, mismatch
-from flowrl.token_weights import Mismatch
+from flowrl.text.ratios import bounded, mismatch
+from flowrl.text.weights import Mismatch
 from tests import golden_api as api
 from tests.golden_tools import arrays, cases, close
 

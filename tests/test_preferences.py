@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.measure import Gallery
-from flowrl.preferences import LAYOUTS, Choice, label_of, load
-from flowrl.sources import Source, read, spaced
-from flowrl.tables import rows_of
+from flowrl.evaluation.measure import Gallery
+from flowrl.evaluation.preferences import LAYOUTS, Choice, label_of, load
+from flowrl.evaluation.sources import Source, read, spaced
+from flowrl.evaluation.tables import rows_of
 
 ANY = Choice()
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from flowrl.agreement import Resamples, credits
-from flowrl.measure import Gallery, scores
+from flowrl.evaluation.agreement import Resamples, credits
+from flowrl.evaluation.measure import Gallery, scores
+from flowrl.evaluation.preferences import Choice, load
+from flowrl.evaluation.reward_evaluation import EvaluateRewards, ask_judge, plain, robust_rows
+from flowrl.evaluation.reward_report import headline, results, sentences
 from flowrl.paths import PROJECT
-from flowrl.preferences import Choice, load
-from flowrl.reward_evaluation import EvaluateRewards, ask_judge, plain, robust_rows
-from flowrl.reward_report import headline, results, sentences
 from rewards import load as load_reward
 from rewards.combine import ByScore
 from tests import runs
@@ -209,8 +209,8 @@ def test_ranked_data_has_correlations():
     found = load(PAIRS.parent / "ranks.json", Choice(prompts=20))
     gallery = Gallery(found.items)
     rows = range(len(found.items))
-    from flowrl.measure import Cost
-    from flowrl.reward_report import Asked
+    from flowrl.evaluation.measure import Cost
+    from flowrl.evaluation.reward_report import Asked
 
     asked = []
     for name, sign in (("shapes", 1), ("against", -1)):

@@ -7,10 +7,10 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from flowrl.errors import UserError
-from flowrl.folders import find_items, named, written
-from flowrl.measure import Clock, Gallery, Item, chunks, parse_specs, scores
-from flowrl.scoring import kept
-from flowrl.sources import Source
+from flowrl.evaluation.folders import find_items, named, written
+from flowrl.evaluation.measure import Clock, Gallery, Item, chunks, parse_specs, scores
+from flowrl.evaluation.scoring import kept
+from flowrl.evaluation.sources import Source
 from rewards import Samples
 from tests import runs
 

@@ -11,7 +11,7 @@ from scipy.stats import beta as beta_law
 
 from flowrl.advantages import LeaveOneOut
 from flowrl.errors import UserError
-from flowrl.success_credit import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.text.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from tests.golden_tools import close
 from tests.test_text_credit import GROUP, credit, rewards
 

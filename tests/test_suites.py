@@ -5,7 +5,7 @@ import torch
 import yaml
 
 from flowrl.errors import UserError
-from flowrl.suites import SUITES, by_category, load_suite, told
+from flowrl.evaluation.suites import SUITES, by_category, load_suite, told
 from rewards import Scores, load
 from rewards.shapes import parse
 from rewards.text import quoted

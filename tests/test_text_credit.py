@@ -11,7 +11,7 @@ from flowrl.advantages import Context, Estimator, LeaveOneOut, Standardize
 from flowrl.comparisons import ParentDifference, TwoLevel
 from flowrl.credit import Level
 from flowrl.errors import UserError
-from flowrl.text_credit import (
+from flowrl.text.credit import (
     Baseline,
     Discount,
     LengthBaseline,

@@ -17,10 +17,10 @@ from flowrl.losses import Surrogate
 from flowrl.objective import Counts, RatioLoss, reduced
 from flowrl.recipes import TEXT
 from flowrl.rows import Evaluation, TokenRows
-from flowrl.token_likelihood import Token
-from flowrl.token_losses import GMPO, SAPO
-from flowrl.token_ratios import row_mean
-from flowrl.token_weights import HighEntropy, OffPolicyMask
+from flowrl.text.likelihood import Token
+from flowrl.text.losses import GMPO, SAPO
+from flowrl.text.ratios import row_mean
+from flowrl.text.weights import HighEntropy, OffPolicyMask
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout

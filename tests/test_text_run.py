@@ -21,7 +21,7 @@ from flowrl.models.causal_lm import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.session import open_accelerator, open_session
 from flowrl.statistics import Alarms, text_statistics
-from flowrl.token_likelihood import Token
+from flowrl.text.likelihood import Token
 from flowrl.train import iterate
 from rewards import Scores
 from samplers import Chain, FlowSDE, Ode, roll

@@ -14,10 +14,10 @@ from flowrl.errors import UserError
 from flowrl.losses import Preference, Surrogate
 from flowrl.objective import Anchor, Counts, RatioLoss, reduced
 from flowrl.rows import Evaluation, TokenRows, take
-from flowrl.token_likelihood import Token
-from flowrl.token_losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
-from flowrl.token_ratios import divergence, log_ratio
-from flowrl.token_weights import HighEntropy, Mismatch, OffPolicyMask
+from flowrl.text.likelihood import Token
+from flowrl.text.losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.text.ratios import divergence, log_ratio
+from flowrl.text.weights import HighEntropy, Mismatch, OffPolicyMask
 
 LENGTHS = (4, 2, 3, 0)
 

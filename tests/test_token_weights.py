@@ -9,9 +9,9 @@ import torch
 from flowrl.losses import Surrogate
 from flowrl.objective import Anchor
 from flowrl.rows import Evaluation
-from flowrl.token_likelihood import Token
-from flowrl.token_ratios import bounded, mismatch
-from flowrl.token_weights import HighEntropy, Mismatch, OffPolicyMask
+from flowrl.text.likelihood import Token
+from flowrl.text.ratios import bounded, mismatch
+from flowrl.text.weights import HighEntropy, Mismatch, OffPolicyMask
 from tests.test_token_losses import rows, says
 
 

@@ -14,8 +14,8 @@ from flowrl.losses import Surrogate
 from flowrl.models.token_scores import Reader
 from flowrl.objective import Anchor, Counts, Objective, reduced
 from flowrl.rows import Evaluation, TokenRows
-from flowrl.token_likelihood import Token
-from flowrl.token_losses import CISPO, SAPO
+from flowrl.text.likelihood import Token
+from flowrl.text.losses import CISPO, SAPO
 from rewards import Scores
 from samplers import Columns
 from tests import tiny_lm

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl.agreement import Estimate, preferred
-from flowrl.charts import dots, grid, matrix, number, picture, reliability
-from flowrl.measure import Gallery
-from flowrl.perturb import EDITS, change
-from flowrl.preferences import Preferences
-from flowrl.reward_report import Asked, Tree, percent
+from flowrl.evaluation.agreement import Estimate, preferred
+from flowrl.evaluation.charts import dots, grid, matrix, number, picture, reliability
+from flowrl.evaluation.measure import Gallery
+from flowrl.evaluation.perturb import EDITS, change
+from flowrl.evaluation.preferences import Preferences
+from flowrl.evaluation.reward_report import Asked, Tree, percent
 
 TIES = {
     "half": "ties count half (Pick-a-Pic)",

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 from torch import Tensor
 
-from flowrl.agreement import Estimate, Resamples, Values, preferred
+from flowrl.evaluation.agreement import Estimate, Resamples, Values, preferred
 from rewards.media import to_image, to_tensor
 
 WRITTEN = "best quality"

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from flowrl.config import explain
 from flowrl.errors import UserError
+from flowrl.evaluation.sources import Source, read
 from flowrl.settings import RewardSpec
-from flowrl.sources import Source, read
 from rewards import Judge, Reward, Samples, check, load, score_all
 from rewards.contract import Prompts, self_test
 from rewards.load import load_judge

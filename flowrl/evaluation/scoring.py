@@ -14,8 +14,8 @@ from torch.nn import functional
 from flowrl import pictures
 from flowrl.arguments import Word
 from flowrl.errors import UserError
-from flowrl.folders import Where, columns, find_items
-from flowrl.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
+from flowrl.evaluation.folders import Where, columns, find_items
+from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
 
 Column = Float[np.ndarray, " n"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from flowrl.agreement import (
+from flowrl.evaluation.agreement import (
     Estimate,
     Position,
     Resamples,
@@ -22,9 +22,9 @@ from flowrl.agreement import (
     rank_correlations,
     tie_threshold,
 )
-from flowrl.measure import Cost
-from flowrl.perturb import Pairs, robustness, spread
-from flowrl.preferences import Preferences
+from flowrl.evaluation.measure import Cost
+from flowrl.evaluation.perturb import Pairs, robustness, spread
+from flowrl.evaluation.preferences import Preferences
 
 TIES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
 HEADLINE: Mapping[str, Ties] = {"pickapic": "half", "plain": "half"}  # the others: excluded

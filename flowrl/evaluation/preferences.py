@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
-from flowrl.measure import Item
-from flowrl.sources import Source
-from flowrl.tables import rows_of
+from flowrl.evaluation.measure import Item
+from flowrl.evaluation.sources import Source
+from flowrl.evaluation.tables import rows_of
 
 Row = Mapping[str, Any]
 

@@ -26,8 +26,8 @@ from flowrl.errors import UserError
 from flowrl.losses import clip_counts
 from flowrl.objective import Denominator, RatioLoss
 from flowrl.rows import Evaluation, Rows
-from flowrl.token_ratios import row_mean, row_sum
-from flowrl.token_weights import Correction
+from flowrl.text.ratios import row_mean, row_sum
+from flowrl.text.weights import Correction
 
 Parts = tuple[Tensor, dict[str, Tensor]]
 LEAST, MOST = math.log(1e-8), 20.0  # VESPO's bounds on a row's log-ratio

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.agreement import Resamples, Ties
 from flowrl.arguments import Word
 from flowrl.errors import UserError
-from flowrl.measure import (
+from flowrl.evaluation.agreement import Resamples, Ties
+from flowrl.evaluation.measure import (
     Cost,
     Gallery,
     check_specs,
@@ -22,11 +22,11 @@ from flowrl.measure import (
     scores,
     verdicts,
 )
+from flowrl.evaluation.perturb import EDITS, Pairs, change
+from flowrl.evaluation.preferences import Choice, Preferences, load
+from flowrl.evaluation.report import page
+from flowrl.evaluation.reward_report import Asked, Tree, headline, percent, results, sentences
 from flowrl.paths import find, numbered
-from flowrl.perturb import EDITS, Pairs, change
-from flowrl.preferences import Choice, Preferences, load
-from flowrl.report import page
-from flowrl.reward_report import Asked, Tree, headline, percent, results, sentences
 from flowrl.settings import RewardSpec
 from rewards import Judge, Reward
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.measure import Item
-from flowrl.sources import ALL, MOVING, PICTURES, Source
-from flowrl.tables import SUFFIXES, rows_of
+from flowrl.evaluation.measure import Item
+from flowrl.evaluation.sources import ALL, MOVING, PICTURES, Source
+from flowrl.evaluation.tables import SUFFIXES, rows_of
 
 Where = Literal["auto", "table", "metadata", "names"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.objective import entropies
 from flowrl.rows import Evaluation, Rows, TokenRows
-from flowrl.token_ratios import bounded, mismatch, row_mean
+from flowrl.text.ratios import bounded, mismatch, row_mean
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:

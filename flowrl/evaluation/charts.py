@@ -12,7 +12,7 @@ from html import escape
 from PIL import Image
 from torch import Tensor
 
-from flowrl.agreement import Estimate
+from flowrl.evaluation.agreement import Estimate
 from rewards.media import to_image
 
 LARGEST = 192  # pixels of a picture's longer side on the page

@@ -12,7 +12,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.budgets import DropFlat
 from flowrl.losses import Surrogate
 from flowrl.objective import Anchor
-from flowrl.token_likelihood import Token
+from flowrl.text.likelihood import Token
 from flowrl.tree_credit import GlobalLocal
 from samplers.completions import Completions, Segments
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.matching import Matching
 from flowrl.rows import Evaluation, TokenRows, take
-from flowrl.token_ratios import Estimate, Level, divergence, log_ratio
+from flowrl.text.ratios import Estimate, Level, divergence, log_ratio
 from samplers.completions import TextRollout
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
@@ -26,7 +26,7 @@ class Token:
     The tokens kept are the sampler's, not the ones that new weights would keep: a smooth ratio,
     and no token that was drawn ever has probability 0 (as in arXiv:2512.02556, section 3.1).
 
-    ratio     at which level a ratio is taken: see `flowrl.token_ratios.log_ratio`
+    ratio     at which level a ratio is taken: see `flowrl.text.ratios.log_ratio`
     kl_form   the estimate of a divergence
     entropy   also give entropies
     paired    keep each group's best and worst, next to each other; a tie gives a masked pair

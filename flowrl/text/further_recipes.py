@@ -1,6 +1,6 @@
 """More recipes of language models: other losses, other baselines, other credit.
 
-What all have in common, and `length`, is said in `flowrl/text_recipes.py`. Where a paper does not
+What all have in common, and `length`, is said in `flowrl/text/recipes.py`. Where a paper does not
 state a number it is ours, and so are the lengths.
 """
 
@@ -11,12 +11,12 @@ from flowrl.advantages import Estimator, Standardize
 from flowrl.algorithm import Algorithm
 from flowrl.comparisons import BestWorst, ParentDifference
 from flowrl.losses import Preference, Surrogate
-from flowrl.success_credit import BetaNormalize, MaxRL, PassAtK, RiskPO
-from flowrl.text_credit import Baseline, LengthBaseline, WhitenTokens
-from flowrl.text_recipes import anchors
-from flowrl.token_likelihood import Token
-from flowrl.token_losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
-from flowrl.token_weights import HighEntropy, OffPolicyMask
+from flowrl.text.credit import Baseline, LengthBaseline, WhitenTokens
+from flowrl.text.likelihood import Token
+from flowrl.text.losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.text.recipes import anchors
+from flowrl.text.success import BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.text.weights import HighEntropy, OffPolicyMask
 from flowrl.trackers import PromptValues, ScoreQuantiles
 from flowrl.tree_credit import GlobalLocal
 from samplers.completions import Completions, Segments

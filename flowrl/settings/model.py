@@ -1,0 +1,64 @@
+"""What to train, and how it is called."""
+
+from typing import Annotated, Any, Literal
+
+import tyro
+from pydantic import Field, model_validator
+
+from flowrl.settings.base import Settings
+
+
+class Guidance(Settings):
+    """Classifier-free guidance scales; 1 is none.
+
+    A matching loss regresses the velocity itself, so AWM, NFT and DPO want `train: 1`.
+    """
+
+    sample: float = Field(default=1.0, ge=0)
+    train: float = Field(default=1.0, ge=0)
+
+
+class Lora(Settings):
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    targets: tuple[str, ...] | None = None
+    """Names of linear layers; null takes attention and feed-forward layers of the blocks."""
+
+
+class Model(Settings):
+    pipeline: str | None = None
+    """A folder in diffusers' format, or a hub name. Either this or `language`."""
+    language: str | None = None
+    """A folder with a transformers causal language model and its tokenizer, or a hub name."""
+    gguf_file: str | None = None
+    """The file of `language`'s folder that holds the weights, if they are GGUF."""
+    system: str | None = None
+    """What the chat template's system message says."""
+    stop: tuple[str, ...] = ()
+    """Tokens that end a completion, beside the language model's own."""
+    height: int | None = Field(default=None, ge=1)
+    width: int | None = Field(default=None, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+    lora: Lora | None = Lora()
+    """null trains all weights: of the denoiser, or of the language model."""
+    guidance: Guidance = Guidance()
+    call: Annotated[dict[str, Any], tyro.conf.Fixed] = Field(default_factory=dict)
+    """Further arguments of the pipeline's own call, such as max_sequence_length."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Model":
+        if (self.pipeline is None) == (self.language is None):
+            raise ValueError("give either pipeline (images, video) or language (text)")
+        of = {
+            "pipeline": {"height", "width", "guidance", "call"},
+            "language": {"gguf_file", "system", "stop"},
+        }
+        strangers = of["language" if self.language is None else "pipeline"]
+        for name in sorted(strangers):
+            if getattr(self, name) != type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
+                other = "language" if name in of["language"] else "pipeline"
+                raise ValueError(f"{name} is a setting of {other} models: leave it out")
+        return self

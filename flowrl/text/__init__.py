@@ -1,0 +1,1 @@
+"""What is particular to tokens: their ratios, losses, credit and recipes."""
