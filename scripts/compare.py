@@ -20,7 +20,7 @@ from typing import Any
 
 import tyro
 import yaml
-from compare_report import report
+from compare_report import Looks, report
 
 from flowrl.record import METRICS, replace
 
@@ -118,7 +118,7 @@ def trials(table: dict, method: str, root: Path) -> list[Job]:
     ]
 
 
-def chosen(jobs: list[Job]) -> int | None:
+def chosen(jobs: list[Job], looks: Looks) -> int | None:
     """The place of the most accurate trial that keeps its diversity; None while one is missing.
 
     If none keeps it, the one that keeps most.
@@ -126,11 +126,10 @@ def chosen(jobs: list[Job]) -> int | None:
     if not all(job.done for job in jobs):
         return None
     ends = [read(job.folder) for job in jobs]
-    accuracy = [lines[-1]["held_out/shapes.strict"] for lines in ends]
-    kept = [
-        lines[-1]["held_out/image/diversity"] / lines[0]["held_out/image/diversity"]
-        for lines in ends
-    ]
+    accuracy = [lines[-1][looks.metric] for lines in ends]
+    if looks.keep is None:
+        return max(range(len(jobs)), key=accuracy.__getitem__)
+    kept = [lines[-1][looks.keep] / lines[0][looks.keep] for lines in ends]
     fit = [i for i in range(len(jobs)) if kept[i] >= KEPT]
     if not fit:
         return max(range(len(jobs)), key=kept.__getitem__)
@@ -138,7 +137,8 @@ def chosen(jobs: list[Job]) -> int | None:
 
 
 def final_runs(table: dict, method: str, root: Path) -> list[Job]:
-    row, best = table["methods"][method], chosen(trials(table, method, root))
+    row = table["methods"][method]
+    best = chosen(trials(table, method, root), Looks(**table["looks"]))
     if best is None:
         return []
     own = row["trials"][best]
@@ -168,15 +168,16 @@ def main() -> None:
 
     def tell() -> None:
         runs = {m: final_runs(table, m, given.folder) for m in methods}
-        picked = {m: chosen(trials(table, m, given.folder)) for m in methods}
-        report(given.folder, {
+        looks = Looks(**table["looks"])
+        results = {
             m: {
                 "trials": len(table["methods"][m]["trials"]),
-                "chosen": picked[m],
+                "chosen": chosen(trials(table, m, given.folder), looks),
                 "curves": [read(job.folder) for job in jobs if job.done],
             }
             for m, jobs in runs.items()
-        })  # fmt: skip
+        }
+        report(given.folder, results, looks)
 
     if given.jobs:
         tried = [job for m in methods for job in trials(table, m, given.folder)]

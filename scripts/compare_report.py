@@ -5,30 +5,39 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowrl.record import replace
 
 Curve = list[dict[str, float]]  # a run's metrics, line by line
-ACCURACY, DIVERSITY = "held_out/shapes.strict", "held_out/image/diversity"
-GOAL = 0.85
+
+
+class Looks(NamedTuple):
+    """What of a run's metrics is compared; a comparison's file says it under `looks`."""
+
+    metric: str  # held-out accuracy
+    keep: str | None  # of which a share of the base's is to be kept: diversity
+    goal: float  # the accuracy to which costs are counted
+    beside: str | None  # the method whose last accuracy is a second goal
+
+
 AXES: dict[str, tuple[str, ...]] = {  # label -> metrics that are summed
     "network evaluations in sampling": ("count/sampling",),
     "all network evaluations": ("count/sampling", "count/training", "count/frozen"),
     "samples scored": ("count/scored",),
     "CPU seconds of training": ("seconds/cpu",),
 }
+SAMPLING, SECONDS = "network evaluations in sampling", "CPU seconds of training"
 
 
-def points(curve: Curve, metrics: Sequence[str]) -> list[tuple[float, float]]:
+def points(curve: Curve, metrics: Sequence[str], accuracy: str) -> list[tuple[float, float]]:
     """(spent until then, held-out accuracy) at each evaluation; the base has spent nothing."""
     spent = accumulate(sum(line.get(name, 0.0) for name in metrics) for line in curve)
-    return [(x, line[ACCURACY]) for x, line in zip(spent, curve, strict=True) if ACCURACY in line]
+    return [(x, line[accuracy]) for x, line in zip(spent, curve, strict=True) if accuracy in line]
 
 
-def reach(curve: Curve, metrics: Sequence[str], goal: float) -> float | None:
+def reach(known: Sequence[tuple[float, float]], goal: float) -> float | None:
     """What was spent where the accuracy first crossed the goal, linear between evaluations."""
-    known = points(curve, metrics)
     for (x0, y0), (x1, y1) in pairwise(known):
         if y1 >= goal:
             return x0 if y0 >= goal else x0 + (x1 - x0) * (goal - y0) / (y1 - y0)
@@ -50,46 +59,48 @@ def thousands(value: float) -> str:
     return f"{value / 1000:.1f} k"
 
 
-def row(name: str, found: Mapping[str, Any]) -> str:
+FORMS = (thousands, thousands, thousands, "{:.0f}".format)  # of AXES
+
+
+def row(name: str, found: Mapping[str, Any], looks: Looks) -> str:
     curves: list[Curve] = found["curves"]
-    last = [curve[-1][ACCURACY] for curve in curves]
-    kept = [curve[-1][DIVERSITY] / curve[0][DIVERSITY] for curve in curves]
+    last = [curve[-1][looks.metric] for curve in curves]
     cells = [name, str(found["chosen"]), spread(last, "{:.3f}".format)]
-    cells += [
-        spread([points(curve, metrics)[-1][0] for curve in curves], form)
-        for metrics, form in zip(AXES.values(), (thousands,) * 3 + ("{:.0f}".format,), strict=True)
-    ]
-    cells += [
-        spread([reach(curve, AXES[axis], GOAL) for curve in curves], form)
-        for axis, form in (
-            ("network evaluations in sampling", thousands),
-            ("CPU seconds of training", "{:.0f}".format),
-        )
-    ]
-    return f"| {' | '.join([*cells, spread(kept, '{:.2f}'.format)])} |"
+    for metrics, form in zip(AXES.values(), FORMS, strict=True):
+        cells.append(spread([points(c, metrics, looks.metric)[-1][0] for c in curves], form))
+    for axis, form in ((SAMPLING, thousands), (SECONDS, FORMS[-1])):
+        known = [points(curve, AXES[axis], looks.metric) for curve in curves]
+        cells.append(spread([reach(each, looks.goal) for each in known], form))
+    if looks.keep is not None:
+        kept = [curve[-1][looks.keep] / curve[0][looks.keep] for curve in curves]
+        cells.append(spread(kept, "{:.2f}".format))
+    return f"| {' | '.join(cells)} |"
 
 
-def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+def table(results: Mapping[str, Mapping[str, Any]], looks: Looks) -> str:
     heads = [
         "method", "trial chosen", "held-out accuracy at the end", *AXES,
-        f"evaluations in sampling to {GOAL}", f"CPU seconds to {GOAL}", "diversity kept",
+        f"evaluations in sampling to {looks.goal}", f"CPU seconds to {looks.goal}",
+        *(["diversity kept"] if looks.keep is not None else []),
     ]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    return "\n".join(lines + [row(name, found) for name, found in results.items()]) + "\n"
+    return "\n".join(lines + [row(name, found, looks) for name, found in results.items()]) + "\n"
 
 
-def at_goal(results: Mapping[str, Mapping[str, Any]], goal: float) -> dict[str, dict[str, Any]]:
+def at_goal(
+    results: Mapping[str, Mapping[str, Any]], accuracy: str, goal: float
+) -> dict[str, dict[str, Any]]:
     """What each method spends, seed by seed, to reach an accuracy."""
     return {
         name: {
-            axis: [reach(curve, metrics, goal) for curve in found["curves"]]
+            axis: [reach(points(curve, metrics, accuracy), goal) for curve in found["curves"]]
             for axis, metrics in AXES.items()
         }
         for name, found in results.items()
     }
 
 
-def figure(results: Mapping[str, Mapping[str, Any]], file: Path) -> None:
+def figure(results: Mapping[str, Mapping[str, Any]], looks: Looks, file: Path) -> None:
     """Accuracy over what was spent: a line a method, the seeds' range around their mean."""
     import matplotlib
     import numpy as np
@@ -102,31 +113,35 @@ def figure(results: Mapping[str, Mapping[str, Any]], file: Path) -> None:
     shown = [axis for axis in AXES if axis != "all network evaluations"]
     for panel, axis in zip(panels, shown, strict=True):
         for i, (name, found) in enumerate(results.items()):
-            curves = [points(curve, AXES[axis]) for curve in found["curves"]]
+            curves = [points(c, AXES[axis], looks.metric) for c in found["curves"]]
             end = min(curve[-1][0] for curve in curves)
             x = np.linspace(0, end, 100)
             y = np.stack([np.interp(x, *zip(*curve, strict=True)) for curve in curves])
             colour, style = f"C{i % 10}", styles[i // 10][0]
             panel.plot(x, y.mean(0), style, color=colour, label=name, linewidth=1.6)
             panel.fill_between(x, y.min(0), y.max(0), color=colour, alpha=0.10, linewidth=0)
-        panel.axhline(GOAL, color="grey", linewidth=0.8)
+        panel.axhline(looks.goal, color="grey", linewidth=0.8)
         panel.set_xlabel(axis)
         panel.grid(alpha=0.25)
-    panels[0].set_ylabel("held-out strict accuracy")
+    panels[0].set_ylabel(looks.metric)
     panels[-1].legend(fontsize=8, loc="lower right")
     pictures.tight_layout()
     pictures.savefig(file, dpi=110)
     pyplot.close(pictures)
 
 
-def report(folder: Path, results: Mapping[str, Mapping[str, Any]]) -> None:
+def report(folder: Path, results: Mapping[str, Mapping[str, Any]], looks: Looks) -> None:
     finished = {name: found for name, found in results.items() if found["curves"]}
-    replace(folder / "table.md", table(finished))
-    ends = {n: [c[-1][ACCURACY] for c in f["curves"]] for n, f in finished.items()}
-    facts: dict[str, Any] = {"last": ends, "to_0.85": at_goal(finished, GOAL)}
-    if ends.get("flow_grpo"):
-        facts["flow_grpo_last"] = mean(ends["flow_grpo"])
-        facts["to_flow_grpo_last"] = at_goal(finished, facts["flow_grpo_last"])
+    replace(folder / "table.md", table(finished, looks))
+    ends = {n: [c[-1][looks.metric] for c in f["curves"]] for n, f in finished.items()}
+    facts: dict[str, Any] = {
+        "last": ends,
+        f"to_{looks.goal}": at_goal(finished, looks.metric, looks.goal),
+    }
+    if looks.beside in ends:
+        reached = mean(ends[looks.beside])
+        facts[f"{looks.beside}_last"] = reached
+        facts[f"to_{looks.beside}_last"] = at_goal(finished, looks.metric, reached)
     replace(folder / "results.json", json.dumps(facts, indent=1))
     if finished:
-        figure(finished, folder / "curves.png")
+        figure(finished, looks, folder / "curves.png")

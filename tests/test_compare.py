@@ -20,19 +20,24 @@ def line(iteration: int, sampling: float, accuracy: float | None, diversity: flo
     return found | {"held_out/shapes.strict": accuracy, "held_out/image/diversity": diversity}
 
 
+ACCURACY = "held_out/shapes.strict"
+LOOKS = compare_report.Looks(ACCURACY, "held_out/image/diversity", 0.85, "flow_grpo")
 CURVE = [line(0, 0, 0.7), line(1, 10, None), line(2, 10, 0.8), line(3, 10, None), line(4, 10, 0.9)]
 
 
 def test_what_was_spent_is_summed_up_to_each_evaluation():
-    assert compare_report.points(CURVE, ("count/sampling",)) == [(0, 0.7), (20, 0.8), (40, 0.9)]
-    assert compare_report.points(CURVE, ("count/sampling", "seconds/cpu"))[1] == (23, 0.8)
+    found = compare_report.points(CURVE, ("count/sampling",), ACCURACY)
+    assert found == [(0, 0.7), (20, 0.8), (40, 0.9)]
+    both = compare_report.points(CURVE, ("count/sampling", "seconds/cpu"), ACCURACY)
+    assert both[1] == (23, 0.8)
 
 
 @pytest.mark.parametrize(
     ("goal", "spent"), [(0.85, 30.0), (0.75, 10.0), (0.6, 0.0), (0.95, None), (0.9, 40.0)]
 )
 def test_the_goal_is_reached_between_evaluations(goal, spent):
-    reached = compare_report.reach(CURVE, ("count/sampling",), goal)
+    known = compare_report.points(CURVE, ("count/sampling",), ACCURACY)
+    reached = compare_report.reach(known, goal)
     assert reached == (None if spent is None else pytest.approx(spent))
 
 
@@ -62,13 +67,18 @@ def written(root: Path, ends: list[tuple[float, float]]) -> list[compare.Job]:
     ],
 )
 def test_a_trial_is_chosen_by_accuracy_among_the_diverse(tmp_path, ends, place):
-    assert compare.chosen(written(tmp_path, ends)) == place
+    assert compare.chosen(written(tmp_path, ends), LOOKS) == place
+
+
+def test_without_a_diversity_to_keep_the_most_accurate_trial_is_chosen(tmp_path):
+    jobs = written(tmp_path, [(0.8, 0.4), (0.9, 0.1)])
+    assert compare.chosen(jobs, LOOKS._replace(keep=None)) == 1
 
 
 def test_nothing_is_chosen_while_a_trial_is_missing(tmp_path):
     jobs = written(tmp_path, [(0.8, 0.4), (0.9, 0.4)])
     (jobs[1].folder / "metrics.jsonl").unlink()
-    assert compare.chosen(jobs) is None
+    assert compare.chosen(jobs, LOOKS) is None
 
 
 def test_every_recipe_of_images_is_compared_with_as_many_trials():
