@@ -203,7 +203,8 @@ def branch_grpo(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
     prune: Literal["none", "branch", "extremes", "depth"] = "none",
-    fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group",
+    fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group", roots: int = 1,
+    kl: float = 0.0, kernel: Literal["constant", "flow_sde"] = "constant",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
     1e-3; an edge's advantage is its child's among the nodes of the same depth.
@@ -212,6 +213,7 @@ def branch_grpo(
             `depth`: the steps 14 to 18 are not trained, moving to earlier ones every 30 iterations
     fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted)
     split   4 correlates siblings' noise as the paper says; None draws it independently
+    roots, kl, kernel: ours: several initial noises a prompt, KL to the start, Flow-GRPO's noise
 
     Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
     bfloat16 after scoring them, so that its first ratio is not 1: neither is copied. Its width
@@ -221,15 +223,14 @@ def branch_grpo(
     stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
     late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
     window = Prune(late, every=30, move=-1, stop=stop)
-    plan = Tree(
-        ConstantSDE(eta), at, branch, split=split, prune=window if prune == "depth" else None
-    )
+    noise = FlowSDE(eta) if kernel == "flow_sde" else ConstantSDE(eta)
+    plan = Tree(noise, at, branch, roots, split=split, prune=window if prune == "depth" else None)
     return Algorithm(
         steps=steps,
         plan=plan,
         advantage=_depth_by_depth(scale, prune, fusion),
         likelihood=Transition(),
-        loss=Surrogate(clip, clip),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
 
