@@ -15,7 +15,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,6 +96,33 @@ class Client:
                     why = str(error) or type(error).__name__
                     raise ValueError(f"no answer from {self.url}{path} ({why})") from error
                 time.sleep(0.2)
+
+    def tell(self, path: str, body: Mapping[str, Any]) -> str:
+        """The words that answer a POST, tried again while the server is busy or out of reach.
+        ValueError says why there are none."""
+        import httpx
+
+        why = ""
+        for attempt in range(self.patience.tries):
+            if attempt > 0:
+                time.sleep(min(self.patience.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
+            try:
+                answer = httpx.post(
+                    self.url + path,
+                    json=body,
+                    headers=self._headers,
+                    timeout=self.patience.timeout,
+                    verify=self._tls,
+                )
+            except httpx.HTTPError as error:
+                why = str(error) or type(error).__name__
+                continue
+            if answer.status_code < 300:
+                return answer.text
+            why = f"status {answer.status_code}, {answer.text[:500]}"
+            if answer.status_code < 500 and answer.status_code not in LATER:
+                break
+        raise ValueError(f"{self.url}{path} ({why})")
 
     def ask(self, asks: Sequence[Ask], read: Callable[[Ask, Any], T]) -> list[T | Failure]:
         """All answers in the order of `asks`. `read` takes a request and the JSON of its answer.

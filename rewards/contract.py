@@ -46,6 +46,15 @@ class Made(Protocol):
     def parts(self) -> Mapping[str, Reward]: ...
 
 
+@runtime_checkable
+class ChecksPrompts(Protocol):
+    """A reward that reads columns, and can tell from the prompt file alone what is wrong there."""
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """ValueError, naming a row, for one that could not be scored."""
+        ...
+
+
 @dataclass(frozen=True)
 class Prompts:
     """What the run will ask for; shown to rewards that bring no examples."""
@@ -79,6 +88,8 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     Wrong are: samples that must differ score alike or the wrong way round, nothing is scored, an
     infinite score, a wrong number of scores, and scores that depend on what else is in the batch.
     """
+    if prompts is not None and isinstance(reward, ChecksPrompts):
+        reward.check_prompts(prompts.texts, prompts.meta)
     prompts = Prompts() if prompts is None else prompts
     if isinstance(reward, Made):
         said = [self_test(f"{name}: {part}", r, prompts) for part, r in reward.parts.items()]

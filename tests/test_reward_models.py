@@ -183,6 +183,22 @@ def test_similarity_is_the_cosine_of_two_pictures(folder, tmp_path):
     torch.testing.assert_close(first(samples(media[:1], ["p"], meta[:1])), score[:1], **CLOSE)
 
 
+@pytest.mark.parametrize("factory", [images, mixed_images, videos])
+def test_similarity_keeps_the_contract(folder, tmp_path, factory):
+    """Each sample has a reference of its own, but for one that has none."""
+    for i, image in enumerate(pixels(6, 20, 28)):
+        bytes_of(image).save(tmp_path / f"{i}.png")
+    reward = load("similarity", model=str(folder), device="cpu")
+
+    def made(prompts):
+        given = factory(prompts)
+        meta = [{"reference": str(tmp_path / f"{i}.png")} for i in range(len(prompts))]
+        return Samples(given.media, given.prompts, given.group, [*meta[:5], {}])
+
+    scores = check_contract(reward, made, tolerance=1e-5)
+    assert scores.isnan().tolist() == [False] * 5 + [True]
+
+
 def test_dino_compares_class_tokens(tmp_path):
     from transformers import Dinov2Config, Dinov2Model, ViTImageProcessor
 

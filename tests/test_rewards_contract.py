@@ -36,6 +36,7 @@ WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
 ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("aesthetic", "clip", "geneval", "hps", "imagereward", "pickscore", "similarity"),
     *("judge", "ocr", "remote"),
+    *("code_tests", "math_answer", "sequence_classifier"),
     "moving_shapes",  # which scores its own world's prompts alone
 }
 CASES = [(name, factory) for name, (_, kinds) in WITHOUT_WEIGHTS.items() for factory in kinds]

@@ -1,0 +1,105 @@
+"""Is the answer in a text mathematically the right one? 1 if it is, 0 if not; no part marks.
+
+Read and compared by the package math-verify: 0.5, 1/2 and a TeX fraction are the same, so are
+sets, intervals, matrices and expressions that simplify to each other. A completion in which no
+mathematics is found scores 0, and so does one that takes longer than `seconds` to read or compare.
+No signals are used, so any thread may ask: reading and comparing is done by processes of our own,
+which are killed when they are late.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.media import expect
+from rewards.types import Reward, Samples
+from rewards.workers import Workers
+
+SHOWN = 256  # right answers that are read before a run; the others when they are drawn
+
+
+@dataclass(frozen=True)
+class MathAnswer:
+    workers: Workers
+    find: Literal["any", "boxed"]
+    column: str
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "math_answer", "text")
+        golds = self._golds(samples.prompts, samples.meta)
+        scores = torch.full((len(golds),), torch.nan, dtype=torch.float64)
+        rows = [row for row, gold in enumerate(golds) if gold is not None]
+        asked = [(golds[row], samples.media[row]) for row in rows]
+        unlike = list(dict.fromkeys(asked))
+        boxed = self.find == "boxed"
+        said = self.workers.ask([{"gold": g, "text": t, "boxed": boxed} for g, t in unlike])
+        right = dict(zip(unlike, said, strict=True))
+        for row, pair in zip(rows, asked, strict=True):
+            scores[row] = float(right[pair] is True)
+        return scores
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """ValueError that names a row of the prompt file whose answer cannot be read."""
+        if not any(row.get(self.column) is not None for row in meta):
+            raise ValueError(
+                f"math_answer: no prompt has a column {self.column!r}; give the prompt file one, "
+                "or name another with `column`"
+            )
+        self._golds(prompts[:SHOWN], meta[:SHOWN])
+
+    def _golds(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """The right answers, None where there is none. All are read before anything is scored."""
+        if not meta:
+            self.check_prompts(prompts, meta)
+        given = [row.get(self.column) for row in meta]
+        golds = [None if gold is None else str(gold) for gold in given]
+        unlike = list(dict.fromkeys(gold for gold in golds if gold is not None))
+        read = dict(zip(unlike, self.workers.ask([{"gold": g} for g in unlike]), strict=True))
+        for row, gold in enumerate(golds):
+            if gold is not None and read[gold] is not True:
+                raise ValueError(
+                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): no mathematics "
+                    f"can be read in its {self.column} {gold[:60]!r}; mend the prompt file, or "
+                    "leave the row's answer out, and it is unscored"
+                )
+        return golds
+
+    def report(self) -> dict[str, float]:
+        """`late`: comparisons that were stopped, and scored 0."""
+        late, self.workers.late = self.workers.late, 0
+        return {"late": float(late)}
+
+    def examples(self) -> Samples:
+        """The right answer in another form, and a wrong one."""
+        texts = [r"It is $\boxed{\frac{1}{2}}$.", r"It is $\boxed{\frac{1}{3}}$."]
+        meta = [{self.column: "0.5"}] * 2
+        return Samples(texts, ["1 - 1/2"] * 2, torch.zeros(2, dtype=torch.long), meta)
+
+
+def load(
+    find: Literal["any", "boxed"] = "any",
+    column: str = "answer",
+    seconds: float = 5.0,
+    processes: int = 2,
+) -> Reward:
+    r"""find       any: a box first, then TeX, then numbers, the last of its kind; boxed: TeX's
+                  \boxed{} only
+    column     holds the right answer: TeX or a number, alone, in $$ or \boxed{}, or after ####
+    seconds    for one comparison; what is later scores 0
+    processes  that compare at the same time, some 100 MB each
+    """
+    if importlib.util.find_spec("math_verify") is None:
+        raise ValueError("math_answer needs math-verify: pip install 'flowrl[math]'")
+    if seconds <= 0 or processes < 1:
+        raise ValueError(
+            f"math_answer: wanted seconds above 0 and at least one process, not {seconds} and "
+            f"{processes}"
+        )
+    script = Path(__file__).with_name("math_worker.py")
+    return MathAnswer(Workers(script, processes, seconds), find, column)

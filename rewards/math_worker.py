@@ -1,0 +1,66 @@
+"""A process that compares mathematics for `rewards.math_answer`. Run as a script, for ever.
+
+A line of JSON in: {"gold": text} asks whether a right answer can be read at all, {"gold", "text",
+"boxed"} whether a completion gives it. A line out: true or false. Time is kept by who asks, so the
+library's own alarms are off.
+"""
+
+import functools
+import json
+import logging
+import resource
+import sys
+from typing import Any
+
+ENVIRONMENTS = ("$", r"\(", r"\[", r"\boxed")  # what says that a text has mathematics in it
+
+MEMORY = 2**31  # bytes of addresses: a power of powers must not take the machine along
+
+
+def bare(gold: str) -> str:
+    """A right answer as TeX: what follows ####, in a box if it is bare."""
+    last = gold.rpartition("####")[2].strip()
+    return last if any(sign in last for sign in ENVIRONMENTS) else rf"\boxed{{{last}}}"
+
+
+@functools.lru_cache(4096)
+def read(text: str, boxed: bool) -> tuple[Any, ...]:
+    """Expressions found in a text; strings that nothing could read as mathematics are left out."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    latex = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=not boxed)
+    kinds = (latex,) if boxed else (latex, ExprExtractionConfig())
+    if boxed and r"\boxed" not in text:
+        return ()
+    mode = "first_match" if boxed else "any_match"
+    found = parse(text, kinds, extraction_mode=mode, parsing_timeout=None)  # type: ignore[arg-type]
+    return tuple(one for one in found if not isinstance(one, str))
+
+
+def answer(question: dict[str, Any]) -> bool:
+    from math_verify import verify
+
+    gold = read(bare(question["gold"]), False)
+    if "text" not in question:
+        return bool(gold)
+    said = read(question["text"], question["boxed"])
+    return bool(verify(list(gold), list(said), timeout_seconds=None))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    import math_verify
+
+    logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not answer for us
+    print(json.dumps("ready"), file=out, flush=True)
+    for line in sys.stdin:
+        try:
+            said = answer(json.loads(line))
+        except (MemoryError, RecursionError):
+            said = False
+        print(json.dumps(said), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A text's score by any transformers sequence-classification model: the reward models of RLHF.
+
+The prompt and the text are the two turns of the tokenizer's chat template, or where it has none
+the two parts of a pair (BERT's [SEP] between them, nothing for GPT-2). The score is the model's
+one logit, or that of a `label` of several. Rows are padded on their right and masked, so a batch
+changes nothing. Weights without a trained head are refused: their scores would be random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.embedding import Place, found
+from rewards.media import expect
+from rewards.types import Reward, Samples
+
+Kind = Literal["logit", "softmax", "sigmoid"]
+Long = Literal["unscored", "cut_start", "cut_end"]
+Encoded = dict[str, list[int]]  # input_ids, and token_type_ids where the model has them
+
+
+@dataclass
+class SequenceClassifier:
+    model: Any
+    tokenizer: Any
+    place: Place
+    label: int
+    kind: Kind
+    most: int | None  # tokens of prompt and text together
+    long: Long
+    batch: int
+    met: dict[str, int] = field(default_factory=lambda: {"long": 0})
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "sequence_classifier", "text")
+        rows = [self._encode(*pair) for pair in zip(samples.prompts, samples.media, strict=True)]
+        scores = torch.full((len(rows),), torch.nan)
+        kept = [i for i, row in enumerate(rows) if row is not None]
+        kept.sort(key=lambda i: len(rows[i]["input_ids"]))  # type: ignore[index]
+        for start in range(0, len(kept), self.batch):
+            part = kept[start : start + self.batch]
+            scores[part] = self._scores([row for i in part if (row := rows[i]) is not None])
+        return scores
+
+    def _encode(self, prompt: str, text: str) -> Encoded | None:
+        """None for what cannot be scored: nothing at all, or too long."""
+        if self.tokenizer.chat_template is None:
+            types = getattr(self.model.config, "type_vocab_size", 0) > 1
+            # lists, since an empty text alone is not taken for the second part of a pair
+            pair = self.tokenizer([prompt], [text], return_token_type_ids=types, verbose=False)
+            given = {name: ids[0] for name, ids in pair.items()}
+        else:
+            said = zip(("user", "assistant"), (prompt, text), strict=True)
+            turns = [{"role": role, "content": content} for role, content in said]
+            given = self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
+        row = {k: list(v) for k, v in given.items() if k in ("input_ids", "token_type_ids")}
+        length = len(row["input_ids"])
+        if self.most is not None and length > self.most:
+            self.met["long"] += 1
+            if self.long == "unscored":
+                return None
+            part = slice(-self.most, None) if self.long == "cut_start" else slice(self.most)
+            row = {name: ids[part] for name, ids in row.items()}
+        return row if length else None
+
+    @torch.no_grad()
+    def _scores(self, rows: Sequence[Encoded]) -> Float[Tensor, " m"]:
+        config = self.model.config.get_text_config()
+        published = config.pad_token_id
+        pad = _unused(rows) if published is None else published
+        width = max(len(row["input_ids"]) for row in rows)
+        given = {
+            name: [
+                row[name] + [pad * (name == "input_ids")] * (width - len(row[name])) for row in rows
+            ]
+            for name in rows[0]
+        }
+        given["attention_mask"] = [
+            [1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows
+        ]
+        tensors = {k: torch.tensor(v, device=self.place.device) for k, v in given.items()}
+        config.pad_token_id = pad  # decoders look for the last token that is not this one
+        try:
+            logits = self.model(**tensors).logits.float().cpu()
+        finally:
+            config.pad_token_id = published
+        if self.kind == "softmax":
+            return logits.softmax(-1)[:, self.label]
+        return logits[:, self.label].sigmoid() if self.kind == "sigmoid" else logits[:, self.label]
+
+    def report(self) -> dict[str, float]:
+        """`long`: samples of more tokens than the model reads."""
+        long, self.met["long"] = self.met["long"], 0
+        return {"long": float(long)}
+
+
+def _unused(rows: Sequence[Encoded]) -> int:
+    """A token that none of the rows has: it can pad them without being taken for theirs."""
+    used = {token for row in rows for token in row["input_ids"]}
+    return next(token for token in range(len(used) + 1) if token not in used)
+
+
+def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
+    """Tokens that the model reads; None where neither it nor its tokenizer says. ValueError for a
+    `most` beyond that."""
+    known = [getattr(model.config.get_text_config(), "max_position_embeddings", None)]
+    known += [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None]
+    known = [size for size in known if size is not None and size > 0]
+    own = min(known, default=None)
+    if most is not None and (most < 1 or (own is not None and most > own)):
+        room = f"at most {own}" if own is not None else "at least 1"
+        raise ValueError(f"sequence_classifier: `most` is tokens, {room}, not {most}")
+    return own if most is None else most
+
+
+def label_of(model: Any, label: int | str | None) -> int:
+    """The place of a label's logit. ValueError where it must be said, or is none of the model's."""
+    names = model.config.id2label
+    if label is None and len(names) == 1:
+        return 0
+    places = {str(name).casefold(): int(place) for place, name in names.items()}
+    if isinstance(label, int) and 0 <= label < len(names):
+        return label
+    if isinstance(label, str) and label.casefold() in places:
+        return places[label.casefold()]
+    listed = ", ".join(f"{place} ({name})" for place, name in names.items())
+    raise ValueError(f"sequence_classifier: `label` is one of {listed}, not {label!r}")
+
+
+def load(
+    model: str,
+    label: int | str | None = None,
+    kind: Kind = "logit",
+    most: int | None = None,
+    long: Long = "unscored",
+    batch: int = 16,
+    device: str = "auto",
+    dtype: str = "float32",
+) -> Reward:
+    """model  a folder or hub name, its tokenizer with it
+    label  the place or name of a logit; not needed where there is one only
+    kind   the logit, its softmax among the labels, or its sigmoid
+    most   tokens of prompt and text, the template's included; what the model reads by default
+    long   of more tokens than that: unscored, or cut at the start (the prompt goes first, and the
+           template with it) or at the end (of no use to decoders, which score at the last token)
+    batch  samples in one call; another number changes no score
+    """
+    if batch < 1:
+        raise ValueError(f"sequence_classifier: `batch` is at least 1, not {batch}")
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    place, source = Place.of(device, dtype), found(model)
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(
+        source, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        raise ValueError(
+            f"sequence_classifier: {model} has no trained {', '.join(sorted(info['missing_keys']))}"
+            ": it is no classifier, so its scores would be random"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    limit = limit_of(loaded, tokenizer, most)
+    return SequenceClassifier(
+        place.put(loaded), tokenizer, place, label_of(loaded, label), kind, limit, long, batch
+    )
