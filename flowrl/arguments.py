@@ -17,7 +17,7 @@ class Sample:
     """The run's folder."""
     prompts: Word[tuple[str, ...]]
     weights: str = "last"
-    """last, best, base, or a folder with an adapter."""
+    """last, best, base, or a folder: an adapter's, or one of RUN/checkpoints."""
     count: int = 4
     """Pictures a prompt."""
     steps: int | None = None
@@ -47,7 +47,7 @@ class Evaluate:
     suite: str | None = None
     """A prompt set with its own rewards instead: see `flowrl suites`."""
     weights: str = "last"
-    """last, best, base, or a folder with an adapter."""
+    """last, best, base, or a folder: an adapter's, or one of RUN/checkpoints."""
     rewards: tuple[str, ...] = ()
     """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if not given."""
     samples: int | None = None
@@ -65,3 +65,5 @@ class Plan:
     svg: Path | None = None
     """Draw the plan's tree into this file."""
     iteration: int = 0
+    memory: str | None = None
+    """What it should fit into, as 24GiB; the visible GPU's if not given."""

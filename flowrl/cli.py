@@ -1,11 +1,12 @@
 """The command line. Mistakes are one sentence and exit code 2; interruptions save first."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-from flowrl.errors import UserError
+from flowrl.errors import Stopped, UserError
 
 USAGE = """usage: flowrl COMMAND ...
 
@@ -31,17 +32,30 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            code = ended(given)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read us has enough: `flowrl suites | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor complain at exit
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)
+
+
+def ended(given: list[str]) -> int:
+    """Do what was asked; gives the exit code. docs/interruptions.md has the table."""
     if not given or given[0] in ("-h", "--help", "help"):
         print(USAGE)
-        sys.exit(0 if given else 2)
+        return 0 if given else 2
     try:
-        sys.exit(command(given[0])(given[1:]))
+        return command(given[0])(given[1:])
     except UserError as error:
         print(f"flowrl: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 3 if isinstance(error, Stopped) else 2
     except KeyboardInterrupt:
         print("\nflowrl: stopped at once; the last checkpoint is whole", file=sys.stderr)
-        sys.exit(130)
+        return 128 + signal.SIGINT
 
 
 def command(name: str) -> Callable[[list[str]], int]:

@@ -1,9 +1,8 @@
-"""Sample, decode, score, credit: one iteration's experience. No gradients here."""
+"""Sample, score, credit: one iteration's experience. No gradients here."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -11,13 +10,14 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.advantages import Context
+from flowrl.budget.groups import Groups, chosen
+from flowrl.budget.spending import Call
 from flowrl.errors import UserError
 from flowrl.models.policy import Rollout
-from flowrl.prompts import Draws
-from flowrl.rows import Rows
-from flowrl.samples import decode
+from flowrl.rounds import Round, sample, timed
+from flowrl.rows import Rows, stacked, take
 from flowrl.session import Session
-from rewards import Samples, Scores, score_all
+from rewards import Samples, Scores
 from rewards.reports import reports
 
 
@@ -32,104 +32,150 @@ class Experience:
 
 
 def collect(session: Session, iteration: int) -> Experience:
-    s, algorithm = session.run, session.algorithm
+    s, spending, seconds = session.run, session.spending, dict[str, float]()
     weights = session.tracker.weights(len(session.prompts))
-    whole = session.prompts.draw(iteration, s.prompts.per_iteration, s.train.seed, weights)
-    mine = session.mine(len(whole.ids))
-    draws = Draws(whole.ids[mine.start : mine.stop], whole.rows[mine.start : mine.stop])
-    seconds: dict[str, float] = {}
-    with timed(seconds, "encode"):
-        batch = session.policy.open(*session.prompts.take(draws.rows), algorithm.steps)
-    looked = 0
-
-    def lookahead(rollout: Rollout) -> Tensor:
-        nonlocal looked
-        looked += len(rollout.prompt)
-        return total(session, decode(batch, rollout, session.prompts, draws.rows), iteration)
-
-    with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
-        rollouts = batch.rollouts(
-            algorithm.plan,
-            draws.ids,
-            seed=s.train.seed,
-            iteration=iteration,
-            keep_mean=algorithm.likelihood.keep_mean,
-            score=lookahead,
-        )
-    rows: list[Rows] = []
-    parts: list[tuple[Samples, Scores, dict[str, float]]] = []
-    for rollout in rollouts:
-        with timed(seconds, "decode"):
-            samples = decode(batch, rollout, session.prompts, draws.rows)
-        with timed(seconds, "score"):
-            scores = score_all(session.rewards, samples)
-        own, metrics = credit(session, rollout, scores, whole)
-        rows += algorithm.likelihood.rows(rollout, *own)
-        parts.append((samples, scores, metrics))
-    samples, scores, _ = parts[0]
-    metrics = _mean([part[2] for part in parts])
-    metrics |= _mean(gather_object([batch.statistics(rollouts[0], samples.media)]))
-    metrics |= _mean(gather_object([reports(session.rewards)]))
+    call = Call(session.prompts, s.prompts.per_iteration, s.train.seed, iteration, weights)
+    rounds: list[Round] = []
+    while (draws := spending.draws(call, [r.found for r in rounds])) is not None:
+        rounds.append(sample(session, iteration, draws, seconds))
+    kept = spending.kept(call, [r.found for r in rounds])
+    rows: list[list[Rows]] = [[] for _ in rounds]
+    parts: list[dict[str, float]] = []
+    for index in range(len(rounds[0].parts)):
+        owns, metrics = credit(session, rounds, index, kept)
+        for mine, r, own in zip(rows, rounds, owns, strict=True):
+            if r.counts:
+                mine += session.algorithm.likelihood.rows(r.parts[index].rollout, *own)
+        parts.append(metrics)
+    learned, ids, policy = assembled(session, rounds, rows, kept, seconds)
+    metrics = _mean(parts) | spending.metrics() | _said(session, rounds)
     metrics |= {f"seconds/{phase}": taken for phase, taken in seconds.items()}
-    metrics["count/sampling"] = batch.meter.total()
-    drawn = sum(len(rollout.prompt) for rollout in rollouts)
-    metrics["count/scored"] = float(sum(gather_object([drawn + looked])))
-    return Experience(tuple(rows), draws.ids, batch.policy, metrics, samples, scores)
+    first = rounds[0].parts[0]
+    return Experience(learned, ids, policy, metrics, first.samples, first.scores)
 
 
-def total(session: Session, samples: Samples, iteration: int) -> Tensor:
-    """The weighted sum of the rewards [n], NaN where one of them has no score: steers particles."""
-    scores = score_all(session.rewards, samples)
-    weighted = scores.values @ session.weights(iteration).to(scores.values.dtype)
-    return torch.where(scores.scored.all(1), weighted, torch.nan)
+def _said(session: Session, rounds: Sequence[Round]) -> dict[str, float]:
+    """What the first round's samples look like, what rewards report, and what all rounds cost."""
+    first = rounds[0]
+    part = first.parts[0]
+    seen = first.batch.statistics(part.rollout, part.samples.media) if first.counts else {}
+    metrics = _mean(gather_object([seen])) | _mean(gather_object([reports(session.rewards)]))
+    metrics["count/sampling"] = sum(r.batch.meter.total() for r in rounds)
+    own = sum(len(p.rollout.prompt) for r in rounds for p in r.parts)
+    own += sum(r.looked for r in rounds)
+    metrics["count/scored"] = float(sum(gather_object([own])))
+    return metrics
 
 
-@contextmanager
-def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add up the wall seconds of a phase."""
-    began = time.perf_counter()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - began
+def assembled(
+    session: Session,
+    rounds: Sequence[Round],
+    rows: Sequence[Sequence[Rows]],
+    kept: Tensor,
+    seconds: dict[str, float],
+) -> tuple[tuple[Rows, ...], tuple[int, ...], Any]:
+    """The rows of all rounds as one, the draws that their `prompt` is a place in, and the policy
+    that knows those draws."""
+    first, unit = rounds[0], session.algorithm.loss.unit
+    learned, ids, policy = rows[0], first.ids, first.batch.policy
+    if len(rounds) > 1:
+        here = [
+            part[list(r.mine)] & r.counts
+            for part, r in zip(kept.split([len(r.draws.ids) for r in rounds]), rounds, strict=True)
+        ]
+        flags = torch.cat(here).tolist()
+        ids = tuple(compress((draw for r in rounds for draw in r.ids), flags))
+        prompts = tuple(compress((row for r in rounds for row in r.prompts), flags))
+        with session.parallel.together(), timed(seconds, "encode"):
+            taken = session.prompts.take(prompts or first.prompts)
+            policy = session.policy.open(*taken, session.algorithm.steps).policy
+        place = torch.cat(here).cumsum(0) - 1  # of each kept draw of this process
+        places = place.masked_fill(~torch.cat(here), -1).split([len(mine) for mine in here])
+        pairs = [(mine, at) for mine, at in zip(rows, places, strict=True) if mine]
+        moved = [[_moved(each, at) for each in mine] for mine, at in pairs]
+        learned = [stacked(same) for same in zip(*moved, strict=True)]
+    return tuple(session.spending.rows(each, unit) for each in learned), ids, policy
+
+
+def _moved(rows: Rows, place: Tensor) -> Rows:
+    """Rows of draws that are kept (`place` is not -1), which are now found elsewhere."""
+    at = place.to(rows.prompt.device)[rows.prompt]
+    left = take(rows, (at >= 0).nonzero()[:, 0])
+    return replace(left, prompt=at[at >= 0])
 
 
 def credit(
-    session: Session, rollout: Rollout, scores: Scores, draws: Draws
-) -> tuple[tuple[Tensor, Tensor], dict[str, float]]:
-    """Advantages and mask [n k] of this process's samples.
+    session: Session, rounds: Sequence[Round], index: int, kept: Tensor
+) -> tuple[list[tuple[Tensor, Tensor]], dict[str, float]]:
+    """Advantages and mask [n k] of this process's samples of each round, under one of the plans.
 
     Scores are few numbers: all processes see all of them, compute all credit and keep their share.
     """
-    group, columns = rollout.columns.group, rollout.columns
-    everyone = Scores(
-        torch.cat(gather_object([scores.values])),
-        torch.cat(gather_object([scores.scored])),
-        scores.names,
+    parts = [r.parts[index] for r in rounds]
+    columns, device = parts[0].rollout.columns, parts[0].rollout.prompt.device
+    everyone, taught = (
+        _joined([getattr(p, name) for p in parts]) for name in ("everyone", "taught")
     )
-    context = Context(
-        columns,
-        session.weights(rollout.iteration),
-        edge_logp(session, rollout),
-        lengths=torch.cat(gather_object([rollout.lengths.cpu()])),
-        prompts=torch.tensor(draws.rows),
-    )
-    context = session.tracker.before(context)
+    context = context_of(session, rounds, index)
     credited = session.algorithm.advantage.credited(everyone, context)
-    handle_failures(session, everyone, credited.view(-1, group).any(1))
-    advantage, mask = session.algorithm.advantage(everyone, context)
-    session.tracker.after(everyone, context)
-    mine = session.mine(len(draws.ids))
-    own = slice(mine.start * group, mine.stop * group)
-    device = rollout.prompt.device
-    return (advantage[own].to(device), mask[own].to(device)), _score_metrics(
-        everyone, session.weights(rollout.iteration), group
+    handle_failures(session, everyone, credited.view(-1, columns.group).any(1))
+    draws = kept.nonzero()[:, 0]
+    groups = Groups(_merged(rounds, kept), columns.group)
+    samples = chosen(draws, columns.group)
+    context = session.tracker.before(groups.context(context, draws))
+    found = session.algorithm.advantage(groups.scores(_some(taught, samples)), context)
+    session.tracker.after(groups.scores(_some(everyone, samples)), context)
+    whole = [torch.zeros(len(everyone.values), part.shape[1]).to(part) for part in found]
+    owns, start = [], 0
+    for part, column in zip(whole, found, strict=True):
+        part[samples] = column[groups.place]
+    for r in rounds:
+        own = slice(*((start + end) * columns.group for end in (r.mine.start, r.mine.stop)))
+        owns.append((whole[0][own].to(device), whole[1][own].to(device)))
+        start += len(r.draws.ids)
+    weights = session.weights(parts[0].rollout.iteration)
+    return owns, _score_metrics(everyone, weights, columns.group)
+
+
+def _merged(rounds: Sequence[Round], kept: Tensor) -> tuple[int, ...]:
+    """Draws of each group that is kept; a group is kept or not as a whole."""
+    counts = [n for r in rounds for n in r.draws.merged]
+    whole = kept.split(counts)
+    return tuple(n for n, part in zip(counts, whole, strict=True) if bool(part[0]))
+
+
+def _some(scores: Scores, samples: Tensor) -> Scores:
+    return Scores(scores.values[samples], scores.scored[samples], scores.names)
+
+
+def _joined(parts: Sequence[Scores]) -> Scores:
+    values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
+    return Scores(values, scored, parts[0].names)
+
+
+def context_of(session: Session, rounds: Sequence[Round], index: int) -> Context:
+    """What credit reads beside the scores, of all draws of all rounds and processes."""
+
+    def gathered(read: Callable[[Any], Tensor]) -> Tensor:
+        each = []
+        for r in rounds:
+            gather = session.parallel.gatherer(len(r.draws.ids))
+            each.append(gather(read(r.parts[index].rollout)))
+        return torch.cat(each)
+
+    rollout: Rollout = rounds[0].parts[index].rollout
+    logp: dict[int, Tensor] = {}
+    if session.algorithm.advantage.fusion == "path":  # credit weighs nodes by their densities
+        for i, edge in enumerate(rollout.edges):
+            logp[edge.step] = gathered(lambda each, i=i: each.edges[i].logp)
+    return Context(
+        rollout.columns,
+        session.weights(rollout.iteration),
+        logp,
+        lengths=gathered(lambda each: each.lengths),
+        prompts=torch.tensor([row for r in rounds for row in r.draws.rows]),
+        nodes=None if rollout.nodes is None else gathered(lambda each: each.nodes),
     )
-
-
-def edge_logp(session: Session, rollout: Rollout) -> dict[int, Tensor]:
-    """Log-densities by step over all processes, where credit weighs nodes by them."""
-    if session.algorithm.advantage.fusion != "path":
-        return {}
-    return {e.step: torch.cat(gather_object([e.logp.cpu()])) for e in rollout.edges}
 
 
 def handle_failures(session: Session, scores: Scores, credited: Tensor) -> None:

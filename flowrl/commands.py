@@ -99,16 +99,19 @@ def evaluate(arguments: list[str]) -> int:
 
 
 def plan(arguments: list[str]) -> int:
-    own, rest = _split(arguments, ("--svg", "--iteration"))
+    own, rest = _split(arguments, ("--svg", "--iteration", "--memory"))
     if not rest:
         raise UserError("plan: name a file, such as `flowrl plan configs/demo.yaml`")
     words = [rest[0], *(word for pair in own.items() for word in pair)]
     given = parse(Plan, words, "plan")
     run = override(read(find(str(given.config))), rest[1:])
     check(run)
+    quiet()
+    from flowrl import memory
     from flowrl.describe import describe
 
     print(describe(run, given.iteration, given.svg))
+    print(memory.told(run, given.memory, given.iteration))
     return 0
 
 
@@ -207,7 +210,7 @@ def run_of(folder: Path) -> Run:
     file = folder / "run.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is no run: it has no run.yaml")
-    return decode(yaml.safe_load(file.read_text()), str(file))
+    return read(file)
 
 
 def quiet() -> None:

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 import rewards
+from flowrl import optimizers
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.paths import find
@@ -24,8 +25,9 @@ def read(path: Path) -> Run:
         raise UserError(f"{path}: no such file; `ls configs` shows the runs that come with flowrl")
     try:
         tree = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{path}: not valid YAML: {why}") from error
     return decode(tree, str(path))
 
 
@@ -90,11 +92,7 @@ def check(run: Run) -> None:
     PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
     if run.prompts.held_out is not None:
         PromptSet.read(run.prompts.held_out, run.prompts.column, "prompts.held_out")
-    if run.model.lora is None and run.model.dtype != "float32":
-        raise UserError(
-            f"model.dtype: all weights are trained, and {run.model.dtype} weights would lose small "
-            "steps; set model.dtype: float32, or train adapters (model.lora)"
-        )
+    optimizers.check(run.train.optimizer)
     check_model(run, algorithm)
     check_trackers(run.track.trackers)
 

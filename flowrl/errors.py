@@ -6,3 +6,7 @@ class UserError(ValueError):
 
     The command line prints it without a trace and exits with code 2.
     """
+
+
+class Stopped(UserError):
+    """A run had to end before its time; its last checkpoint is whole. Exit code 3."""

@@ -67,11 +67,16 @@ class Evaluation:
 
 
 def judge(rewards: dict[str, Reward], drawn: Drawn) -> Evaluation:
-    scores = score_all(rewards, drawn.samples)
+    return merged(drawn, score_all(rewards, drawn.samples))
+
+
+def merged(drawn: Drawn, scores: Scores, counts: bool = True) -> Evaluation:
+    """With the other processes' samples; those of one that does not count are left out."""
+    kept = slice(None if counts else 0)
     values, scored, statistics = (
-        torch.cat(gather_object([scores.values])),
-        torch.cat(gather_object([scores.scored])),
-        gather_object([drawn.statistics]),
+        torch.cat(gather_object([scores.values[kept]])),
+        torch.cat(gather_object([scores.scored[kept]])),
+        [found for found in gather_object([drawn.statistics if counts else None]) if found],
     )
     metrics = {
         name: float(values[:, i][scored[:, i]].double().mean())
@@ -91,10 +96,12 @@ def evaluate(session: Session) -> Evaluation | None:
         return None
     steps = session.run.evaluation_steps
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
-    part = trial.part(session.mine(len(trial.rows)))
-    with session.policies.using(evaluated(session)):
-        drawn = draw(session.policy, part)
-    return judge(dict(session.judges), drawn)
+    mine, counts = session.parallel.share(len(trial.rows))
+    with session.parallel.together():
+        with session.policies.using(evaluated(session)):
+            drawn = draw(session.policy, trial.part(mine))
+        scores = score_all(session.judges, drawn.samples)
+    return merged(drawn, scores, counts)
 
 
 def evaluated(session: Session) -> str:

@@ -39,7 +39,7 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
     return (Anchor(kl),) if kl else ()
 
 
-KlForm = Literal["exact", "published", "velocity"]
+KlForm = Literal["exact", "published", "velocity", "mean"]
 Scale = Literal["group", "batch"]  # whose std: a group's own makes the least difference in it large
 
 

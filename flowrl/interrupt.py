@@ -1,17 +1,28 @@
 """Ctrl-C and SIGTERM wait for the end of the iteration, so that a resumed run has the same bits."""
 
+import os
 import signal
+import time
+from contextlib import suppress
 from types import FrameType
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+LAUNCHED = "TORCHELASTIC_RUN_ID"  # in the environment of processes that torch's launcher started
+AGAIN = 3.0  # seconds
+
 
 class Interrupt:
-    """`with Interrupt() as i:` remembers the first signal; a second one stops at once."""
+    """`with Interrupt() as i:` remembers the first signal; a second one stops at once.
+
+    A launcher of processes passes on what a terminal or a cluster has sent them already: that is
+    no second one.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._at = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupt":
@@ -25,9 +36,12 @@ class Interrupt:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            if LAUNCHED in os.environ and time.monotonic() - self._at < AGAIN:
+                return
             raise KeyboardInterrupt
-        self.signal = number
-        print("\nfinishing this iteration, then saving; once more to stop at once", flush=True)
+        self.signal, self._at = number, time.monotonic()
+        with suppress(OSError):  # not print: the signal may have come in the middle of one
+            os.write(1, b"\nfinishing this iteration, then saving; once more to stop at once\n")
 
     def asked(self, accelerator: Accelerator) -> int | None:
         """The signal that any process got: they all must leave the loop together."""

@@ -64,10 +64,12 @@ class Transition:
             published   the same with g^2 = q^2 / h for q^2: Flow-GRPO's code, smaller by h, which
                         its printed beta is for
             velocity    |v - v_ref|^2
+            mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). A weight
+                        for it is one for `exact` over 2 q^2, so another number at every step
     """
 
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
-    kl_form: Literal["exact", "published", "velocity"] = "exact"
+    kl_form: Literal["exact", "published", "velocity", "mean"] = "exact"
 
     @property
     def unit(self) -> int:
@@ -123,6 +125,8 @@ class Transition:
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
         q, slope = self._scales(rows)
         moved = mse(new.out, ref.out)
+        if self.kl_form == "mean":
+            return moved
         if self.kl_form == "velocity":
             return moved / slope**2
         if self.kl_form == "published":

@@ -156,8 +156,9 @@ class Weighted:
         self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> Entries:
         divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
-        value = -rows.advantage * evaluations["new"].logp + divergence
-        return Entries(value, "tokens", {"logp": evaluations["new"].logp.detach(), **metrics})
+        value = -rows.advantage * evaluations["new"].logp
+        said = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**said, **metrics})
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class NFT:
         value = (good * error_good + (1 - good) * error_bad) * self.advantage_max / self.beta
         divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
         moved = (v.detach() - old).square().flatten(1).mean(1, keepdim=True)
-        return Entries(value + divergence, "tokens", {"moved": moved, **metrics})
+        said = {"moved": moved, "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**said, **metrics})
 
     def _read(self, advantage: Tensor) -> Tensor:
         a = advantage.clamp(-self.advantage_max, self.advantage_max)

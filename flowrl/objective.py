@@ -179,7 +179,8 @@ class RatioLoss:
             factor, found = weight(evaluations, rows)
             value, metrics = value * factor, {**metrics, **found}
         divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
-        metrics = {"ratio": log_ratio.detach().exp(), **metrics, **kl}
+        said = {"ratio": log_ratio.detach().exp(), "policy_loss": value.detach()}
+        metrics = {**said, **metrics, **kl}
         bonus = None
         if self.entropy > 0:
             entropy = entropies(evaluations["new"])

@@ -1,4 +1,4 @@
-"""Samples as files to look at: a page of pictures, or lines of text."""
+"""Samples as files to look at: a page of pictures or films, or lines of text."""
 
 import json
 from collections.abc import Sequence
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowrl import pictures
+from PIL import Image
+
+from flowrl import pictures, videos
 from flowrl.errors import UserError
 from rewards import Samples
 
@@ -20,36 +22,52 @@ class Page:
     title: str
 
     def save(self, folder: Path, name: str) -> Path:
-        """`folder/name.png`, or `name.jsonl` with a line a text. Gives what was written."""
-        return _save_lines(self, folder, name) if self.texts else _save_picture(self, folder, name)
+        """`folder/name.png`, of films `name.gif` too, of texts `name.jsonl` with a line each.
+
+        Gives what was written, of films the page that moves.
+        """
+        if self.texts:
+            return _save_lines(self, folder, name)
+        pictures.save(_picture(self), folder / f"{name}.png")
+        if not self.films:
+            return folder / f"{name}.png"
+        videos.save(_film(self), folder / f"{name}.gif")
+        return folder / f"{name}.gif"
 
     def save_beside(self, folder: Path, earlier: str, name: str) -> None:
         """This page and the saved page `earlier` of the same prompts as one, if there is that."""
         if self.texts and (folder / f"{earlier}.jsonl").is_file():
             _lines_beside(self, folder / f"{earlier}.jsonl", folder / f"{name}.jsonl")
         elif (folder / f"{earlier}.png").is_file():
-            pictures.save(
-                pictures.beside(folder / f"{earlier}.png", _picture(self)), folder / f"{name}.png"
-            )
+            before = Image.open(folder / f"{earlier}.png").convert("RGB")
+            pictures.save(pictures.beside(before, _picture(self)), folder / f"{name}.png")
+        if self.films and (folder / f"{earlier}.gif").is_file():
+            both = videos.beside(folder / f"{earlier}.gif", _film(self))
+            videos.save(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
-        """A picture a file; texts are all in the page."""
-        if not self.texts:
-            for i, media in enumerate(self.samples.media):
-                pictures.save(pictures.to_image(pictures.still(media)), folder / f"{i:03d}.png")
+        """A picture or a film a file; texts are all in the page."""
+        for i, media in enumerate(() if self.texts else self.samples.media):
+            if self.films:
+                videos.save(videos.frames(media), folder / f"{i:03d}.gif")
+            else:
+                pictures.save(pictures.to_image(media), folder / f"{i:03d}.png")
 
     @property
     def texts(self) -> bool:
         return self.samples.kind == "text"
+
+    @property
+    def films(self) -> bool:
+        return self.samples.kind == "video"
 
 
 def _picture(page: Page) -> Any:
     return pictures.grid(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 
-def _save_picture(page: Page, folder: Path, name: str) -> Path:
-    pictures.save(_picture(page), folder / f"{name}.png")
-    return folder / f"{name}.png"
+def _film(page: Page) -> list[Image.Image]:
+    return videos.page(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 
 def _save_lines(page: Page, folder: Path, name: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from flowrl import checkpoint
 from flowrl.arguments import Evaluate, Sample
 from flowrl.config import override
 from flowrl.errors import UserError
@@ -39,7 +40,9 @@ def policy_of(run: Run, folder: Path, weights: str) -> Policy:
     """The run's model with its last, its best or other weights."""
     chosen = None if weights == "base" else weights_folder(folder, weights)
     policy = load_policy(run, device_of(run))
-    if chosen is not None:
+    if chosen is not None and (chosen / checkpoint.WEIGHTS).is_file():
+        checkpoint.bring(policy, run, chosen)
+    elif chosen is not None:
         policy.load_weights(chosen)
     return policy
 

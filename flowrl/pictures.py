@@ -68,24 +68,26 @@ def grid(
     return page
 
 
-def beside(left: Path, right: Image.Image) -> Image.Image:
-    """A saved page and a page of the same tiles, next to each other."""
-    before = Image.open(left).convert("RGB")
-    page = Image.new("RGB", (before.width + right.width, max(before.height, right.height)), PAPER)
-    page.paste(before, (0, 0))
-    page.paste(right, (before.width, 0))
+def beside(left: Image.Image, right: Image.Image) -> Image.Image:
+    """Two pages of the same tiles, next to each other."""
+    page = Image.new("RGB", (left.width + right.width, max(left.height, right.height)), PAPER)
+    page.paste(left, (0, 0))
+    page.paste(right, (left.width, 0))
     return page
 
 
 def _fit(image: Image.Image) -> Image.Image:
     """Small pictures are enlarged by whole pixels, large ones are scaled down."""
-    if image.height < TILE:
-        times = max(1, TILE // image.height)
-        return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
     if image.height > 2 * TILE:
         width = round(image.width * 2 * TILE / image.height)
         return image.resize((width, 2 * TILE), Image.Resampling.LANCZOS)
-    return image
+    return enlarged(image)
+
+
+def enlarged(image: Image.Image) -> Image.Image:
+    """By whole pixels, to about the height of a tile; larger ones as they are."""
+    times = max(1, TILE // image.height)
+    return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
 def save(image: Image.Image, path: Path) -> None:

@@ -5,13 +5,16 @@ in the trainable parameters: adapters, or all weights. `using(name)` puts them i
 out again, so "the reference" of a LoRA run costs an adapter, not a second model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from flowrl.algorithm import Average
+from flowrl.models.precision import masters
+from flowrl.processes.sharding import full, like, local
 
 Weights = dict[str, Tensor]
 
@@ -20,6 +23,9 @@ class Policies:
     """Names: "current", "ref" (the frozen start), and those of `averages`.
 
     `keep_start` is false where no loss asks for "ref": full weights are then not held twice.
+    `parameters` are what the optimizer steps and averages follow: float32 masters where the
+    network's own weights, `network`, are of half precision. `changed` is called after every change
+    of the network's weights. Under FSDP2 all of this is of this process's pieces alone.
     """
 
     def __init__(
@@ -27,34 +33,55 @@ class Policies:
         parameters: Mapping[str, nn.Parameter],
         averages: Sequence[Average] = (),
         keep_start: bool = True,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self.parameters = dict(parameters)
+        self.changed = changed
+        self.network = dict(parameters)
+        self.parameters = masters(self.network)
         self.averages = tuple(averages)
-        names = [average.name for average in averages] + (["ref"] if keep_start else [])
-        self._weights: dict[str, Weights] = {name: self._copy() for name in names}
-        self._inside = "current"
+        self._weights = {average.name: _copy(self.parameters) for average in averages}
+        if keep_start:
+            self._weights["ref"] = _copy(self.network)  # it was loaded in its dtype: exact
+        self._current: Weights = {}  # while another policy's are in force
+        self.inside = "current"
 
-    def _copy(self) -> Weights:
-        return {name: p.detach().clone() for name, p in self.parameters.items()}
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("current", *self._weights)
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """Run the modules with the weights of a policy. Not to be nested."""
-        assert self._inside == "current", f"already using {self._inside!r}"
-        if name == "current":
-            yield
-            return
-        weights = self._weights[name]
-        current = {key: p.data for key, p in self.parameters.items()}
-        self._inside = name
+        assert self.inside == "current", f"already using {self.inside!r}"
+        self.put(name)
         try:
-            for key, p in self.parameters.items():
-                p.data = weights[key]
             yield
         finally:
-            for key, p in self.parameters.items():
-                p.data = current[key]
-            self._inside = "current"
+            self.put("current")
+
+    @torch.no_grad()
+    def put(self, name: str) -> None:
+        """Whatever policy's weights are in force, now it is this one's. `using` is for all but
+        `flowrl.processes.lockstep`."""
+        if name == self.inside:
+            return
+        if self.inside == "current":
+            self._current = {key: _held(p) for key, p in self.network.items()}
+        weights = self._current if name == "current" else self._weights[name]
+        for key, p in self.network.items():
+            _place(p, weights[key])
+        if name == "current":
+            self._current = {}
+        self.inside = name
+        self.changed()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After an optimizer step: round the masters into the network."""
+        for name, p in self.network.items():
+            if p is not self.parameters[name]:
+                p.copy_(self.parameters[name])
+        self.changed()
 
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:
@@ -65,10 +92,11 @@ class Policies:
                 slow.lerp_(self.parameters[key].detach(), 1 - d)
 
     def state(self) -> dict[str, Tensor]:
-        """All weights but the start, which is loaded anew: `policy/parameter` -> tensor."""
-        kept = {"current": self._copy(), **self._weights}
+        """All weights but the start, which is loaded anew: `policy/parameter` -> tensor, whole: all
+        processes must ask."""
+        kept = {"current": _copy(self.parameters), **self._weights}
         return {
-            f"{policy}/{name}": value
+            f"{policy}/{name}": full(value)
             for policy, weights in kept.items()
             if policy != "ref"
             for name, value in weights.items()
@@ -77,7 +105,25 @@ class Policies:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         for name, p in self.parameters.items():
-            p.copy_(state[f"current/{name}"])
+            p.copy_(like(state[f"current/{name}"], p))
         for average in self.averages:
             for name, slow in self._weights[average.name].items():
-                slow.copy_(state[f"{average.name}/{name}"])
+                slow.copy_(like(state[f"{average.name}/{name}"], slow))
+        self.publish()
+
+
+def _copy(parameters: Mapping[str, nn.Parameter]) -> Weights:
+    return {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def _held(p: nn.Parameter) -> Tensor:
+    """What brings a parameter back: it itself, or a copy of its piece."""
+    return local(p.detach()).clone() if isinstance(p, DTensor) else p.data
+
+
+def _place(p: nn.Parameter, weight: Tensor) -> None:
+    """A piece is copied, since its memory is known elsewhere; whole weights change hands."""
+    if isinstance(p, DTensor):
+        local(p.detach()).copy_(local(weight))
+    else:
+        p.data = weight.to(p.dtype)

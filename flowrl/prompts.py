@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flowrl.budgets import weighted_draw
+from flowrl.budget.rules import weighted_draw
 from flowrl.errors import UserError
 from flowrl.models.columns import resolved
 from flowrl.paths import find
@@ -18,10 +19,17 @@ READERS = {".jsonl": "json", ".json": "json", ".txt": "text", ".csv": "csv", ".p
 
 
 class Draws(NamedTuple):
-    """One group each: the draw's id, unique in the run, and its prompt's row in the file."""
+    """Ids, unique in the run, and the prompts' rows in the file. `merged` counts the draws of each
+    group that is compared, in order: usually a draw is a group."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...]
+    merged: tuple[int, ...]
+
+    @classmethod
+    def each(cls, ids: Sequence[int], rows: Sequence[int]) -> "Draws":
+        """A group each."""
+        return cls(tuple(ids), tuple(rows), (1,) * len(ids))
 
 
 @dataclass(frozen=True)
@@ -66,12 +74,12 @@ class PromptSet:
         ids = range(iteration * count, (iteration + 1) * count)
         if weights is not None:
             key = (seed, "prompts", iteration)
-            return Draws(tuple(ids), tuple(weighted_draw(weights, count, key)))
+            return Draws.each(ids, weighted_draw(weights, count, key))
         orders: dict[int, list[int]] = {}
         for epoch in {i // len(self) for i in ids}:
             rng = generator(seed, "prompts", epoch)
             orders[epoch] = torch.randperm(len(self), generator=rng).tolist()
-        return Draws(tuple(ids), tuple(orders[i // len(self)][i % len(self)] for i in ids))
+        return Draws.each(ids, [orders[i // len(self)][i % len(self)] for i in ids])
 
 
 def _rows(source: str, place: str) -> list[dict[str, Any]]:
@@ -86,13 +94,18 @@ def _rows(source: str, place: str) -> list[dict[str, Any]]:
         if path.suffix not in READERS:
             known = ", ".join(READERS)
             raise UserError(f"{place}: {source}: cannot read {path.suffix}; one of {known}")
+        # its cache knows a file by its time alone, and two runs may start at once: none is kept
         try:
-            return load_dataset(READERS[path.suffix], data_files=str(path), split="train").to_list()
+            with TemporaryDirectory() as cache:
+                kind, files = READERS[path.suffix], str(path)
+                rows = load_dataset(kind, data_files=files, split="train", cache_dir=cache)
+                return rows.to_list()
         except DatasetGenerationError as error:
             why = error.__cause__ or error
             raise UserError(f"{place}: {source} is not readable: {why}") from error
     if path.is_dir():
-        return load_dataset(str(path), split="train").to_list()
+        with TemporaryDirectory() as cache:
+            return load_dataset(str(path), split="train", cache_dir=cache).to_list()
     if Path(source).suffix or source.count("/") != 1:
         raise UserError(f"{place}: no such file: {source}")
     return load_dataset(source, split="train").to_list()

@@ -32,6 +32,7 @@
 | text_gppo       | Completions  | group mean, group std        | Token             | GPPO       |
 | text_luspo      | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
 | text_reinforce  | Completions  | group mean, tokens' std      | Token             | Surrogate  |
+| text_remax      | Completions  | the greedy completion's      | Token, product    | Surrogate  |
 | text_opo        | Completions  | mean weighed by length       | Token             | Reinforce  |
 | text_maxrl      | Completions  | group mean, by the mean      | Token             | Surrogate  |
 | text_pass_at_k  | Completions  | pass@k                       | Token             | Surrogate  |
@@ -41,12 +42,13 @@
 | text_dpo        | Completions  | best, worst                  | Token, paired     | Preference |
 | text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
 | text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
+| text_treerl     | Forks        | to the draw and the parent   | Token             | Surrogate  |
 
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `rewards.WinRate(judge)`: it needs no line here.
 The transition recipes are in `flowrl/grpo_recipes.py`, the matching ones in
-`flowrl/matching_recipes.py`, those of language models in `flowrl/text/recipes.py` and
-`flowrl/text/further_recipes.py`.
+`flowrl/matching_recipes.py`, those of language models in `flowrl/text/recipes.py`,
+`further_recipes.py`, `baseline_recipes.py` and `tree_recipes.py` beside it.
 """
 
 from collections.abc import Callable
@@ -66,6 +68,7 @@ from flowrl.grpo_recipes import (
     temp_flow,
 )
 from flowrl.matching_recipes import awm, dpo, nft, rwr
+from flowrl.text.baseline_recipes import text_remax
 from flowrl.text.further_recipes import (
     text_bnpo,
     text_cispo,
@@ -93,6 +96,7 @@ from flowrl.text.recipes import (
     text_rloo,
     text_tree,
 )
+from flowrl.text.tree_recipes import text_treerl
 
 PICTURES = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
@@ -102,6 +106,7 @@ TEXTS = (
     text_grpo, text_rloo, text_dr_grpo, text_dapo, text_gspo, text_tree, text_cispo, text_forking,
     text_sapo, text_vespo, text_gmpo, text_gppo, text_luspo, text_reinforce, text_opo, text_maxrl,
     text_pass_at_k, text_bnpo, text_riskpo, text_stream, text_dpo, text_spo_tree, text_tempo,
+    text_remax, text_treerl,
 )  # fmt: skip
 
 Table = dict[str, Callable[..., Algorithm]]

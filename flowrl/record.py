@@ -36,6 +36,8 @@ class JsonlTracker(GeneralTracker):
     def log(self, values: dict, step: int | None = None, **_: Any) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps({"iteration": step, **values}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint must not outlive the lines before it
 
 
 def cut_back(folder: Path, iteration: int) -> None:

@@ -3,6 +3,7 @@
 b rows, t entries a row: one for images and videos, one a token for text. `*d`: the latent's dims.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,6 +72,29 @@ class TokenRows(Rows):
     def written(self) -> Bool[Tensor, "b t"]:
         """Positions that hold a token."""
         return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
+
+
+def stacked(parts: Sequence[T]) -> T:
+    """Rows of one kind behind one another; what is not a tensor is the first's."""
+
+    def join(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat(list(values))
+        if isinstance(values[0], Evaluation):
+            return Evaluation(*(join(part) for part in zip(*values, strict=True)))
+        return values[0]
+
+    first = parts[0]
+    assert is_dataclass(first) and not isinstance(first, type)
+    names = [f.name for f in fields(first)]
+    return replace(first, **{name: join([getattr(p, name) for p in parts]) for name in names})
+
+
+def trimmed(rows: Rows, unit: int) -> Rows:
+    """Without the units of neighbouring rows that no entry of is in the loss: they add nothing to
+    it, nor to its denominators."""
+    some = rows.mask.any(1).view(-1, unit).any(1).repeat_interleave(unit)
+    return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
 
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:

@@ -32,7 +32,7 @@ def check(session: Session, experience: Experience) -> float | None:
     """Print the noise floor beside the clip range; warn above it, refuse far above it."""
     floor, terminal = noise_floor(session, experience), session.terminal
     if floor is None:
-        terminal.say("self-check: old and new velocities are computed on the same rows, ratio 1")
+        terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
     clip = session.algorithm.loss.clip
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"

@@ -7,11 +7,17 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
+from flowrl import optimizers
 from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.budget import spending
+from flowrl.budget.spending import Spending
 from flowrl.errors import UserError
 from flowrl.models.policy import Policy
-from flowrl.models.source import open_model
+from flowrl.models.precision import scaler
+from flowrl.models.source import DTYPES, open_model
 from flowrl.policies import Policies
+from flowrl.processes.launch import sharding
+from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
 from flowrl.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
@@ -27,16 +33,19 @@ class Session:
     run: Run
     folder: Path
     accelerator: Accelerator
+    parallel: Parallel
     algorithm: Algorithm
     policy: Policy
     policies: Policies
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
     prompts: PromptSet
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
     judges: Mapping[str, Reward]  # the rewards of evaluations
     terminal: Terminal
     tracker: Tracker
+    spending: Spending
 
     @property
     def device(self) -> torch.device:
@@ -45,11 +54,6 @@ class Session:
     def weights(self, iteration: int) -> torch.Tensor:
         """[r] of the rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
-
-    def mine(self, count: int) -> range:
-        """This process's contiguous share of `count` draws; shares differ by one at most."""
-        world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        return range(count * rank // world, count * (rank + 1) // world)
 
 
 def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:
@@ -68,7 +72,7 @@ def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -
     if run.train.self_test == "off":
         return
     kind = "image" if run.model.language is None else "text"
-    shown = Prompts(prompts.texts[:4], prompts.meta[:4], kind)
+    shown = Prompts(prompts.texts, prompts.meta, kind)
     for name, reward in rewards.items():
         try:
             yield f"reward {self_test(name, reward, shown)}"
@@ -78,10 +82,10 @@ def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -
             yield f"warning: {error}"
 
 
-def load_policy(run: Run, device: torch.device) -> Policy:
-    """The model with fresh adapters, or with all weights to be trained."""
+def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+    """The model with fresh adapters, or with all weights to be trained in a run's folder."""
     m = run.model
-    policy = open_model(run, device)
+    policy = open_model(run, device, folder)
     rows = run.train.rows_per_call
     policy.rows_per_call = policy.automatic(run.algorithm().steps) if rows == "auto" else rows
     if m.lora is None:
@@ -90,6 +94,8 @@ def load_policy(run: Run, device: torch.device) -> Policy:
         policy.add_lora(
             rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
         )
+    if run.train.gradient_checkpointing:
+        policy.checkpoint_gradients()
     return policy
 
 
@@ -101,29 +107,36 @@ def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
 
 
 def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
+    how = sharding(accelerator)  # before weights are loaded, for what it refuses
     algorithm = run.algorithm()
-    policy = load_policy(run, accelerator.device)
+    policy = load_policy(run, accelerator.device, folder)
+    parallel = Parallel.open(accelerator, policy.roots(), how)
     policies = Policies(
-        policy.trainable(), averages(run, algorithm), keep_start="ref" in algorithm.loss.roles
+        policy.trainable(),
+        averages(run, algorithm),
+        keep_start="ref" in algorithm.loss.roles,
+        changed=parallel.reshard,
     )
+    parallel.follow(policies)
     t, p = run.train, run.prompts
-    optimizer = torch.optim.AdamW(
-        policies.parameters.values(), lr=t.lr, betas=t.betas, weight_decay=t.weight_decay
-    )
+    optimizer = optimizers.build(t, policies.parameters.values())
     return Session(
         run=run,
         folder=folder,
         accelerator=accelerator,
+        parallel=parallel,
         algorithm=algorithm,
         policy=policy,
         policies=policies,
         optimizer=optimizer,
+        scaler=scaler(accelerator.device, DTYPES[run.model.dtype]),
         prompts=PromptSet.read(p.train, p.column, "prompts.train"),
         held_out=(p.held_out and PromptSet.read(p.held_out, p.column, "prompts.held_out")) or None,
         rewards=load_rewards(run.rewards),
         judges=load_rewards(run.judges),
         terminal=Terminal(accelerator.is_main_process, t.iterations),
         tracker=algorithm.tracker(),
+        spending=spending.opened(run.budget, algorithm.group),
     )
 
 

@@ -70,6 +70,8 @@ def paint_steered(painter: Painter, how: Steering) -> tuple[Samples, int]:
     trial, policy = painter.trial, painter.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
     conditioning = policy.encode(texts)
+    if policy.begin(conditioning, trial.steps) is not None:
+        raise UserError("steering begins at noise alone, this pipeline at a picture (strength)")
     sigmas, shape = policy.schedule(trial.steps).sigmas, policy.shape(trial.steps)
     velocity = policy.bind(conditioning, steps=trial.steps, guidance=painter.guidance)
     draws = range(len(texts))

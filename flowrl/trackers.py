@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.budgets import uncertainty
+from flowrl.budget.rules import uncertainty
 from flowrl.credit import Context
 from flowrl.errors import UserError
 from rewards.types import Scores
@@ -71,8 +71,8 @@ class PromptValues:
     start from scores sampled beforehand; here a new prompt is worth the mean of the known ones, or
     `prior`, with the evidence 1 / (1 - keep) that a constant stream leads to.
 
-    uncertain  draw prompts by `flowrl.budgets.uncertainty` of their values, a curriculum by success
-               rate (scores in 0..1), and not all in turn
+    uncertain  draw prompts by `flowrl.budget.rules.uncertainty` of their values, a curriculum by
+               success rate (scores in 0..1), and not all in turn
     """
 
     keep: float = 0.9

@@ -11,6 +11,7 @@ from flowrl.collect import Experience
 from flowrl.losses import Entries
 from flowrl.meter import Meter
 from flowrl.objective import Counts, reduced
+from flowrl.processes.sharding import clip
 from flowrl.rows import Evaluation, Rows, take
 from flowrl.session import Session
 from samplers.noise import generator
@@ -37,7 +38,7 @@ class Tally:
         self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
 
     def means(self) -> dict[str, float]:
-        """Over all processes; `ratio` also with its extremes."""
+        """Over all processes; `ratio` also with its extremes, `mismatch` with its largest."""
         total = Tally()
         for part in gather_object([self]):
             for name in part.sums:
@@ -48,6 +49,8 @@ class Tally:
         means = {name: total.sums[name] / total.counts[name] for name in total.sums}
         if "ratio" in means:
             means |= {"ratio_max": total.highest["ratio"], "ratio_min": total.lowest["ratio"]}
+        if "mismatch" in means:
+            means["mismatch_max"] = total.highest["mismatch"]
         return means
 
 
@@ -58,23 +61,27 @@ def update(session: Session, experience: Experience, iteration: int) -> dict[str
     shares = [
         share_of(session, experience, iteration, number) for number in range(settings.updates)
     ]
-    if settings.recompute_old:
-        shares = [with_old(session, experience, share, anew=True) for share in shares]
-    else:  # only the first may wait: later ones want the weights that sampled
-        shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
+    with session.parallel.together():
+        if settings.recompute_old:
+            shares = [with_old(session, experience, share, anew=True) for share in shares]
+        else:  # only the first may wait: later ones want the weights that sampled
+            shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
     norms: list[float] = []
     for share in shares:
         counts = counted(share)
-        for chunk in share:
-            entries, mask = evaluate(session, experience, chunk)
-            reduced(entries, mask, counts).backward()
-            tally.add("loss", entries.value, mask)
-            for name, values in entries.metrics.items():
-                tally.add(name, values, mask)
+        with session.parallel.together():
+            for chunk in share:
+                entries, mask = evaluate(session, experience, chunk)
+                session.parallel.backward(session.scaler.scale(reduced(entries, mask, counts)))
+                tally.add("loss", entries.value, mask)
+                for name, values in entries.metrics.items():
+                    tally.add(name, values, mask)
         norms.append(step(session))
     finite = [norm for norm in norms if math.isfinite(norm)]
+    scale = {"loss_scale": session.scaler.get_scale()} if session.scaler.is_enabled() else {}
     return {
         **tally.means(),
+        **scale,
         "count/training": meter.total("graded"),
         "count/frozen": meter.total("frozen"),
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
@@ -95,7 +102,8 @@ def share_of(session: Session, experience: Experience, iteration: int, number: i
     for place, rows in enumerate(experience.rows):
         chosen: list[Tensor] = []
         for at, draw in enumerate(experience.draws):
-            own = torch.nonzero(rows.prompt.cpu() == at)[:, 0].view(-1, unit)
+            own = torch.nonzero(rows.prompt.cpu() == at)[:, 0]
+            own = own.view(len(own) // unit, unit)
             key = (settings.seed, "deal", iteration, draw, place)
             deal = (torch.randperm(len(own), generator=generator(*key)) + draw) % settings.updates
             chosen.append(own[deal == number].flatten())
@@ -151,12 +159,13 @@ def counted(share: Chunks) -> Counts:
 
 def step(session: Session) -> float:
     """Sum gradients over processes, clip, step. A norm that is not finite skips the step."""
-    parameters = [p for p in session.policies.parameters.values() if p.grad is not None]
-    if session.accelerator.num_processes > 1:
-        for p in parameters:
-            p.grad = session.accelerator.reduce(p.grad, reduction="sum")  # type: ignore[assignment]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, session.run.train.max_grad_norm)
+    parameters = session.policies.parameters
+    session.parallel.sum_gradients(parameters)
+    session.scaler.unscale_(session.optimizer)
+    norm = clip(parameters.values(), session.run.train.max_grad_norm)
     if bool(torch.isfinite(norm)):
-        session.optimizer.step()
+        session.scaler.step(session.optimizer)
+        session.policies.publish()
+    session.scaler.update()
     session.optimizer.zero_grad(set_to_none=True)
     return float(norm)

@@ -11,7 +11,8 @@ from flowrl.statistics import Alarms
 
 def guard(session: Session, progress: Progress, metrics: dict[str, float], alarms: Alarms) -> None:
     """Stop after three updates without a finite gradient; tell the signs of a collapse."""
-    every = metrics["skipped"] >= session.run.train.updates
+    found = session.scaler.get_scale() <= 1  # above it an overflow is the scale's: it falls
+    every = found and metrics["skipped"] >= session.run.train.updates
     progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if every else 0
     if progress.skipped_in_a_row >= 3:
         raise UserError(
@@ -42,6 +43,7 @@ def guard(session: Session, progress: Progress, metrics: dict[str, float], alarm
         )
         session.terminal.warn(text)
         if session.run.train.alarms == "stop":
+            session.accelerator.log(metrics, step=progress.iteration)
             checkpoint.save(session, progress, alarms)
             raise UserError(f"stopped by train.alarms: stop; {text}")
 

@@ -3,7 +3,8 @@
 A step is a token, so a planner of text is called like one of pictures; of the levels only their
 number counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
 Every node branches after its cut, so "the ancestor of leaf i in segment k" is integer division.
-A completion that has stopped before a cut has children that are its copies.
+A completion that has stopped before a cut has children that are its copies. After the last segment
+a tree may fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from samplers.forks import Forking, owned, passed, points
 from samplers.plan import Columns
 
 
@@ -23,6 +25,10 @@ class TextPlan:
 
     temperature  0 takes the likeliest token: for evaluation, since it has no density
     top_p        draw among the fewest tokens that hold this much probability
+    forking      what becomes of the completions once they are whole: for a plan without cuts
+    exact        only the weights in force may draw it, not a server that may have others
+    greedy       the last completion of a draw takes the likeliest tokens: to compare with, and
+                 never to be trained on
     Raises ValueError for cuts and nodes that make no tree.
     """
 
@@ -31,6 +37,9 @@ class TextPlan:
     cuts: tuple[int, ...] = ()
     temperature: float = 1.0
     top_p: float = 1.0
+    forking: Forking | None = None
+    exact: bool = False
+    greedy: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -40,6 +49,8 @@ class TextPlan:
                 f"temperature {self.temperature} must be at least 0, top_p {self.top_p} in (0, 1]"
             )
         assert len(self.nodes) == len(self.cuts) + 1, "a node count for each segment"
+        assert self.forking is None or not self.cuts, "a tree forks or is cut"
+        assert not self.greedy or not (self.cuts or self.forking), "a tree has no greedy leaf"
         wrong = [cut for cut in self.cuts if not 0 < cut < self.length]
         if wrong or list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(
@@ -51,12 +62,13 @@ class TextPlan:
 
     @property
     def group(self) -> int:
-        return self.nodes[-1]
+        return self.nodes[-1] * (1 if self.forking is None else self.forking.leaves)
 
     @property
     def columns(self) -> Columns:
-        ones = (1.0,) * len(self.nodes)
-        return Columns(self.nodes, (True,) * len(self.nodes), std=ones, h=ones)
+        nodes = self.nodes if self.forking is None else (self.group,) * self.forking.points
+        ones = (1.0,) * len(nodes)
+        return Columns(nodes, (True,) * len(nodes), std=ones, h=ones)
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
@@ -66,21 +78,26 @@ class TextPlan:
     @property
     def tokens(self) -> int:
         """Most tokens that a draw generates; what leaves share is counted once."""
+        if self.forking is not None:
+            return self.group * self.length
         return sum(n * (b - a) for n, (a, b) in zip(self.nodes, self.segments, strict=True))
 
 
 @dataclass(frozen=True)
 class Completions:
-    """Independent completions: a tree that branches at its root."""
+    """Independent completions: a tree that branches at its root. `greedy` adds one to the group."""
 
     group: int
     temperature: float = 1.0
     top_p: float = 1.0
+    exact: bool = False
+    greedy: bool = False
 
     def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
         plan = TextPlan(
-            len(levels) - 1, (self.group,), temperature=self.temperature, top_p=self.top_p
-        )
+            len(levels) - 1, (self.group + self.greedy,), temperature=self.temperature,
+            top_p=self.top_p, exact=self.exact, greedy=self.greedy,
+        )  # fmt: skip
         return (plan,)
 
 
@@ -102,7 +119,24 @@ class Segments:
         return (TextPlan(len(levels) - 1, nodes, self.at, self.temperature, self.top_p),)
 
 
-TextPlanner = Completions | Segments
+@dataclass(frozen=True)
+class Forks:
+    """`roots` completions, each of which is then forked where it was most uncertain."""
+
+    roots: int
+    forking: Forking
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
+        plan = TextPlan(
+            len(levels) - 1, (self.roots,), temperature=self.temperature, top_p=self.top_p,
+            forking=self.forking,
+        )  # fmt: skip
+        return (plan,)
+
+
+TextPlanner = Completions | Segments | Forks
 
 
 @dataclass(frozen=True)
@@ -122,6 +156,8 @@ class TextRollout:
     lengths    tokens of each, the stop token included
     stopped    False where a completion was cut off at the plan's length
     kept       the tokens that top-p left, in bits; None where it left all
+    common     of a tree that forked: first tokens that a leaf shares with each of its draw's
+    elsewhere  another engine drew them: `logp` is what that one said
     """
 
     plan: TextPlan
@@ -135,10 +171,26 @@ class TextRollout:
     seed: int
     iteration: int
     index: int = 0
+    common: Int[Tensor, "n g"] | None = None
+    elsewhere: bool = False
 
     @property
     def columns(self) -> Columns:
         return self.plan.columns
+
+    @property
+    def passed(self) -> Int[Tensor, "n k"]:
+        """The node that each leaf passes at each decision point: numbers within its draw."""
+        if self.common is not None:
+            return passed(self.common, self.plan.length, len(self.columns.nodes))
+        place = torch.arange(len(self.ids), device=self.ids.device) % self.plan.group
+        nodes = torch.tensor(self.plan.nodes, device=self.ids.device)
+        return place[:, None] * nodes // self.plan.group
+
+    @property
+    def nodes(self) -> Int[Tensor, "n k"] | None:
+        """`passed`, where the plan alone does not say it."""
+        return None if self.common is None else self.passed
 
     @property
     def written(self) -> Bool[Tensor, "n t"]:
@@ -147,7 +199,9 @@ class TextRollout:
 
     @property
     def point(self) -> Int[Tensor, "n t"]:
-        """The segment, so the decision point, that a position belongs to."""
+        """The segment or node, so the decision point, that a position belongs to."""
+        if self.common is not None:
+            return points(self.common, self.ids.shape[1])
         cuts = torch.tensor(self.plan.cuts, dtype=torch.int64, device=self.ids.device)
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         return torch.bucketize(places, cuts, right=True).expand(len(self.ids), -1)
@@ -155,6 +209,8 @@ class TextRollout:
     @property
     def own(self) -> Bool[Tensor, "n t"]:
         """Tokens, each of which is counted at the first leaf of the node that wrote it only."""
+        if self.common is not None:
+            return self.written & owned(self.common, self.ids.shape[1])
         nodes = torch.tensor(self.plan.nodes, device=self.ids.device)
         leaves = self.plan.group // nodes[self.point]
         place = torch.arange(len(self.ids), device=self.ids.device)[:, None] % self.plan.group
@@ -162,6 +218,9 @@ class TextRollout:
 
     @property
     def edges(self) -> tuple[Say, ...]:
+        """None of ragged trees, whose nodes no path fusion weighs."""
+        if self.common is not None:
+            return ()
         found = []
         for k, nodes in enumerate(self.plan.nodes):
             leaves = self.plan.group // nodes
@@ -179,6 +238,12 @@ def describe(plans: Sequence[TextPlan]) -> str:
             f"a draw: {plan.group} completions of at most {plan.length} tokens, temperature "
             f"{plan.temperature:g}, top-p {plan.top_p:g}; at most {plan.tokens} tokens generated"
         )
+        if (rule := plan.forking) is not None:
+            lines.append(
+                f"  {plan.nodes[0]} trees; each forks {rule.rounds} times at its {rule.top} tokens "
+                f"of highest {rule.by}, {rule.branch} completions from each"
+            )
+            continue
         for k, (nodes, (a, b)) in enumerate(zip(plan.nodes, plan.segments, strict=True)):
             lines.append(f"  segment {k}: tokens {a} to {b - 1}, {nodes} nodes")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Run plans with a velocity model."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from samplers.particles import Score
 from samplers.plan import Columns, Plan
 from samplers.steering import Steering
-from samplers.walk import Edges, State, Velocity, Walk
+from samplers.walk import Begin, Edges, State, Velocity, Walk
 
-__all__ = ["Edges", "Rollout", "Velocity", "chunked", "roll"]
+__all__ = ["Begin", "Edges", "Rollout", "Velocity", "chunked", "roll"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Rollout:
     def lengths(self) -> Int[Tensor, " n"]:
         """Decisions of each sample that are trained on: noisy steps here, tokens in text."""
         return torch.full((len(self.prompt),), len(self.edges), device=self.prompt.device)
+
+    @property
+    def nodes(self) -> None:
+        """Trees of steps are uniform: which node a sample passed follows from its place."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     iteration: int,
     keep_mean: bool = False,
     score: Score | None = None,
+    begin: Begin | None = None,
+    hear: Callable[[Rollout], None] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Rollout, ...]:
@@ -93,14 +100,16 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     The velocity's `prompt` argument is the place of a state's draw in `draws`. Steps without noise
     that several plans begin with are computed once. `keep_mean` stores the sampling policy's means
     with the edges, one more latent a trained node. Noise is drawn on the CPU in float32, so it is
-    the same on every device and in every dtype. A plan that steers asks `score` on the way.
+    the same on every device and in every dtype. A plan that steers asks `score` on the way. `begin`
+    makes the first states of that noise, where they are not the noise itself. `hear` is told of
+    each rollout that others follow, as soon as it is drawn.
     """
     if not draws:
         raise ValueError("roll needs at least one draw")
     if len(set(draws)) < len(draws):
         raise ValueError(f"draws {list(draws)} repeat: two draws with one id would be one sample")
     like = torch.empty(0, device=device, dtype=dtype)
-    walk = Walk(velocity, tuple(shape), tuple(draws), (seed, iteration), like, keep_mean)
+    walk = Walk(velocity, tuple(shape), tuple(draws), (seed, iteration), like, keep_mean, begin)
     trunk = _Trunk.of(plans)
     rollouts = []
     for index, plan in enumerate(plans):
@@ -114,6 +123,8 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
         rollouts.append(
             Rollout(plan, x0, walk.prompt(x0), walk.draws, edges, seed, iteration, index)
         )
+        if hear is not None and index + 1 < len(plans):
+            hear(rollouts[-1])
     return tuple(rollouts)
 
 

@@ -14,6 +14,8 @@ from samplers.solvers import Past, Point
 
 # (x [n *d], sigma [n], row of the conditioning of each x [n]) -> v [n *d]
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+# (noise [n *d], row of the conditioning of each [n]) -> the first states [n *d]
+Begin = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Walk:
     key: tuple[int, int]  # seed, iteration
     like: Tensor  # device and dtype of the states
     keep_mean: bool = False
+    begin: Begin | None = None
 
     def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
         rows = torch.arange(len(self.draws), device=x.device)
@@ -71,8 +74,9 @@ class Walk:
         return normal(keys, self.shape).to(self.like)
 
     def root(self, plan: Plan) -> State:
-        """Initial noise: the same for every plan of the iteration."""
-        return State(self.noise(plan.states[0], "root"))
+        """Initial noise, or what `begin` makes of it: the same for every plan of the iteration."""
+        x = self.noise(plan.states[0], "root")
+        return State(x if self.begin is None else self.begin(x, self.prompt(x)).to(x.dtype))
 
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         """Step k: the next states, and the transitions if they are trained on."""

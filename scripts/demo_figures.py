@@ -19,10 +19,11 @@ from statistics import mean
 
 import tyro
 
+from flowrl.config import read
 from flowrl.record import METRICS
+from flowrl.settings import Run
 
-STRICTER = "{name: shapes, kind: strict, iou: 0.85, aspect: 0.8}"
-TEST = "configs/prompts/shapes_test.jsonl"
+STRICTER = "{{name: {}, kind: strict, iou: 0.85, aspect: 0.8}}"
 
 
 @dataclass
@@ -45,10 +46,12 @@ def flowrl(*words: str | Path) -> tuple[str, float, float]:
     return done.stdout + done.stderr, time.monotonic() - began, cpu
 
 
-def confirmed(folder: Path, weights: str) -> float:
-    words = ("--prompts", TEST, "--seed", "777", "--rewards", STRICTER, "--samples", "564")
+def confirmed(folder: Path, weights: str, run: Run) -> float:
+    judge = run.judges[0].name
+    words = ("--prompts", str(run.prompts.held_out).replace("held_out", "test"), "--seed", "777")
+    words += ("--rewards", STRICTER.format(judge), "--samples", "564")
     said, _, _ = flowrl("evaluate", folder, "--weights", weights, *words)
-    found = re.search(r"^shapes.strict: ([\d.]+)", said, re.MULTILINE)
+    found = re.search(rf"^{judge}.strict: ([\d.]+)", said, re.MULTILINE)
     assert found is not None, said
     return float(found[1])
 
@@ -57,17 +60,19 @@ def measure(config: Path, seed: int, folder: Path) -> dict:
     said, wall, cpu = flowrl("train", config, "--folder", folder, "--train.seed", str(seed))
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     first, last = lines[0], lines[-1]
+    run = read(config)
+    judge = run.judges[0].label
     return {
         "config": config.stem,
         "seed": seed,
-        "before": first["held_out/shapes.strict"],
-        "after": last["held_out/shapes.strict"],
+        "before": first[f"held_out/{judge}"],
+        "after": last[f"held_out/{judge}"],
         "diversity": last["held_out/image/diversity"] / first["held_out/image/diversity"],
         "wall": wall,
         "cpu": cpu,
         "alarms": sum(line.get("alarms", 0) for line in lines),
-        "stricter_before": confirmed(folder, "base"),
-        "stricter_after": confirmed(folder, "last"),
+        "stricter_before": confirmed(folder, "base", run),
+        "stricter_after": confirmed(folder, "last", run),
         "first_ratio_error": None if "self-check: old" in said else _noise_floor(said),
     }
 

@@ -1,12 +1,12 @@
 """Which of the installed diffusers' pipelines load as policies, and why the others do not.
 
-    python scripts/pipelines.py                 all, some minutes; writes docs/pipelines.md
+    python scripts/pipelines.py                 all, a few minutes; writes docs/pipelines.md
     python scripts/pipelines.py --only Flux     classes whose name holds it; prints, writes nothing
 
-A class is built from the parts of one of the tests' tiny random pipelines that fits its
-constructor: the same names, of the classes that it asks for. Then it is loaded as a policy and its
-own call is replayed, in a process of its own with a time limit. What cannot be built is judged by
-its signature alone, and listed apart: nothing is claimed of it.
+A class is built from tiny random parts of the classes that its constructor asks for (the tests'
+named families, else `tests/tiny_zoo.py`). Then it is loaded as a policy and its own call is
+replayed, in a process of its own with a time limit. What cannot be built is listed apart: nothing
+is claimed of it.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,19 +28,20 @@ sys.path.insert(0, str(ROOT))
 
 import diffusers  # noqa: E402
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
-from torch import nn  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
 from flowrl.models import checks  # noqa: E402
 from flowrl.models.pipeline import PipelinePolicy  # noqa: E402
-from tests.tiny_pipelines import NAMED, Family  # noqa: E402
+from tests.tiny_pipelines import NAMED  # noqa: E402
+from tests.tiny_zoo import Unbuilt, tiny  # noqa: E402
+from tests.tiny_zoo_calls import SIZES, SPECIALS  # noqa: E402
 
 PAGE = ROOT / "docs" / "pipelines.md"
 STEPS = 4
-LIMIT = 120.0  # seconds a class
+LIMIT = 100.0  # seconds a class
 PROMPTS = ["a red cube", "two blue cat on the table"]
 OUTSIDE = re.compile(
-    r"Audio|Music|Speech|Proteina|Upscale|Upsampl|Inverse|Marigold|ShapE|ONNX|Onnx"
+    r"Audio|Music|Speech|AceStep|Proteina|Upscale|Upsampl|Inverse|Marigold|ShapE|ONNX|Onnx"
 )
 
 
@@ -49,7 +50,6 @@ class Result:
     name: str
     verdict: str  # exact, refused, not built
     note: str
-    parts: str = ""
 
 
 def classes() -> Iterator[tuple[str, type]]:
@@ -70,86 +70,38 @@ def classes() -> Iterator[tuple[str, type]]:
             yield name, found
 
 
-def fitting(kind: type, pipe: Any) -> dict[str, Any] | None:
-    """Arguments for the constructor of `kind` from the parts of a pipeline, or None."""
-    given: dict[str, Any] = {}
-    optional = set(vars(kind).get("_optional_components", ()))
-    for name, parameter in list(inspect.signature(kind.__init__).parameters.items())[1:]:
-        empty = parameter.default is inspect.Parameter.empty
-        if name in pipe.components:
-            part = pipe.components[name]
-            if isinstance(part, nn.Module) and not _asked_for(part, parameter.annotation):
-                return None
-            given[name] = part
-        elif empty and name in optional:
-            given[name] = None
-        elif empty:
-            return None
-    return given
+def made(kind: type) -> tuple[Any, Mapping[str, Any]]:
+    """A tiny pipeline of the class, and arguments of its call."""
+    for pipe, call in _NAMED:
+        if type(pipe) is kind:
+            return pipe, call
+    built = tiny(kind, SPECIALS, SIZES)
+    return built.pipe, built.call
 
 
-def _asked_for(part: nn.Module, annotation: Any) -> bool:
-    """Denoisers and decoders by class; encoders of text are read by their outputs alone."""
-    if not type(part).__module__.startswith("diffusers."):
-        return True
-    return annotation is inspect.Parameter.empty or type(part).__name__ in str(annotation)
-
-
-def made(kind: type) -> tuple[Any, Family, str] | None:
-    """A tiny pipeline of the class, from the family that fits it with the most parts."""
-    best: tuple[int, dict[str, Any], str] | None = None
-    for name, family in NAMED.items():
-        pipe = _of(family)
-        given = fitting(kind, pipe)
-        if given is not None:
-            parts = sum(part is not None for part in given.values())
-            rank = parts + 100 * (type(pipe) is kind)
-            if best is None or rank > best[0]:
-                best = rank, given, name
-    if best is None:
-        return None
-    _, given, name = best
-    pipe = _of(NAMED[name])
-    return (pipe if type(pipe) is kind else kind(**given)), NAMED[name], name
-
-
-_BUILT: dict[int, Any] = {}
-
-
-def _of(family: Family) -> Any:
-    if id(family) not in _BUILT:
-        _BUILT[id(family)] = family.build()
-    return _BUILT[id(family)]
+_NAMED: list[tuple[Any, Mapping[str, Any]]] = []
 
 
 def trial(name: str, kind: type) -> Result:
-    found = made(kind)
-    if found is None:
-        return Result(name, "not built", _static(kind))
-    pipe, family, parts = found
-    takes = inspect.signature(kind.__call__).parameters
-    call = {key: value for key, value in family.call.items() if key in takes}
     try:
+        checks.refuse_parts(name, inspect.signature(kind.__init__).parameters)
+        checks.refuse_class(kind)
+        pipe, call = made(kind)
         policy = PipelinePolicy(pipe, call=call)
         guidance = None if policy.loop.guidance is None else 4.5
         proof = policy.prove(PROMPTS, steps=STEPS, guidance=guidance)
     except UserError as error:
-        if "refuses its arguments" in str(error):  # its own call fails: these parts do not suit it
-            return Result(name, "not built", str(error.__cause__ or error), parts)
-        return Result(name, "refused", str(error), parts)
+        if error.__cause__ is not None:  # its own call fails: these parts may not suit it
+            return Result(name, "not built", str(error.__cause__) or str(error))
+        return Result(name, "refused", str(error).removeprefix(name).lstrip(": "))
+    except Unbuilt as error:
+        return Result(name, "not built", str(error))
     rows = "together" if proof.mixed else "apart"
-    note = f"{proof.way}, {proof.kind}, {rows}, {proof.scheduler}"
-    return Result(name, "exact", note, parts)
-
-
-def _static(kind: type) -> str:
-    takes = inspect.signature(kind.__call__).parameters
-    lacks = [name for name in ("num_inference_steps", "output_type") if name not in takes]
-    if "encode_prompt" not in dir(kind):
-        lacks.append("encode_prompt")
-    if "latents" not in takes and "prepare_latents" not in dir(kind):
-        lacks.append("latents")
-    return f"would be refused: no {', '.join(lacks)}" if lacks else "no tiny parts that fit"
+    row = "one prompt a call" if policy.loop.single else rows
+    media = " and ".join(policy.loop.pictures) or "-"
+    return Result(
+        name, "exact", f"{proof.way} | {proof.kind} | {row} | {media} | {proof.scheduler}"
+    )
 
 
 def _child(name: str, kind: type, pipe: Connection) -> None:
@@ -172,7 +124,7 @@ def tried(name: str, kind: type) -> Result:
             here.recv() if here.poll(LIMIT) else Result(name, "not built", "too slow to be tried")
         )
     except EOFError:
-        return Result(name, "not built", f"its process ended with {child.exitcode}")
+        return Result(name, "not built", "its process ended by itself")
     finally:
         child.kill()
         child.join()
@@ -184,29 +136,38 @@ def page(results: list[Result]) -> str:
         "# Which pipelines are policies",
         "",
         f"diffusers {diffusers.__version__}, {len(results)} pipelines of images and videos that "
-        f"take a prompt. {counts['exact']} are exact, {counts['refused']} are refused, "
-        f"{counts['not built']} could not be built from the tests' tiny parts, or their own call "
-        "fails with those: nothing is claimed of them.",
+        f"take a prompt: {counts['exact']} are exact, {counts['refused']} are refused. Of the "
+        f"other {counts['not built']} nothing is claimed: no tiny parts are known for them, or "
+        "their own call fails with those.",
         "",
         "Exact: over 4 steps in float32 on a CPU, with tiny random weights and guidance 4.5 where "
         "there is any, what the scheduler's `step` receives and what is decoded differ by 0 from "
         "the pipeline's own call, and a gradient comes through. The same is checked again when a "
         "run starts, with its own arguments. Written by `scripts/pipelines.py`.",
+        "",
+        "Columns: the way to a timestep; what the model predicts; whether rows of several noise "
+        "levels share a call, or a call makes one prompt only; which pictures it cannot go "
+        "without (columns of the prompt file, or `call`); the scheduler that it was tried with.",
+        "",
+        "## Exact",
+        "",
+        "| pipeline | way | predicts | rows | needs | scheduler |",
+        "|---|---|---|---|---|---|",
     ]
+    lines += [f"| {r.name} | {r.note} |" for r in results if r.verdict == "exact"]
     for verdict, title in (
-        ("exact", "Exact: way, prediction, rows of several noise levels in a call, scheduler"),
         ("refused", "Refused, with the reason"),
-        ("not built", "Not tried, with what stood in the way"),
+        ("not built", "Not judged, with what stood in the way"),
     ):
-        lines += ["", f"## {title}", "", "| pipeline | parts of | |", "|---|---|---|"]
+        lines += ["", f"## {title}", "", "| pipeline | |", "|---|---|"]
         chosen = [r for r in results if r.verdict == verdict]
-        lines += [f"| {r.name} | {r.parts} | {_cell(r.note)} |" for r in chosen]
+        lines += [f"| {r.name} | {_cell(r.note)} |" for r in chosen]
     return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:
     flat = " ".join(text.replace("|", "/").split())
-    return flat if len(flat) <= 300 else flat[:297] + "..."
+    return flat if len(flat) <= 240 else flat[:237] + "..."
 
 
 def main() -> None:
@@ -216,14 +177,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="classes whose name holds this")
     only = parser.parse_args().only
     torch.set_num_threads(1)
-    for family in NAMED.values():
-        _of(family)  # once, before the processes part
+    # once, before the processes part
+    _NAMED.extend((family.build(), family.call) for family in NAMED.values())
     results = []
     for name, kind in classes():
         if only in name:
             results.append(tried(name, kind))
             r = results[-1]
-            print(f"{r.verdict:10} {r.name} ({r.parts}): {_cell(r.note)}", flush=True)
+            print(f"{r.verdict:10} {r.name}: {_cell(r.note)}", flush=True)
     if not only:
         PAGE.write_text(page(results))
 

@@ -56,10 +56,10 @@ def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
     return torch.cat([part.mul(255).round().byte() for part in parts])
 
 
-def timed(name: str, steps: int) -> Iterator[tuple[int, Callable[[float], None]]]:
+def timed(name: str, steps: int, done: int = 0) -> Iterator[tuple[int, Callable[[float], None]]]:
     """Step numbers, each with a function that takes the loss; a line about every tenth part."""
     wall, cpu, losses = time.perf_counter(), time.process_time(), []
-    for step in range(steps):
+    for step in range(done, steps):
         yield step, losses.append
         if (step + 1) % max(1, steps // 10) == 0:
             recent = losses[-max(1, steps // 10) :]

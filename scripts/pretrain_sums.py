@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowrl.demo.sums import CHARACTERS, Sum, problems
+from flowrl.demo.sums import CHARACTERS, Sum, problems, questions
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAD, END = "<pad>", "<end>"
@@ -122,8 +122,15 @@ def write_prompts(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 2000), ("held_out", 400), ("test", 400)):
         chosen = problems(split)[:count]  # type: ignore[arg-type]
-        lines = [json.dumps({"prompt": s.prompt, "answer": s.answer}) + "\n" for s in chosen]
-        (folder / f"sums_{split}.jsonl").write_text("".join(lines))
+        rows = [{"prompt": s.prompt, "answer": s.answer} for s in chosen]
+        write_lines(rows, folder / f"sums_{split}.jsonl")
+    for split in ("train", "held_out"):
+        rows = [{"prompt": s.question, "answer": s.answer} for s in questions(split)]
+        write_lines(rows, folder / f"questions_{split}.jsonl")
+
+
+def write_lines(rows: list[dict[str, str]], path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def main() -> None:

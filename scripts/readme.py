@@ -11,8 +11,9 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 FOLDERS = (
-    *("samplers", "rewards", "flowrl", "flowrl/models", "flowrl/text", "flowrl/settings"),
-    *("flowrl/evaluation", "flowrl/demo", "scripts"),
+    *("samplers", "rewards", "rewards/sandbox"),
+    *("flowrl", "flowrl/models", "flowrl/text", "flowrl/settings", "flowrl/budget"),
+    *("flowrl/processes", "flowrl/evaluation", "flowrl/demo", "scripts", "scripts/launch"),
 )
 
 

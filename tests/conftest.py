@@ -15,3 +15,13 @@ def pipeline(tmp_path_factory) -> Path:
     from tests import runs
 
     return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Starts runs as processes of their own, quickly."""
+    from tests.warm import Warm
+
+    server = Warm()
+    yield server
+    server.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from flowrl.cli import main
 from flowrl.config import decode
 from flowrl.session import Session, open_accelerator, open_session
+from flowrl.settings import Run
 from tests import tiny_pipelines
 
 NFT = {"name": "nft", "steps": 4, "group": 4, "draws": 2}
@@ -57,12 +59,21 @@ def flowrl(*words: str | Path) -> int:
     return int(done.value.code)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def session(pipeline: Path, folder: Path, recipe: dict, **train: object) -> Session:
     return opened(tree(pipeline, folder, recipe, **train), folder)
 
 
 def opened(settings: dict, folder: Path) -> Session:
-    run = decode(settings, "test")
+    return session_of(decode(settings, "test"), folder)
+
+
+def session_of(run: Run, folder: Path) -> Session:
     return open_session(run, folder, open_accelerator(run, folder))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.advantages import Context, Estimator, LeaveOneOut, Standardize, Sum
-from flowrl.budgets import (
+from flowrl.budget.rules import (
     DropFlat,
     KeepRate,
     MaxVariance,

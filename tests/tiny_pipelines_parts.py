@@ -64,11 +64,11 @@ def vae(channels: int = 4) -> AutoencoderKL:
     )
 
 
-def decoder(length: int = 2048) -> Qwen2Model:
+def decoder(length: int = 2048, words: int = len(SPECIAL) + len(WORDS)) -> Qwen2Model:
     """Stands for the language models that encode prompts of Lumina and Qwen-Image."""
     return Qwen2Model(
         Qwen2Config(
-            vocab_size=len(SPECIAL) + len(WORDS),
+            vocab_size=words,
             hidden_size=16,
             intermediate_size=32,
             num_hidden_layers=2,

@@ -1,7 +1,8 @@
-"""The world of the text demo: sums of two numbers of two digits, and writers who forget the carry.
+"""The worlds of the text demos: sums of two numbers, and writers who forget the carry.
 
 A problem is a prompt such as `37+45=`; its answer is `82`. Held-out problems are chosen by a hash,
-and neither pre-training nor training sees them.
+and neither pre-training nor training sees them. For a model that knows English there are questions
+such as `5 + 9`, of numbers up to 12.
 """
 
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ class Sum:
     @property
     def prompt(self) -> str:
         return f"{self.a}+{self.b}="
+
+    @property
+    def question(self) -> str:
+        return f"{self.a} + {self.b}"
 
     @property
     def answer(self) -> str:
@@ -49,5 +54,18 @@ def problems(split: Split) -> list[Sum]:
     """All of a split, in a fixed order without meaning. a + b and b + a are in the same split."""
     found = [Sum(a, b) for a, b in product(range(10, 100), repeat=2)]
     found = [problem for problem in found if problem.split == split]
+    Random(0).shuffle(found)
+    return found
+
+
+def questions(split: Literal["train", "held_out"]) -> list[Sum]:
+    """All sums of two numbers of 1 to 12 in a fixed order; one in four is held out."""
+    found = [Sum(a, b) for a, b in product(range(1, 13), repeat=2)]
+    found = [
+        problem
+        for problem in found
+        if (number("questions", min(problem.a, problem.b), max(problem.a, problem.b)) % 4 == 0)
+        == (split == "held_out")
+    ]
     Random(0).shuffle(found)
     return found

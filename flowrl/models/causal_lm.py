@@ -15,7 +15,9 @@ from transformers import (
 )
 
 from flowrl.errors import UserError
-from flowrl.models import text_lora
+from flowrl.models import savings, text_lora
+from flowrl.models.completions_server import CompletionsServer
+from flowrl.models.generation import Generation
 from flowrl.models.token_scores import head_apart
 from flowrl.models.writing import Writing
 from samplers.completions import Completions
@@ -38,6 +40,7 @@ class CausalPolicy:
         self.name = type(model).__name__
         self.system: str | None = None
         self.temperature = 1.0  # of evaluations
+        self.server: CompletionsServer | None = None  # that draws in the model's place
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
         self.stop = self._own_stop()
@@ -104,8 +107,9 @@ class CausalPolicy:
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
         return Writing(
-            self.model, self.tokenizer, contexts, self.stop, steps, self._apart, self.rows_per_call
-        )
+            self.model, self.tokenizer, contexts, self.stop, steps, self._apart, self.rows_per_call,
+            self.server,
+        )  # fmt: skip
 
     def _check_room(
         self, prompts: Sequence[str], contexts: Sequence[Sequence[int]], steps: int
@@ -122,7 +126,7 @@ class CausalPolicy:
             )
 
     def plain(self, group: int) -> Completions:
-        return Completions(group, self.temperature)
+        return Completions(group, self.temperature, exact=True)
 
     def automatic(self, steps: int) -> int:
         """Some 16,000 tokens a call, prompts of 64 tokens assumed."""
@@ -144,10 +148,16 @@ class CausalPolicy:
         ]
         if not self._apart:
             said.append(f"{self.name} does more than a head to its logits: they are held whole")
-        return [*said, self._prove_padding(contexts)]
+        said.append(self._prove_padding(contexts))
+        if self.server is not None:
+            said += self.server.proofs(self.model, contexts, self._apart, steps)
+        return said
 
     def _prove_padding(self, contexts: Sequence[Sequence[int]]) -> str:
         ends = [min(contexts, key=len), max(contexts, key=len)]
+        ids = torch.tensor([ends[0]], device=self.model.device)
+        with torch.no_grad():  # the plain call that `flowrl.processes.lockstep` may repeat
+            self.model.base_model(input_ids=ids, use_cache=False)
         alone = torch.cat([self._next([context]) for context in ends])
         moved = float((self._next(ends) - alone).abs().max())
         if not moved <= FAR.get(self.model.dtype, 0.5):
@@ -161,8 +171,7 @@ class CausalPolicy:
     def _next(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         """Log-probabilities of the first token [n v], as generation sees them."""
         heard = _Listener()
-        writing = Writing(self.model, self.tokenizer, contexts, self.stop, 1, self._apart)
-        writing.generated(contexts, heard, 1)
+        Generation(self.model, self.stop).generated(contexts, heard, 1)
         return heard.scores[0].log_softmax(-1)
 
     def add_lora(
@@ -171,6 +180,9 @@ class CausalPolicy:
         """Adapters on the linears, None: on all but the head."""
         text_lora.add(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
 
+    def roots(self) -> dict[str, nn.Module]:
+        return {"model": self.model.base_model}  # the head is called apart from it
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters if there are any, else all of the model's."""
         named = dict(self.model.named_parameters())
@@ -178,6 +190,9 @@ class CausalPolicy:
 
     def train_all(self) -> None:
         self.model.requires_grad_(True)
+
+    def checkpoint_gradients(self) -> None:
+        savings.checkpoint_layers(self.model)
 
     def save(self, folder: Path) -> None:
         """Files that plain transformers loads: an adapter (peft), or the whole model."""

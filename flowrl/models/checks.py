@@ -1,7 +1,8 @@
 """What can be said of a pipeline before it runs: load it, check its arguments, refuse it."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,8 +12,8 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.columns import images
-from flowrl.models.drive import DENOISERS
+from flowrl.models.columns import FRAMES, images
+from flowrl.models.drive import DENOISERS, ENCODERS
 from flowrl.models.schedule import Kind
 
 # arguments of __call__ that flowrl sets itself
@@ -32,23 +33,47 @@ FAILURES = (
 Parameters = Mapping[str, inspect.Parameter]
 
 
-def refuse(pipe: Any) -> None:
-    """Raises UserError for what cannot be driven, with the reason."""
-    name = type(pipe).__name__
-    parameters = inspect.signature(type(pipe).__call__).parameters
-    if not set(pipe.components) & set(DENOISERS):
-        raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
+def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
+    return UserError(f"{owner} refuses its arguments {call}: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def its_own(owner: str, call: Mapping[str, Any]) -> Iterator[None]:
+    """What a pipeline's own code raises, said as what the user can do about it."""
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except FAILURES as error:
+        raise refused(owner, call, error) from error
+
+
+def refuse_class(kind: type) -> None:
+    """Raises UserError for what no pipeline of a class can do, with the reason."""
+    name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
     for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
             raise UserError(
                 f"{name} takes no `{argument}`: its loop cannot be entered from outside"
             )
-    if "latents" not in parameters and "prepare_latents" not in dir(pipe):
+    if "latents" not in parameters and "prepare_latents" not in dir(kind):
         raise UserError(
             f"{name} takes no `latents` and has no prepare_latents: no state can be put in"
         )
-    if "encode_prompt" not in dir(pipe):
+    if not set(ENCODERS) & set(dir(kind)):
         raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
+
+
+def refuse_parts(name: str, parts: Iterable[str]) -> None:
+    if not set(parts) & set(DENOISERS):
+        raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
+
+
+def refuse(pipe: Any) -> None:
+    """Raises UserError for what cannot be driven, with the reason."""
+    name = type(pipe).__name__
+    refuse_parts(name, pipe.components)
+    refuse_class(type(pipe))
     step = getattr(vars(pipe).get("scheduler"), "step", None)
     if not callable(step):
         raise UserError(f"{name} has no scheduler with a `step`: what it integrates cannot be seen")
@@ -86,13 +111,24 @@ def prediction(scheduler: Any, owner: str) -> Kind:
 
 
 def needed_images(parameters: Parameters) -> list[list[str]]:
-    """Which images a pipeline that fails without any may want: those without a default, or one."""
+    """Which pictures a pipeline that fails without any may want, the likeliest first.
+
+    Those without a default; one image, one video, with a mask or a control; all that it takes.
+    """
     names = images(parameters)
     empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
-    likely = [["image"]] if "image" in names else [[name] for name in names[:1]]
-    return [choice for choice in ([empty] if empty else likely) if choice] + (
-        [names] if len(names) > 1 else []
-    )
+    still = [name for name in names if not FRAMES.fullmatch(name)]
+    moving = [name for name in names if FRAMES.fullmatch(name)]
+    masks = [name for name in still if "mask" in name]
+    control = [name for name in names if "control" in name and name not in masks]
+    pairs = [["image", *masks], ["image", *control], ["image", *masks, *control]]
+    choices = [empty, ["image"], moving[:1], control, *pairs, moving, still, names]
+    found: list[list[str]] = []
+    for choice in choices:
+        whole = list(dict.fromkeys([*empty, *choice]))
+        if choice and set(whole) <= set(names) and whole not in found:
+            found.append(whole)
+    return found
 
 
 def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
@@ -118,11 +154,7 @@ def arguments(
         if key in OURS or key == guidance:
             said = "guidance" if key == guidance else "flowrl itself"
             raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
-        if images([key]):
-            raise UserError(
-                f"{owner} takes {key!r} from the prompt file: give it as a column, not in `call`"
-            )
-        if "ip_adapter" in key or key in ("video", "videos"):
+        if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")
     for key, parameter in parameters.items():
         empty = parameter.default is inspect.Parameter.empty

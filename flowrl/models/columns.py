@@ -1,8 +1,8 @@
 """Arguments that a prompt brings along: columns of its file named as the pipeline's own arguments.
 
-`negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image` and
-their like are paths, lists of paths (several reference images) or pictures. Other columns are left
-to the rewards.
+`negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image`,
+`video` and their like are paths, lists of paths (several reference images, the frames of a video)
+or pictures. Other columns are left to the rewards. What all rows share may be given in `call`.
 """
 
 import re
@@ -17,7 +17,8 @@ from PIL import Image, UnidentifiedImageError
 from flowrl.errors import UserError
 
 TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")
-IMAGES = re.compile(r"(.+_)?images?")
+IMAGES = re.compile(r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask")
+FRAMES = re.compile(r"(.+_)?videos?|conditioning_frames")
 KEPT = 256  # pictures that stay open
 
 Extra = Mapping[str, Any]
@@ -105,8 +106,27 @@ def merged(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
     return given
 
 
-def sample(names: Iterable[str], width: int, height: int) -> Extra:
+def shared(call: Mapping[str, Any]) -> Extra:
+    """Pictures among the arguments of a call: the same ones for all rows."""
+    names = images(name for name, value in call.items() if value is not None)
+    return {name: _value(name, call, 0) for name in names}
+
+
+def sample(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
     """Some picture for each name, to try a pipeline out before a prompt is known."""
     draws = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (height, width, 3), generator=draws, dtype=torch.uint8)
-    return {name: Image.fromarray(pixels.numpy()) for name in names}
+
+    def picture() -> Image.Image:
+        pixels = torch.randint(0, 256, (height, width, 3), generator=draws, dtype=torch.uint8)
+        return Image.fromarray(pixels.numpy())
+
+    def mask() -> Image.Image:
+        pixels = torch.zeros(height, width, dtype=torch.uint8)
+        pixels[: height // 2] = 255
+        return Image.fromarray(pixels.numpy())
+
+    made: dict[str, Any] = {}
+    for name in names:
+        make = mask if "mask" in name else picture
+        made[name] = [make() for _ in range(frames)] if FRAMES.fullmatch(name) else make()
+    return made

@@ -25,6 +25,7 @@ class Slot:
     """How one output is cut into rows. Neither `axis` nor `listed`: it is the same for all rows."""
 
     axis: int | None = None  # of the rows, in a tensor
+    blocks: int = 1  # all rows, then all of them again: prompts behind negative ones, in one tensor
     listed: bool = False  # a list with one entry a row
     length: int | None = None  # axis of the tokens, where it follows the prompts
     mask: torch.dtype | None = None  # of a mask [n tokens] that is 0 on padding
@@ -42,6 +43,10 @@ class Layout:
         return any(slot.mask is not None for slot in self.slots)
 
 
+# one output: a list with all that the calls of each prompt alone gave
+SINGLE = Layout((), (Slot(listed=True),))
+
+
 @dataclass(frozen=True)
 class Conditioning:
     """The rows of a batch of prompts, encoded once. Row i belongs to prompt i.
@@ -52,11 +57,15 @@ class Conditioning:
 
     layout: Layout
     values: tuple[Any, ...]  # one a slot
-    rows: int
+    prompts: tuple[str, ...]
     extras: tuple[Mapping[str, Any], ...] = ()
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.prompts)
+
+    @property
+    def rows(self) -> int:
+        return len(self.prompts)
 
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
         """The given rows, in that order; a row may be asked for several times."""
@@ -66,7 +75,8 @@ class Conditioning:
         pairs = zip(self.layout.slots, self.values, strict=True)
         values = tuple(_take(s, v, index) for s, v in pairs)
         extras = tuple(self.extras[i] for i in index.tolist()) if self.extras else ()
-        return Conditioning(self.layout, values, len(index), extras)
+        prompts = tuple(self.prompts[i] for i in index.tolist())
+        return Conditioning(self.layout, values, prompts, extras)
 
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
@@ -83,10 +93,14 @@ class Conditioning:
         pairs = zip(layout.slots, columns, strict=True)
         values = tuple(_join(slot, column, tokens, parts) for slot, column in pairs)
         extras = tuple(extra for part in parts for extra in part.extras)
-        return Conditioning(layout, values, sum(len(part) for part in parts), extras)
+        prompts = tuple(prompt for part in parts for prompt in part.prompts)
+        return Conditioning(layout, values, prompts, extras)
 
     def calls(self) -> Calls:
         """The outputs in the form in which `encode_prompt` returned them."""
+        if self.layout is SINGLE:
+            (alone,) = self.values[0]
+            return alone
         values, calls = iter(self.values), []
         for count in self.layout.counts:
             calls.append(
@@ -145,11 +159,12 @@ def _slot(column: Sequence[Any], name: str) -> Slot:
 def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
     one, two, three, short, mixed = column
     sizes = list(zip(one.shape, two.shape, three.shape, strict=True))
-    rows = [axis for axis, size in enumerate(sizes) if size == (1, 2, 3)]
+    rows = [axis for axis, (a, b, c) in enumerate(sizes) if a and (b, c) == (2 * a, 3 * a)]
     moving = [axis for axis, size in enumerate(sizes) if len(set(size)) > 1]
     if rows != moving or len(rows) > 1:
         raise UserError(f"{name} of encode_prompt does not have one row a prompt: sizes {sizes}")
     axis = rows[0] if rows else None
+    blocks = one.shape[axis] if axis is not None else 1
     grows = [a for a in range(one.ndim) if one.shape[a] != short.shape[a]]
     if len(grows) > 1:
         raise UserError(f"{name} of encode_prompt changes along axes {grows} with the prompt")
@@ -166,7 +181,14 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
         and (mixed[0, : short.shape[1]] != 0).all()
     ):
         return Slot(axis, length=length, mask=mixed.dtype)
-    return Slot(axis, length=length)
+    if blocks > 1:
+        second = [mixed.select(axis, 2 * block + 1) for block in range(blocks)]
+        alone = torch.stack(second, axis)
+        if length is not None or not torch.allclose(alone, one, rtol=1e-2, atol=1e-3):
+            raise UserError(
+                f"{name} of encode_prompt has {blocks} rows a prompt, in no known order"
+            )
+    return Slot(axis, blocks=blocks, length=length)
 
 
 def _take(slot: Slot, value: Any, index: Tensor) -> Any:
@@ -174,7 +196,10 @@ def _take(slot: Slot, value: Any, index: Tensor) -> Any:
         return [value[i] for i in index.tolist()]
     if slot.axis is None or value is None:
         return value
-    return value.index_select(slot.axis, index.to(value.device))
+    index = index.to(value.device)
+    rows = value.shape[slot.axis] // slot.blocks
+    places = [index + rows * block for block in range(slot.blocks)]
+    return value.index_select(slot.axis, torch.cat(places))
 
 
 def _tokens(part: Conditioning) -> int | None:
@@ -196,6 +221,9 @@ def _join(slot: Slot, column: Sequence[Any], tokens: Sequence[int | None], parts
         column = [_full(slot.mask, len(p), t or 0) if v is None else v for v, t, p in pairs]
         device = next((v.device for v in column if v.device.type != "cpu"), column[0].device)
         column = [v.to(device) for v in column]
+    if slot.blocks > 1:
+        blocks = zip(*(value.chunk(slot.blocks, slot.axis) for value in column), strict=True)
+        return torch.cat([part for block in blocks for part in block], slot.axis)
     if slot.length is None:
         return torch.cat(list(column), slot.axis)
     sizes = [v.shape[slot.length] for v in column]

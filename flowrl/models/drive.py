@@ -18,12 +18,23 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flowrl.errors import UserError
+from flowrl.models.beginning import Draws
 from flowrl.models.conditioning import Calls
 from flowrl.models.entry import Entry, injected
 from flowrl.models.memo import Memo
-from flowrl.models.standin import Control, OneStep, Patch, PerRow, Received, Stop, stand_in
+from flowrl.models.standin import (
+    Control,
+    OneStep,
+    Patch,
+    PerRow,
+    Received,
+    Stop,
+    placed,
+    stand_in,
+)
 
 DENOISERS = ("transformer", "transformer_2", "unet")
+ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
 NEVER = 2**31  # of a denoiser that stays stubbed
 
 
@@ -61,12 +72,14 @@ class Driver:
         self.control = Control()
         self.scheduler = stand_in(pipe.scheduler, self.control)
         self.memo = Memo(pipe)
+        self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self._shapes: dict[Any, Any] = {}  # of denoisers' outputs, by their inputs' shapes
+        self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
         """The outputs of the real `encode_prompt`; the call ends at the denoiser's door."""
         outputs: list[Any] = []
-        real = self.pipe.encode_prompt
+        real = getattr(self.pipe, self.encoder)
 
         def keep(*args: Any, **named: Any) -> Any:
             outputs.append(real(*args, **named))
@@ -77,7 +90,7 @@ class Driver:
 
         doors = [Patch(denoiser, "forward", door) for denoiser in self.denoisers.values()]
         with torch.no_grad():
-            patches = [Patch(self.pipe, "encode_prompt", keep), *doors]
+            patches = [Patch(self.pipe, self.encoder, keep), *doors]
             self._run(self.raw, self._seeded(arguments), Control(), patches)
         return tuple(outputs)
 
@@ -95,6 +108,7 @@ class Driver:
         else:
             times = target.times
             control.pinned = OneStep([PerRow(times)]) if times.ndim else times.reshape(1)
+            patches += self._whole_list()
         stop = self._driven(call, control, patches)
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
@@ -129,10 +143,16 @@ class Driver:
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
         return control.records, result, control.repeatable
 
+    def begun(self, call: Call, draws: Draws) -> Tensor:
+        """The loop's first state, made of the given draws."""
+        stop = self._driven(call, Control(), [*self._stubs(NEVER), *draws.patches(self.pipe)])
+        assert isinstance(stop, Stop) and stop.received is not None
+        return stop.received.sample
+
     def learned(self, call: Call, shape: tuple[int, ...]) -> Entry:
         """How the state of a row [1 *shape] that a step sees comes in."""
         return injected(
-            lambda x, entry: self.received(replace(call, x=x, entry=entry), None).sample,
+            lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
             lambda seen: self._prepared(call, seen),
             shape,
             takes_latents="latents" in self.parameters,
@@ -185,6 +205,8 @@ class Driver:
                 stands = Patch(self.pipe, "scheduler", self.scheduler)
                 # warnings that its own call gives once would come with each driven one
                 silent = Patch(self.logger, "disabled", call is self.raw)
+                if call is self.raw:
+                    stack.enter_context(placed(self.pipe, self._device()))
                 for patch in (stands, silent, *self.memo.patches(), *patches):
                     stack.enter_context(patch.applied())
                 result = call(self.pipe, **arguments)
@@ -195,8 +217,17 @@ class Driver:
         finally:
             control.repeatable = self.control.repeatable
             vars(self.control).update(vars(Control()))
-            if not finished:  # the pipeline's own last line, which the exception skipped
+            # the pipeline's own last line, which the exception skipped; without hooks it goes
+            # through all modules for the caches that are refused above
+            if not finished and vars(self.pipe).get("_all_hooks"):
                 self.pipe.maybe_free_model_hooks()
+
+    def _device(self) -> torch.device:
+        """The pipeline's `_execution_device`; asked anew if the denoiser has moved."""
+        at = next(next(iter(self.denoisers.values())).parameters()).device
+        if self._place is None or self._place[0] != at:
+            self._place = at, self.pipe._execution_device
+        return self._place[1]
 
     def _hand_back(self, calls: Calls) -> Patch:
         queue = list(calls)
@@ -206,7 +237,23 @@ class Driver:
                 raise UserError(f"{type(self.pipe).__name__} encodes more prompts than at load")
             return queue.pop(0)
 
-        return Patch(self.pipe, "encode_prompt", stub)
+        return Patch(self.pipe, self.encoder, stub)
+
+    def _whole_list(self) -> list[Patch]:
+        """A `strength` cuts the list of timesteps: the real one, and not the one that is pinned."""
+        real = getattr(self.pipe, "get_timesteps", None)
+        if real is None:
+            return []
+
+        def cut(*args: Any, **named: Any) -> Any:
+            pinned, self.control.pinned = self.control.pinned, None
+            try:
+                result = real(*args, **named)
+            finally:
+                self.control.pinned = pinned
+            return (pinned, *result[1:])
+
+        return [Patch(self.pipe, "get_timesteps", cut)]
 
     def _stubs(self, index: int) -> list[Patch]:
         """Denoisers that run from the loop's `index` on, and give zeros before it."""

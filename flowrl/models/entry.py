@@ -49,9 +49,10 @@ class Entry:
                 f"states of shape {tuple(x.shape)} do not fit into prepare_latents' "
                 f"{tuple(prepared.shape)}: another image size, or number of rows?"
             )
-        if self.index is None:
-            return ours.reshape(prepared.shape)
-        return flat.index_copy(1, index.to(flat.device), ours).reshape(prepared.shape)
+        if self.index is not None:
+            ours = flat.index_copy(1, index.to(flat.device), ours)
+        # in its memory format: convolutions round differently in another one
+        return torch.empty_like(prepared).copy_(ours.reshape(prepared.shape))
 
 
 def injected(

@@ -7,13 +7,15 @@ found by trying it out once.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models import checks, columns
+from flowrl.models.beginning import Draws, picture
 from flowrl.models.columns import Extra
-from flowrl.models.conditioning import SHORT, Calls, Conditioning, Layout, flatten, learn
+from flowrl.models.conditioning import SHORT, SINGLE, Calls, Conditioning, Layout, flatten, learn
 from flowrl.models.drive import Call, Driver, Target
 from flowrl.models.entry import Entry
 from flowrl.models.schedule import Kind, Schedule, Start, Way
@@ -21,6 +23,8 @@ from flowrl.models.standin import Received
 from samplers.adapt import flow_velocity, to_vp
 
 SIDE = 64  # pixels of a picture for trying out, where the call gives no size
+FRAMES = 9  # of a film for trying out, likewise
+MANY = 20  # steps of a call that ends before the first
 
 
 class Loop:
@@ -32,28 +36,40 @@ class Loop:
         checks.refuse(pipe)
         self.driver = Driver(pipe)
         self.kind: Kind = checks.prediction(pipe.scheduler, self.name)
+        self.sign = -1 if self.kind == "inverted" else 1  # of a flow's output; the replay checks it
         denoisers = tuple(self.driver.denoisers.values())
         self.guidance = checks.guidance_argument(self.driver.parameters, denoisers)
-        self.call = checks.arguments(self.name, call, self.driver.parameters, self.guidance)
+        given = checks.arguments(self.name, call, self.driver.parameters, self.guidance)
+        self.shared = columns.shared(given)
+        self.call = {k: v for k, v in given.items() if not columns.images([k])}
         self._layouts: dict[tuple[str, ...], tuple[Layout, bool]] = {}
         self._starts: dict[int, Start] = {}
         self._entry: Entry | None = None
+        self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than pictures
+        self.single = False  # whether it makes one prompt a call
         self._sample = self._needed()
         self._blank = self.encode([SHORT], (self._sample,) if self._sample else ())
 
     def arguments(
-        self, rows: int, steps: int, guidance: float | None, extras: Sequence[Extra] = ()
+        self,
+        prompts: Sequence[str],
+        steps: int,
+        guidance: float | None,
+        extras: Sequence[Extra] = (),
     ) -> dict[str, Any]:
-        """Of the pipeline's own call for `rows` samples; prompts are still blank."""
+        """Of the pipeline's own call for a sample of each prompt."""
         given = dict(self.call)
         for name, value in given.items():
             if columns.TEXTS.fullmatch(name) and isinstance(value, str):
-                given[name] = [value] * rows
+                given[name] = [value] * len(prompts)
         if extras:
-            assert len(extras) == rows
+            assert len(extras) == len(prompts)
             given |= columns.merged(extras, each=self._layout(extras[0])[1])
-        given |= {"prompt": [""] * rows, "num_inference_steps": steps}
-        given |= {"output_type": "pt", "return_dict": False}
+        given |= {"prompt": list(prompts), "num_inference_steps": steps}
+        given |= {"output_type": self.form, "return_dict": False}
+        if self.single:
+            texts = [name for name in given if columns.TEXTS.fullmatch(name) and given[name]]
+            given |= {name: given[name][0] for name in texts}
         if guidance is not None:
             if self.guidance is None:
                 raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
@@ -62,10 +78,31 @@ class Loop:
 
     def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
         """In one call. Rows of `extras`, if there are any, have the same images."""
-        layout, _ = self._layout(extras[0] if extras else {})
-        counts, values = flatten(self._encoded(prompts, extras))
+        with checks.its_own(self.name, self.call):
+            layout, _ = self._layout(extras[0] if extras else {})
+            if self.single:
+                each = [self._encoded([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+                return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+            counts, values = flatten(self._encoded(prompts, extras))
         assert counts == layout.counts
-        return Conditioning(layout, values, len(prompts), tuple(extras))
+        return Conditioning(layout, values, tuple(prompts), tuple(extras))
+
+    def extras(self, meta: Sequence[Mapping[str, Any]], rows: int) -> tuple[Extra, ...]:
+        """What each prompt brings along: columns of its row, and the pictures that all share.
+
+        Raises UserError where a picture is missing that the pipeline cannot go without.
+        """
+        found = columns.extras(meta, self.driver.parameters) or ({},) * rows
+        whole = tuple({**self.shared, **extra} for extra in found)
+        if rows and not whole[0] and self._sample:
+            names = " and ".join(self._sample)
+            raise UserError(f"{self.name} needs {names}: give a column of the prompts, or `call`")
+        return whole if rows and whole[0] else ()
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The arguments that it cannot go without."""
+        return tuple(self._sample)
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
         """Two rows: the first one's images, own texts. Without any, those for trying out."""
@@ -77,9 +114,10 @@ class Loop:
     def start(self, steps: int) -> Start:
         if steps not in self._starts:
             blank = self._blank
-            call = Call(self.arguments(1, steps, None, blank.extras), blank.calls())
-            with torch.no_grad():
-                first = self.driver.received(call, None).sample
+            given = self.arguments(blank.prompts, steps, None, blank.extras)
+            call = Call(given, blank.calls())
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                first = self.driver.received(call, None).folded(1).sample
                 shape = tuple(first.shape[1:])
                 if self._entry is None:
                     self._entry = self.driver.learned(call, shape)
@@ -93,25 +131,47 @@ class Loop:
             self._starts[steps] = Start(schedule, shape, first.dtype, first.device)
         return self._starts[steps]
 
+    def picture(self, conditioning: Conditioning, steps: int) -> Tensor | None:
+        """What the first states [n *d] hold beside noise, as flow states; None where nothing."""
+        if not conditioning.extras or not columns.images(conditioning.extras[0]):
+            return None
+        sigma, parts = self.start(steps).schedule.sigmas[0], {}
+        for rows in columns.by_image(conditioning.extras):
+            one = conditioning.take(rows[:1])
+            call = Call(self.arguments(one.prompts, steps, None, one.extras), one.calls())
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                made = picture(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
+            if made is None:  # what begins at noise alone does so for every picture
+                return None
+            parts |= dict.fromkeys(rows, made)
+        return torch.cat([parts[i] for i in range(len(conditioning))])
+
+    def _begun(self, call: Call, draws: Draws) -> Tensor:
+        state = self.driver.begun(call, draws)
+        return state if len(state) == 1 else state[None]
+
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """Of flow states x [n *d] at sigma [n]; rows have the same images."""
-        if self.kind == "flow":
-            return self.received(x, sigma, conditioning, way).output
-        if self.kind == "inverted":
-            return -self.received(x, sigma, conditioning, way).output
+        if self.kind in ("flow", "inverted"):
+            output = self.received(x, sigma, conditioning, way).output
+            return output if self.sign > 0 else -output
         state = to_vp(x, sigma.to(x.device))
         return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
         """The flow's velocity in what a step receives at a state of the loop."""
         if self.kind in ("flow", "inverted"):
-            return output if self.kind == "flow" else -output
+            return output if self.sign > 0 else -output
         if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
             output = output[:, : state.shape[1]]
         return flow_velocity(self.kind, state.to(output.device), output, sigma.to(output.device))
 
     def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
-        """What `scheduler.step` receives at these states of the loop, in one call."""
+        """What `scheduler.step` receives at these states of the loop, in one call if it can."""
+        if self.single and len(x) > 1:
+            rows = [slice(i, i + 1) for i in range(len(x))]
+            parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
+            return Received.joined(parts)
         start = self.start(way.steps)
         if way.forward:
             index = set(start.schedule.index(sigma).tolist())
@@ -124,12 +184,16 @@ class Loop:
         else:
             times = start.schedule.times(sigma).to(start.device)
             target = Target(times[0] if bool((times == times[0]).all()) else times)
-        return self.driver.received(self._at(x, conditioning, way.steps, way.guidance), target)
+        call = self._at(x, conditioning, way.steps, way.guidance)
+        return self.driver.received(call, target).folded(len(x))
 
     def decode(self, x0: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """x0 [n *d] -> [n 3 h w] or [n f 3 h w], float32; rows have the same images."""
+        if self.single and len(x0) > 1:
+            rows = range(len(x0))
+            return torch.cat([self.decode(x0[[i]], conditioning.take([i]), way) for i in rows])
         call = self._at(x0.detach(), conditioning, way.steps, way.guidance)
-        return self.driver.finished(call, through=way.through)[0].float()
+        return _media(self.driver.finished(call, through=way.through)[0])
 
     def record(
         self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None
@@ -138,23 +202,37 @@ class Loop:
 
         Its steps, its media, and whether its scheduler's step draws no noise.
         """
-        given = self.arguments(len(prompts), steps, guidance, extras) | {"prompt": list(prompts)}
-        records, result, repeatable = self.driver.recorded(given)
-        return records, result[0].float(), repeatable
+        if self.single and len(prompts) > 1:
+            each = [
+                self.record([p], extras[i : i + 1], steps, guidance) for i, p in enumerate(prompts)
+            ]
+            records, media, repeatable = zip(*each, strict=True)
+            joined = [Received.joined(step) for step in zip(*records, strict=True)]
+            return joined, torch.cat(media), all(repeatable)
+        with checks.its_own(self.name, self.call):
+            given = self.arguments(prompts, steps, guidance, extras)
+            records, result, repeatable = self.driver.recorded(given)
+            return [r.folded(len(prompts)) for r in records], _media(result[0]), repeatable
 
     def _at(
         self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
     ) -> Call:
         start = self.start(steps)
         assert self._entry is not None
-        given = self.arguments(len(x), steps, guidance, conditioning.extras)
+        assert len(x) == len(conditioning)
+        given = self.arguments(conditioning.prompts, steps, guidance, conditioning.extras)
         x = x.to(start.device, start.dtype)
         return Call(given, conditioning.calls(), x, self._entry)
 
     def _encoded(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Calls:
-        guidance = None if self.guidance is None else 2.0  # above 1, so that negatives are made
-        given = self.arguments(len(prompts), 2, guidance, extras) | {"prompt": list(prompts)}
-        return self.driver.encoded(given)
+        return self.driver.encoded(self._tried(prompts, extras))
+
+    def _tried(self, prompts: Sequence[str], extras: Sequence[Extra]) -> dict[str, Any]:
+        """Arguments of a call that ends before its first step, with negative prompts."""
+        guidance = None if self.guidance is None else 2.0
+        # a strength leaves a part of the steps, which must not be none
+        steps = MANY if "strength" in self.driver.parameters else 2
+        return self.arguments(prompts, steps, guidance, extras)
 
     def _layout(self, extra: Extra) -> tuple[Layout, bool]:
         """How encodings are cut, and whether a pipeline wants its image once a row."""
@@ -162,15 +240,10 @@ class Loop:
         if names not in self._layouts:
             reasons: list[Exception] = []
             for each in (False, True) if columns.images(names) else (False,):
-                layout = Layout((), ())
-                self._layouts[names] = layout, each  # for the arguments of the probes
+                self._layouts[names] = SINGLE, each  # for the arguments of the probes
                 try:
-                    layout = learn(
-                        lambda some: self._encoded(some, [extra] * len(some) if extra else ()),
-                        self.name,
-                    )
-                    self._layouts[names] = layout, each
-                    return layout, each
+                    self._layouts[names] = self._learned(extra), each
+                    return self._layouts[names]
                 except torch.OutOfMemoryError:
                     raise
                 except checks.FAILURES as error:
@@ -179,27 +252,46 @@ class Loop:
             raise reasons[0]
         return self._layouts[names]
 
+    def _learned(self, extra: Extra) -> Layout:
+        """Try prompts out, and whether the denoiser bears two rows."""
+
+        def encode(prompts: Sequence[str]) -> Calls:
+            return self._encoded(prompts, [extra] * len(prompts) if extra else ())
+
+        layout = SINGLE if self.single else learn(encode, self.name)
+        prompts = [SHORT] if self.single else [SHORT] * 2
+        given = self._tried(prompts, [extra] * len(prompts) if extra else ())
+        with torch.no_grad():
+            self.driver.received(Call(given, encode(prompts)), Target(torch.empty(0), 0))
+        return layout
+
     def _needed(self) -> Extra:
-        """A picture for each image that the pipeline cannot go without."""
-        try:
-            self._layout({})
-            return {}
-        except torch.OutOfMemoryError:
-            raise
-        except checks.FAILURES as error:
-            reason = error
+        """A picture for each image that the pipeline cannot go without.
+
+        One that bears no batch in any way is called with one prompt at a time.
+        """
         width, height = self.call.get("width", SIDE), self.call.get("height", SIDE)
-        for names in checks.needed_images(self.driver.parameters):
-            sample = columns.sample(names, width, height)
-            try:
-                self._layout(sample)
-                return sample
-            except torch.OutOfMemoryError:
-                raise
-            except checks.FAILURES as error:
-                reason = error
+        frames = self.call.get("num_frames", FRAMES)
+        likely = [[], *checks.needed_images(self.driver.parameters)]
+        reasons: list[Exception] = []
+        for self.single in (False, True):
+            for names in likely:
+                sample = {**columns.sample(names, width, height, frames), **self.shared}
+                try:
+                    self._layout(sample)
+                    return sample
+                except torch.OutOfMemoryError:
+                    raise
+                except checks.FAILURES as error:
+                    reasons.append(error)
+        reason = reasons[len(likely) - 1]  # of the most that can be given
         if isinstance(reason, UserError):
             raise reason
-        raise UserError(
-            f"{self.name} refuses its arguments {self.call}: {type(reason).__name__}: {reason}"
-        ) from reason
+        raise checks.refused(self.name, self.call, reason) from reason
+
+
+def _media(result: Any) -> Tensor:
+    """Pictures as tensors; some pipelines give arrays of channels last for all but PIL."""
+    if isinstance(result, np.ndarray):
+        return torch.from_numpy(result).movedim(-1, -3).float()
+    return result.float()

@@ -145,10 +145,10 @@ def load(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
 
 
 def _prepare(denoiser: nn.Module) -> None:
-    """Adapters take gradients and are float32: steps of a half-precision weight would be lost."""
+    """Adapters take gradients and are float32 at least: half-precision weights lose steps."""
     for name, parameter in denoiser.named_parameters():
         if ".lora_" in name:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
             parameter.requires_grad_(True)
 
 

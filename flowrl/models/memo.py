@@ -50,7 +50,7 @@ class Memo:
     def patches(self) -> list[Patch]:
         found = []
         vae = vars(self.pipe).get("vae")
-        if isinstance(vae, nn.Module) and "encode" in dir(vae):
+        if isinstance(vae, nn.Module) and callable(getattr(vae, "encode", None)):
             found.append(Patch(vae, "encode", self._remembering("vae", vae.encode)))  # type: ignore
         for name in SEERS:
             module = vars(self.pipe).get(name)

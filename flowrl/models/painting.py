@@ -11,7 +11,7 @@ from flowrl.meter import Meter
 from flowrl.models.conditioning import Conditioning
 from flowrl.models.schedule import Schedule
 from flowrl.statistics import image_statistics
-from samplers import Planner, Rollout, Velocity, roll
+from samplers import Begin, Planner, Rollout, Velocity, roll
 
 
 class Scales(NamedTuple):
@@ -28,7 +28,12 @@ class Driven(Protocol):
     guidance: Scales
     device: torch.device
 
+    @property
+    def arithmetic(self) -> torch.dtype: ...
+
     def schedule(self, steps: int) -> Schedule: ...
+
+    def begin(self, conditioning: Conditioning, steps: int) -> Begin | None: ...
 
     def shape(self, steps: int) -> tuple[int, ...]: ...
 
@@ -67,6 +72,7 @@ class Painting:
         iteration: int,
         keep_mean: bool = False,
         score: Callable[[Rollout], Tensor] | None = None,
+        hear: Callable[[Rollout], None] | None = None,
     ) -> tuple[Rollout, ...]:
         plans = plan(self.owner.schedule(self.steps).sigmas, iteration, seed)
 
@@ -84,7 +90,10 @@ class Painting:
             iteration=iteration,
             keep_mean=keep_mean,
             score=None if score is None else guess,
+            hear=hear,
+            begin=self.owner.begin(self.conditioning, self.steps),
             device=self.owner.device,
+            dtype=self.owner.arithmetic,
         )
 
     def media(self, rollout: Rollout) -> Tensor:

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flowrl.models import checks, columns, lora, replay
+from flowrl.models import checks, columns, lora, replay, savings
 from flowrl.models.columns import Extra
 from flowrl.models.conditioning import LONG, SHORT, Conditioning
+from flowrl.models.drive import DENOISERS
 from flowrl.models.loop import Loop
+from flowrl.models.offload import Frozen
 from flowrl.models.painting import Painting, Scales
-from flowrl.models.schedule import Schedule, Way
-from samplers import Ode, Velocity
+from flowrl.models.schedule import Schedule, Start, Way
+from samplers import Begin, Ode, Velocity
 
 
 class PipelinePolicy:
@@ -37,6 +39,7 @@ class PipelinePolicy:
         self.rows_per_call = rows_per_call
         self.guidance = Scales()
         self.device = torch.device("cpu")  # where samples are drawn
+        self.frozen = Frozen()  # parts that rest while they are not used
         pipe.set_progress_bar_config(disable=True)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
@@ -55,14 +58,20 @@ class PipelinePolicy:
         device: str | torch.device,
         call: Mapping[str, Any],
         rows_per_call: int | None = None,
+        offload: bool = False,
     ) -> "PipelinePolicy":
         """From a folder or a hub name. Components that its index does not list are left out."""
-        pipe = checks.from_pretrained(source, dtype).to(device)
+        pipe, frozen = checks.from_pretrained(source, dtype), Frozen()
+        if offload:
+            frozen = Frozen.of(pipe, DENOISERS, torch.device(device))
+        else:
+            pipe.to(device)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
         policy = cls(pipe, call=call, rows_per_call=rows_per_call)
-        policy.device = torch.device(device)
+        policy.device, policy.frozen = torch.device(device), frozen
+        frozen.rest()
         return policy
 
     def open(
@@ -85,12 +94,22 @@ class PipelinePolicy:
         two, rows = prompts[:2], meta[:2]
         return [str(self.prove(two, steps=steps, guidance=g, meta=rows)) for g in scales]
 
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """Of states and velocities: float32 around half-precision networks."""
+        return torch.promote_types(next(self.denoisers[0].parameters()).dtype, torch.float32)
+
     def schedule(self, steps: int) -> Schedule:
-        return self.loop.start(steps).schedule
+        return self._start(steps).schedule
 
     def shape(self, steps: int) -> tuple[int, ...]:
         """Of one row's latents as the loop's steps see them (packed, where the family packs)."""
-        return self.loop.start(steps).shape
+        return self._start(steps).shape
+
+    def _start(self, steps: int) -> Start:
+        start = self.loop.start(steps)
+        self.frozen.rest()
+        return start
 
     def encode(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
@@ -100,7 +119,7 @@ class PipelinePolicy:
         `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
         """
-        extras = columns.extras(meta, self.loop.driver.parameters)
+        extras = self.loop.extras(meta, len(prompts))
         assert not extras or len(extras) == len(prompts)
         groups = columns.by_image(extras) if extras else [list(range(len(prompts)))]
         size, parts = self.rows_per_call or max(len(prompts), 1), []
@@ -108,11 +127,20 @@ class PipelinePolicy:
         for rows in chunks:
             some = [extras[i] for i in rows] if extras else ()
             parts.append(self.loop.encode([prompts[i] for i in rows], some))
+        self.frozen.rest()
         order = torch.tensor([i for rows in chunks for i in rows]).argsort()
         return Conditioning.cat(parts).take(order)
 
+    def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
+        """First states of noise [n *d], where a picture is in them; None where there is none."""
+        picture = self.loop.picture(conditioning, steps)
+        if picture is None:
+            return None
+        sigma = self.schedule(steps).sigmas[0]
+        return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
+
     def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
-        """(x [n *d], sigma [n], prompt [n]) -> v [n *d] float32, with gradients.
+        """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
 
         `prompt` are rows of the conditioning. Proves the way in first where that was not done.
         """
@@ -134,7 +162,7 @@ class PipelinePolicy:
                 for rows in groups
             ]
             order = torch.argsort(torch.cat(groups)).to(x.device)
-            return torch.cat([v.to(x.device, torch.float32) for v in parts])[order]
+            return torch.cat([v.to(x.device, self.arithmetic) for v in parts])[order]
 
         return velocity
 
@@ -150,6 +178,7 @@ class PipelinePolicy:
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
         groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
         media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
+        self.frozen.rest()
         return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
 
     def prove(
@@ -166,6 +195,7 @@ class PipelinePolicy:
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
+        extras = self.loop.extras(meta, 2) if extras else ()
         return self._prove(prompts, extras, steps, guidance)
 
     def _prove(
@@ -177,6 +207,7 @@ class PipelinePolicy:
     ) -> replay.Replay:
         subject = replay.Subject(self.loop, prompts, self.loop.tried(extras), steps, guidance)
         self._proofs[steps, guidance] = subject.prove()
+        self.frozen.rest()
         return self._proofs[steps, guidance]
 
     def add_lora(
@@ -184,6 +215,9 @@ class PipelinePolicy:
     ) -> None:
         """Adapters on every denoiser. None: the attention and feed-forward linears."""
         lora.add(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+
+    def roots(self) -> dict[str, nn.Module]:
+        return self.loop.driver.denoisers
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters if there are any, else all of the denoisers'."""
@@ -198,6 +232,9 @@ class PipelinePolicy:
         """Full fine-tuning: every parameter of every denoiser takes a gradient."""
         for denoiser in self.denoisers:
             denoiser.requires_grad_(True)
+
+    def checkpoint_gradients(self) -> None:
+        savings.checkpoint_denoisers(self.denoisers)
 
     def save(self, folder: Path) -> None:
         """Files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""

@@ -47,6 +47,9 @@ class Rollout(Protocol):
     def lengths(self) -> Int[Tensor, " n"]: ...  # decisions of each: tokens, or noisy steps
 
     @property
+    def nodes(self) -> Int[Tensor, "n k"] | None: ...  # passed by each, where trees are ragged
+
+    @property
     def iteration(self) -> int: ...  # of the run, which weights of rewards may depend on
 
 
@@ -69,9 +72,11 @@ class Batch(Protocol):
         iteration: int,
         keep_mean: bool = False,
         score: Callable[[Any], Tensor] | None = None,
+        hear: Callable[[Any], None] | None = None,
     ) -> Sequence[Any]:
         """One `Rollout` for each of the planner's plans, under the weights in force. `score` is the
-        reward [n] of a rollout, for plans that steer by it on the way."""
+        reward [n] of a rollout, for plans that steer by it on the way. `hear` is told of each
+        rollout that others follow, as soon as it is drawn."""
         ...
 
     def media(self, rollout: Any) -> Any:
@@ -109,6 +114,8 @@ class Policy(Protocol):
         thing that was found; UserError where it cannot be used."""
         ...
 
+    def roots(self) -> dict[str, nn.Module]: ...  # what is called, and trained, as a whole
+
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
     def train_all(self) -> None: ...
@@ -116,6 +123,8 @@ class Policy(Protocol):
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None: ...
+
+    def checkpoint_gradients(self) -> None: ...  # UserError where the model does not have it
 
     def save(self, folder: Path) -> None: ...
 

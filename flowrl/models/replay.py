@@ -86,6 +86,7 @@ class Subject:
         """
         self._check_between()
         way = self._way()
+        self._check_alone(way)
         through = self._decoder(way)
         first = self._first()
         self._check_guidance(way)
@@ -116,9 +117,11 @@ class Subject:
     def recorded(self) -> tuple[list[Received], Tensor, bool]:
         """The pipeline's own call: its steps, its media, whether it draws no noise."""
         visits = len(self.schedule.visits)
-        steps, media, repeatable = self.loop.record(
-            self.prompts, self.extras, self.steps, self.guidance
-        )
+        call = (self.prompts, self.extras, self.steps, self.guidance)
+        steps, media, repeatable = self.loop.record(*call)
+        if not _shown(media) and self.loop.form == "pt":
+            self.loop.form = "np"  # some pipelines scale to 0..1 only there
+            steps, media, repeatable = self.loop.record(*call)
         if len(steps) != visits:
             raise UserError(
                 f"{self.loop.name} calls scheduler.step {len(steps)} times in {self.steps} steps, "
@@ -182,6 +185,19 @@ class Subject:
                 return f"is off by {away:.3g} at step {step}"
         return None
 
+    def _check_alone(self, way: Way) -> None:
+        """A row says the same alone, or its densities would change with the rows beside it."""
+        with torch.no_grad():
+            x, taken = self.state(0)[1:2], self.conditioning.take([1])
+            alone = self.loop.received(x, self.sigma(0)[1:2], taken, way).output
+        beside = self.own[0].output[1:2]
+        away, size = _apart(alone, beside), float(beside.float().abs().max())
+        if away > NEAR[beside.dtype] * size:
+            raise UserError(
+                f"{self.loop.name} says something else of a prompt alone than beside another "
+                f"(by {away:.3g} of {size:.3g}): its ratios of densities would be wrong"
+            )
+
     def _mixes(self, way: Way) -> bool:
         """Whether rows of different steps in one call give what each gave in its own."""
         count, rows = len(self.own), len(self.prompts)
@@ -211,14 +227,20 @@ class Subject:
         for through in (False, True):
             how = Way(self.steps, self.guidance, way.forward, way.mixed, through)
             try:
-                away = _apart(self.loop.decode(last, self.conditioning, how), self.recorded[1])
+                decoded = self.loop.decode(last, self.conditioning, how)
+                away = _apart(decoded, self.recorded[1])
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
                 reasons.append(f"fails ({type(error).__name__}: {error})")
                 continue
-            if away == 0:
+            if away == 0 and _shown(decoded):
                 return through
+            if away == 0:
+                raise UserError(
+                    f"{self.loop.name} decodes to numbers from {float(decoded.min()):.3g} to "
+                    f"{float(decoded.max()):.3g}, which are no pictures in 0..1"
+                )
             reasons.append(f"is off by {away:.3g}")
         raise UserError(
             f"{self.loop.name}: decoding its own last state {reasons[0]}, after an unmoved loop "
@@ -230,8 +252,12 @@ class Subject:
         if not self.recorded[2] or len(set(self.schedule.visits[:2])) < 2:
             return None
         away, size = self._step(0)
+        turned, _ = self._step(0, -1)
+        if turned < away and self.loop.kind == "flow":  # its loop hands on -v, or its step adds v
+            self.loop.sign *= -1
+            away, turned = turned, away
         near = NEAR[self.own[0].output.dtype]
-        if away > near * size:
+        if away > near * size or turned < away:
             raise UserError(
                 f"{self.loop.name}: the first step of {type(self.loop.pipe.scheduler).__name__} is "
                 f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction is "
@@ -245,12 +271,15 @@ class Subject:
             return None
         return max(self._step(step)[0] for step in range(len(self.own)))
 
-    def _step(self, step: int) -> tuple[float, float]:
-        """Our Euler step from the scheduler's: (largest difference, size of the state)."""
+    def _step(self, step: int, sign: int = 1) -> tuple[float, float]:
+        """Our Euler step from the scheduler's: (largest difference, size of the state).
+
+        With `sign` -1 the one against the velocity, which must be farther away.
+        """
         received, sigma = self.own[step], self.sigma(step)
         following = torch.full_like(sigma, (*self.schedule.visits, 0.0)[step + 1])
         assert received.following is not None
-        v = self.loop.read(self.state(step), received.output, sigma).float().cpu()
+        v = sign * self.loop.read(self.state(step), received.output, sigma).float().cpu()
         x, theirs = self.state(step).float().cpu(), received.following.cpu()
         if self.loop.kind in ("flow", "inverted"):
             ours = euler(x, v, sigma, following).to(theirs.dtype)
@@ -268,12 +297,8 @@ class Subject:
         if way.guidance is None or way.guidance <= 1:
             return
         more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
-        for step, received in enumerate(self.own):  # some guide a part of the steps only
-            with torch.no_grad():
-                x, sigma = self.state(step), self.sigma(step)
-                driven = self.loop.received(x, sigma, self.conditioning, more)
-            if _apart(driven.output, received.output) != 0:
-                return
+        if self._mismatch(more) is not None:  # some guide a part of the steps only
+            return
         raise UserError(
             f"guidance {way.guidance} has no effect on {self.loop.name} with {self.loop.call}: "
             "give a negative_prompt, or leave guidance out (null)"
@@ -288,6 +313,10 @@ class Subject:
             raise UserError(
                 f"{self.loop.name} cuts the gradient inside its loop: it cannot be trained"
             )
+
+
+def _shown(media: Tensor) -> bool:
+    return -1e-3 <= float(media.min()) <= float(media.max()) <= 1.001
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:

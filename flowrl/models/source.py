@@ -1,19 +1,35 @@
 """Settings to a policy: the one place that knows which kinds of model there are."""
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import torch
 
+from flowrl.errors import UserError
 from flowrl.models.policy import Policy
 from flowrl.paths import find
 from flowrl.settings import Model, Run
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+if TYPE_CHECKING:
+    from flowrl.models.causal_lm import CausalPolicy
+
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
+}  # fmt: skip
 
 
-def open_model(run: Run, device: torch.device) -> Policy:
-    return _pipeline(run.model, device) if run.model.pipeline else _language(run, device)
+def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+    """`folder` is that of a run that trains: only such a one has a server draw for it."""
+    if run.model.pipeline:
+        return _pipeline(run.model, device)
+    policy = _language(run, device)
+    if run.model.server is not None and folder is not None:
+        _connect(policy, run, folder)
+    return policy
 
 
 def _pipeline(m: Model, device: torch.device) -> Policy:
+    from flowrl.models import savings
     from flowrl.models.painting import Scales
     from flowrl.models.pipeline import PipelinePolicy
 
@@ -24,12 +40,18 @@ def _pipeline(m: Model, device: torch.device) -> Policy:
         dtype=DTYPES[m.dtype],
         device=device,
         call={key: value for key, value in call.items() if value is not None},
+        offload=m.offload,
     )
+    savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
+    if m.attention is not None:
+        savings.attention(policy.denoisers, m.attention)
+    if m.compile:
+        savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(m.guidance.sample, m.guidance.train)
     return policy
 
 
-def _language(run: Run, device: torch.device) -> Policy:
+def _language(run: Run, device: torch.device) -> "CausalPolicy":
     from flowrl.models.causal_lm import CausalPolicy
 
     m = run.model
@@ -39,6 +61,36 @@ def _language(run: Run, device: torch.device) -> Policy:
     )
     policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
     return policy
+
+
+def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
+    from flowrl.models.completions_server import CompletionsServer
+    from flowrl.models.served_adapters import Adapters
+    from rewards.calls import Patience
+    from rewards.client import Client
+    from samplers.completions import TextPlan
+
+    s = run.model.server
+    assert s is not None
+    patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
+    try:
+        client = Client(s.url, s.token, patience)
+    except ValueError as error:
+        raise UserError(f"model.server: {error}") from error
+    vllm = s.engine == "vllm"
+    admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
+    prefix = "" if vllm else f"{s.model}:"
+    algorithm = run.algorithm()
+    (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
+    assert isinstance(plan, TextPlan)
+    policy.server = CompletionsServer(
+        client,
+        s.model,
+        tuple(policy.stop),
+        policy.model.config.get_text_config().vocab_size,
+        plan.temperature,
+        Adapters(policy.model, folder / "served", admin, prefix) if s.sync == "lora" else None,
+    )
 
 
 def place(source: str) -> str:

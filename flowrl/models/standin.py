@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,37 @@ class Received(NamedTuple):
     following: Tensor | None = None
     # `sample` as the denoiser sees it: some schedulers scale it (Euler-discrete), most do not
     state: Tensor | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence["Received"]) -> "Received":
+        """Of rows that were called one by one."""
+        first = parts[0]
+        return first._replace(
+            output=torch.cat([part.output for part in parts]),
+            sample=torch.cat([part.sample for part in parts]),
+            following=_joined([part.following for part in parts]),
+            state=_joined([part.state for part in parts]),
+        )
+
+    def folded(self, rows: int) -> "Received":
+        """A row for each sample: some loops step the frames of all videos as rows of their own."""
+        return self._replace(
+            output=_folded(self.output, rows),
+            sample=_folded(self.sample, rows),
+            following=None if self.following is None else _folded(self.following, rows),
+            state=None if self.state is None else _folded(self.state, rows),
+        )
+
+
+def _joined(values: Sequence[Tensor | None]) -> Tensor | None:
+    tensors = [value for value in values if value is not None]
+    return torch.cat(tensors) if tensors else None
+
+
+def _folded(value: Tensor, rows: int) -> Tensor:
+    if len(value) == rows or len(value) % rows:
+        return value
+    return value.reshape(rows, len(value) // rows, *value.shape[1:])
 
 
 class Stop(BaseException):
@@ -110,11 +141,14 @@ def stand_in(real: Any, control: Control) -> Any:
         return vars(self)["init_noise_sigma"]
 
     def scale(self: Any, sample: Tensor, timestep: Any = None) -> Tensor:
-        return sample if control.mode != "own" else kind.scale_model_input(self, sample, timestep)
+        scales = control.mode == "own" and "scale_model_input" in dir(kind)
+        return kind.scale_model_input(self, sample, timestep) if scales else sample
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         given = signature.bind(self, *args, **named).arguments
         seen = Received(given["model_output"], given["timestep"], given["sample"])
+        if control.mode == "own":  # some loops write the next state into this one
+            seen = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
         index, control.count = control.count, control.count + 1
         if control.mode == "own":
             return _own_step(control, self, kind, seen, (args, named))
@@ -125,13 +159,11 @@ def stand_in(real: Any, control: Control) -> Any:
         return Unmoved(seen.sample)
 
     step.__signature__ = signature  # type: ignore[attr-defined]  # pipelines ask what it takes
-    members = {
-        "timesteps": property(timesteps, _setter("timesteps")),
-        "step": step,
-        "init_noise_sigma": property(init_noise_sigma, _setter("init_noise_sigma")),
-    }
-    if "scale_model_input" in dir(kind):
-        members["scale_model_input"] = scale
+    # one that does not scale may be asked to all the same, since its class is another one now
+    members = {"timesteps": property(timesteps, _setter("timesteps")), "step": step}
+    members["scale_model_input"] = scale
+    if "init_noise_sigma" in {*dir(kind), *vars(real)}:
+        members["init_noise_sigma"] = property(init_noise_sigma, _setter("init_noise_sigma"))
     copied = copy.deepcopy(real)
     copied.__class__ = type(kind.__name__, (kind,), members)
     return copied
@@ -160,6 +192,21 @@ def _own_step(control: Control, scheduler: Any, kind: Any, seen: Received, given
 
 def _moved(result: Any) -> Tensor:
     return result[0] if isinstance(result, tuple) else result.prev_sample
+
+
+@contextmanager
+def placed(pipe: Any, device: torch.device) -> Iterator[None]:
+    """The pipeline knows where it runs, for the time of a call.
+
+    diffusers looks through every module for hooks each time that it asks for `_execution_device`,
+    several times a call: in a model of 500 modules more than all else that driving costs.
+    """
+    kind = type(pipe)
+    pipe.__class__ = type(kind.__name__, (kind,), {"_execution_device": device})
+    try:
+        yield
+    finally:
+        pipe.__class__ = kind
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ def add(
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
             continue
-        parameter.data = parameter.data.float()  # steps of half-precision weights would be lost
+        better = torch.promote_types(parameter.dtype, torch.float32)
+        parameter.data = parameter.data.to(better)  # steps of half-precision weights would be lost
         parameter.requires_grad_(True)
         if ".lora_A." in name:
             draws = generator(seed, "lora", name)

@@ -1,14 +1,18 @@
 """A run as data: what a YAML file may say. `flowrl.config` reads it; unknown keys are errors."""
 
 from flowrl.settings.base import Settings
+from flowrl.settings.budget import Budget
 from flowrl.settings.data import PromptFiles, RewardSpec
-from flowrl.settings.model import Guidance, Lora, Model
+from flowrl.settings.model import Guidance, Lora, Model, Vae
 from flowrl.settings.run import RECIPE_SETTINGS, Recipe, Run, Steer, recipe_settings
+from flowrl.settings.server import Correction, Server
 from flowrl.settings.train import Checkpoint, Evaluate, Schedule, Track, Train
 
 __all__ = [
     "RECIPE_SETTINGS",
+    "Budget",
     "Checkpoint",
+    "Correction",
     "Evaluate",
     "Guidance",
     "Lora",
@@ -18,9 +22,11 @@ __all__ = [
     "RewardSpec",
     "Run",
     "Schedule",
+    "Server",
     "Settings",
     "Steer",
     "Track",
     "Train",
+    "Vae",
     "recipe_settings",
 ]

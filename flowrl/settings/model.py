@@ -6,6 +6,7 @@ import tyro
 from pydantic import Field, model_validator
 
 from flowrl.settings.base import Settings
+from flowrl.settings.server import Server
 
 
 class Guidance(Settings):
@@ -25,6 +26,13 @@ class Lora(Settings):
     """Names of linear layers; null takes attention and feed-forward layers of the blocks."""
 
 
+class Vae(Settings):
+    """For a decoder that does not fit: it works on one tile, or on one sample, at a time."""
+
+    tiling: bool = False
+    slicing: bool = False
+
+
 class Model(Settings):
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Either this or `language`."""
@@ -36,23 +44,34 @@ class Model(Settings):
     """What the chat template's system message says."""
     stop: tuple[str, ...] = ()
     """Tokens that end a completion, beside the language model's own."""
+    server: Server | None = None
+    """Draws the completions of training and of its evaluations; null: the model itself does."""
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """float64 is for proofs: what differs by 1e-10 there is a mistake, and not rounding."""
     device: str = "auto"
     lora: Lora | None = Lora()
     """null trains all weights: of the denoiser, or of the language model."""
     guidance: Guidance = Guidance()
     call: Annotated[dict[str, Any], tyro.conf.Fixed] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as max_sequence_length."""
+    offload: bool = False
+    """Text encoders, image encoders and VAE wait on the CPU while they are not used."""
+    vae: Vae = Vae()
+    attention: str | None = None
+    """An attention backend of diffusers: native, flash, flex, xformers, ..."""
+    compile: bool = False
+    """torch.compile of the denoiser's repeated blocks."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Model":
         if (self.pipeline is None) == (self.language is None):
             raise ValueError("give either pipeline (images, video) or language (text)")
         of = {
-            "pipeline": {"height", "width", "guidance", "call"},
-            "language": {"gguf_file", "system", "stop"},
+            "pipeline": {"height", "width", "guidance", "call"}
+            | {"offload", "vae", "attention", "compile"},
+            "language": {"gguf_file", "system", "stop", "server"},
         }
         strangers = of["language" if self.language is None else "pipeline"]
         for name in sorted(strangers):
@@ -61,4 +80,9 @@ class Model(Settings):
             ):
                 other = "language" if name in of["language"] else "pipeline"
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
+        if self.server is not None and self.server.sync == "lora" and self.lora is None:
+            raise ValueError(
+                "server.sync: lora sends adapters, and all weights are trained (lora: null); train "
+                "adapters, or set server.sync: none"
+            )
         return self

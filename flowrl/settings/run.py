@@ -12,6 +12,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import Settings
+from flowrl.settings.budget import Budget
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.model import Model
 from flowrl.settings.train import Checkpoint, Evaluate, Track, Train
@@ -68,6 +69,7 @@ class Run(Settings):
     prompts: PromptFiles
     rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = Field(min_length=1)
     held_out_rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = ()
+    budget: Budget | None = None
     train: Train = Train()
     steer: Steer | None = None
     evaluate: Evaluate = Evaluate()
@@ -78,7 +80,11 @@ class Run(Settings):
         fields = type(self.recipe).model_fields  # type: ignore[attr-defined]
         arguments = {name: getattr(self.recipe, name) for name in fields}
         algorithm = RECIPES[arguments.pop("name")](**arguments)
-        return algorithm if self.steer is None else self.steer.around(algorithm)
+        if self.model.server is not None and algorithm.text:
+            algorithm = self.model.server.around(algorithm)
+        if self.steer is not None:
+            algorithm = self.steer.around(algorithm)
+        return algorithm if self.budget is None else self.budget.around(algorithm)
 
     @property
     def judges(self) -> tuple[RewardSpec, ...]:
@@ -106,6 +112,11 @@ class Run(Settings):
                 raise ValueError(
                     f"{place}: {labels} are not distinct; remove the double, or give it a `label`"
                 )
+        if self.budget is not None and self.budget.replay and self.train.recompute_old:
+            raise ValueError(
+                "budget.replay: a success keeps the log-probabilities that it was drawn with, and "
+                "train.recompute_old would replace them: leave one of the two out"
+            )
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:
             known = ", ".join(spec.label for spec in self.judges)

@@ -21,6 +21,11 @@ class Train(Settings):
     """Optimizer steps an iteration; each sees an equal share of the samples at every step."""
     rows_per_call: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """Most rows in one call of the model, in sampling and training alike."""
+    gradient_checkpointing: bool = False
+    """Keep the inputs of the model's blocks alone, and run the blocks again for gradients: a third
+    more time for a fraction of the memory."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw8bit, of bitsandbytes, keeps 2 bytes a trained weight instead of 8."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=1e-4, ge=0)

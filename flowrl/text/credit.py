@@ -91,6 +91,25 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class GreedyBaseline:
+    """value - that of the draw's last sample, which a plan with `greedy` takes without chance:
+    ReMax (arXiv:2310.10505). That sample is masked; without its score so is the whole draw.
+
+    `samples` of a draw, the greedy one among them: a group may hold several draws of a prompt.
+    """
+
+    samples: int
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        shape = (-1, self.samples, *credit.value.shape[1:])
+        value, mask = (part.reshape(shape) for part in credit)
+        kept = mask & mask[:, -1:]
+        kept[:, -1] = False
+        centred = (value - value[:, -1:]) * kept
+        return Credit(centred.flatten(0, 1), kept.flatten(0, 1))
+
+
+@dataclass(frozen=True)
 class Penalize:
     """value - weight times the sample's divergence from the start, summed over its tokens: a KL in
     the reward instead of the loss (RLOO, REINFORCE++)."""

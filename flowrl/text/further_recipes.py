@@ -140,17 +140,20 @@ def text_luspo(
 
 def text_reinforce(
     *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
-    temperature: float = 1.0, top_p: float = 1.0,
+    baseline: bool = True, temperature: float = 1.0, top_p: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is taken off, then advantages
     are whitened over all tokens of the batch.
 
-    `kl` is a term of the loss by the k2 estimate, whose gradient is that of KL(new | start).
+    `kl` is a term of the loss by the k2 estimate, whose gradient is that of KL(new | start), as the
+    paper has it in this form. Its other form, `baseline: false`, whitens only; there the paper
+    takes its KL off the reward, token by token, and here it is the same term of the loss.
     """
+    centre = (Standardize(scale=None),) if baseline else ()
     return Algorithm(
         steps=length,
         plan=Completions(group, temperature, top_p),
-        advantage=Estimator((Standardize(scale=None), WhitenTokens())),
+        advantage=Estimator((*centre, WhitenTokens())),
         likelihood=Token(kl_form="k2"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.credit import Level as Nodes
 from flowrl.matching import Matching
 from flowrl.rows import Evaluation, TokenRows, take
 from flowrl.text.ratios import Estimate, Level, divergence, log_ratio
@@ -55,7 +56,8 @@ class Token:
     ) -> list[TokenRows]:
         """One `Rows` with all completions, or with all pairs of them."""
         device = rollout.ids.device
-        value, some = (part.to(device) for part in shared(advantage, mask, rollout.plan.nodes))
+        nodes, group = rollout.passed, rollout.plan.group
+        value, some = (part.to(device) for part in shared(advantage, mask, nodes, group))
         kept = some.gather(1, rollout.point) & rollout.own
         if self.cut == "mask":
             kept = kept & rollout.stopped[:, None]
@@ -64,12 +66,16 @@ class Token:
             prompt=rollout.prompt,
             advantage=spread.masked_fill(~kept, 0.0),
             mask=kept,
-            old=Evaluation(rollout.logp, None),
+            old=None if rollout.elsewhere else Evaluation(rollout.logp, None),
             ids=rollout.ids,
             lengths=rollout.lengths,
             temperature=rollout.plan.temperature,
             kept=rollout.kept,
+            sampled=rollout.logp if rollout.elsewhere else None,
         )
+        if rollout.plan.greedy:  # of no use to the loss
+            place = torch.arange(len(rollout.ids), device=device) % group
+            rows = take(rows, (place < group - 1).nonzero()[:, 0])
         if not self.paired:
             return [rows]
         best = Matching.pairs(advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.plan.group)
@@ -89,15 +95,20 @@ class Token:
 
 
 def shared(
-    advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"], nodes: tuple[int, ...]
+    advantage: Float[Tensor, "n k"],
+    mask: Bool[Tensor, "n k"],
+    nodes: Int[Tensor, "n k"],
+    group: int,
 ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
-    """Each leaf has the mean credit of its node's credited leaves. Most estimators give leaves of
-    a node the same; those that add a leaf's own outcome (TEMPO) do not."""
+    """Each leaf has the mean credit of its node's credited leaves, on the CPU. Most estimators give
+    leaves of a node the same; those that add a leaf's own outcome (TEMPO) do not."""
     values, masks = [], []
-    for k, count in enumerate(nodes):
-        leaves = nodes[-1] // count
-        value, kept = advantage[:, k].view(-1, leaves), mask[:, k].view(-1, leaves)
-        mean = (value * kept).sum(1) / kept.sum(1).clamp(min=1)
-        values.append(mean.repeat_interleave(leaves))
-        masks.append(kept.any(1).repeat_interleave(leaves))
+    advantage, mask = advantage.cpu(), mask.cpu()
+    for k, ids in enumerate(nodes.unbind(1)):
+        level = Nodes.of(ids, group)
+        kept = mask[:, k : k + 1].to(advantage)
+        count = level.total(kept)
+        mean = level.total(advantage[:, k : k + 1] * kept) / count.clamp(min=1)
+        values.append(level.at_leaves(mean)[:, 0])
+        masks.append(level.at_leaves(count > 0)[:, 0])
     return torch.stack(values, 1), torch.stack(masks, 1)

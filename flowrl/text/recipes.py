@@ -9,7 +9,7 @@ from typing import Literal
 
 from flowrl.advantages import Estimator, LeaveOneOut, Standardize
 from flowrl.algorithm import Algorithm
-from flowrl.budgets import DropFlat
+from flowrl.budget.rules import DropFlat
 from flowrl.losses import Surrogate
 from flowrl.objective import Anchor
 from flowrl.text.likelihood import Token

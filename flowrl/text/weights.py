@@ -34,12 +34,14 @@ class Mismatch:
     """Weighs by p_old / p_sampled where another engine sampled (truncated importance sampling).
 
     level  of a token, or its product over the row
-    mode   truncate: cut to low..high; mask: 0 outside of it
-    Logs `mismatch`, the mean |log p_old - log p_sampled| a token, and `mismatch_weight`.
+    mode   truncate: cut to low..high; mask: 0 outside of it; none: weighs nothing, only measures
+    Logs `mismatch`, the mean |log p_old - log p_sampled| a token (and `mismatch_max`), the mean
+    `mismatch_weight`, the shares of tokens that were `mismatch_truncated` or `mismatch_masked`, and
+    `mismatch_effective`: (sum w)^2 / (n sum w^2) over the n tokens of one call.
     """
 
     level: Literal["token", "sequence"] = "sequence"
-    mode: Literal["truncate", "mask"] = "mask"
+    mode: Literal["truncate", "mask", "none"] = "mask"
     high: float = 3.0
     low: float = 0.0
 
@@ -49,17 +51,34 @@ class Mismatch:
 
     def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
         """[b t], or [b 1] for the sequence level."""
-        old = evaluations["old"].logp
-        ratio = mismatch(old, sampled(rows, evaluations["old"]), rows.mask, self.level)
+        return self._weight(self._ratio(evaluations, rows))
+
+    def _ratio(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
+        old = evaluations["old"]
+        return mismatch(old.logp, sampled(rows, old), rows.mask, self.level)
+
+    def _weight(self, ratio: Tensor) -> Tensor:
+        if self.mode == "none":
+            return torch.ones_like(ratio)
         return bounded(ratio, self.mode, self.low, self.high)
 
     def __call__(
         self, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> tuple[Tensor, dict[str, Tensor]]:
         old = evaluations["old"]
-        weight = self.factor(evaluations, rows).expand_as(old.logp)
+        ratio = self._ratio(evaluations, rows).expand_as(old.logp)
+        weight = self._weight(ratio)
         apart = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
-        return weight, {"mismatch": apart, "mismatch_weight": weight}
+        outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
+        none, seen = torch.zeros_like(outside), weight[rows.mask].double()
+        effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
+        return weight, {
+            "mismatch": apart,
+            "mismatch_weight": weight,
+            "mismatch_truncated": outside if self.mode == "truncate" else none,
+            "mismatch_masked": outside if self.mode == "mask" else none,
+            "mismatch_effective": effective.to(ratio).expand_as(ratio),
+        }
 
 
 @dataclass(frozen=True)

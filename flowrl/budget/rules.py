@@ -6,6 +6,7 @@ The second part says how many samples a prompt should get, and which prompts to 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -102,11 +103,14 @@ def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
     return chance * rate * (1 - rate) ** 2
 
 
-def knapsack(rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128) -> list[int]:
-    """Samples a prompt that add up to `total` and gain the most, each within least..most.
+def knapsack(
+    rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128, unit: int = 1
+) -> list[int]:
+    """Units of so many samples a prompt that add up to `total` and gain the most, each prompt's
+    within least..most.
 
-    `gain` has falling returns, so giving each further sample to the prompt that gains most from it
-    is exact. Prompts that gain nothing get what is left over, in turn.
+    `gain` has falling returns from two samples on, so giving each further unit to the prompt that
+    gains most from it is exact. Prompts that gain nothing get what is left over, in turn.
     """
     g = len(rates)
     if not g * least <= total <= g * most:
@@ -114,7 +118,8 @@ def knapsack(rates: Float[Tensor, " g"], total: int, least: int = 2, most: int =
             f"{total} samples do not go into {g} prompts of {least} to {most} samples each"
         )
     rates = rates.double()
-    steps = [(gain(rates, n + 1) - gain(rates, n)).tolist() for n in range(least, most)]
+    worth = [gain(rates, n * unit) for n in range(least, most + 1)]
+    steps = [(more - less).tolist() for less, more in pairwise(worth)]
     counts = [least] * g
     for _ in range(total - g * least):
         open_ones = [i for i in range(g) if counts[i] < most]

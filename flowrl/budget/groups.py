@@ -1,0 +1,88 @@
+"""What credit compares: the draws of one prompt as one group, whatever their number.
+
+Credit wants groups of one size. So draws that belong together stand behind one another, and groups
+with fewer of them are filled up with samples without a score, which no mean and no std sees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from flowrl.credit import Context
+from rewards.types import Scores
+
+BY_SAMPLE = ("lengths", "nodes", "exists", "states", "divergence")  # a context's entries
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`counts`: draws of each group, in order; `size`: samples a draw.
+
+    Example: counts (1, 2) and size 2 make two groups of 4 of 6 samples, places 0 1 4 5 6 7.
+    """
+
+    counts: tuple[int, ...]
+    size: int
+
+    @property
+    def most(self) -> int:
+        return max(self.counts, default=1)
+
+    @cached_property
+    def place(self) -> Int[Tensor, " n"]:
+        """Where each sample stands once groups are filled up."""
+        whole = self.most * self.size
+        starts = torch.arange(len(self.counts)) * whole
+        sizes = torch.tensor(self.counts) * self.size
+        before = sizes.cumsum(0) - sizes
+        return torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes)
+
+    @property
+    def first(self) -> Int[Tensor, " g"]:
+        """The first draw of each group."""
+        counts = torch.tensor(self.counts)
+        return counts.cumsum(0) - counts
+
+    def filled(self, column: Tensor, empty: float = 0.0) -> Tensor:
+        """[n ...] to [g * most * size ...]."""
+        shape = (len(self.counts) * self.most * self.size, *column.shape[1:])
+        whole = column.new_full(shape, empty)
+        whole[self.place] = column
+        return whole
+
+    def scores(self, scores: Scores) -> Scores:
+        return Scores(self.filled(scores.values), self.filled(scores.scored), scores.names)
+
+    def context(self, context: Context, draws: Int[Tensor, " d"]) -> Context:
+        """Of all draws, to that of these, whose groups they are."""
+        columns = context.columns
+        samples = chosen(draws, self.size)
+        parts: dict[str, Tensor] = {}
+        for name in BY_SAMPLE:
+            value = getattr(context, name)
+            if value is not None:
+                parts[name] = self.filled(value[samples])
+        for name in ("prompts", "baseline"):
+            value = getattr(context, name)
+            if value is not None:
+                parts[name] = value[draws][self.first]
+        logp = {
+            k: edges.view(-1, columns.nodes[k])[draws].flatten()
+            for k, edges in context.logp.items()
+        }
+        nodes = tuple(count * self.most for count in columns.nodes)
+        return replace(context, columns=replace(columns, nodes=nodes), logp=logp, **parts)  # type: ignore[arg-type]
+
+
+def chosen(draws: Int[Tensor, " d"], size: int) -> Int[Tensor, " n"]:
+    """The samples of some draws."""
+    return (draws[:, None] * size + torch.arange(size)).flatten()
+
+
+def grouped(merged: Sequence[int]) -> Int[Tensor, " d"]:
+    """The group of each draw, from the draws of each group."""
+    return torch.arange(len(merged)).repeat_interleave(torch.tensor(list(merged)))

@@ -1,0 +1,252 @@
+"""Where an iteration's samples go: which prompts are drawn, how often, and which samples teach.
+
+The loop asks a `Spending`, and it sees the scores of all processes, so that all are told the same.
+`Even` is the plain answer; `Rationed` follows the settings of `budget`. g draws, n samples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+from accelerate.utils import gather_object
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.budget.groups import Groups, grouped
+from flowrl.budget.rates import Difficulty, Rates
+from flowrl.budget.rules import knapsack
+from flowrl.budget.successes import Success, Successes, cut, put, signature
+from flowrl.credit import masked_std
+from flowrl.prompts import Draws, PromptSet
+from flowrl.rows import Rows, trimmed
+from flowrl.settings.budget import Budget
+from rewards.types import Scores
+
+R = TypeVar("R")
+LATER = 2**40  # ids of a further round's draws are so much above those of the round before
+RARE = 0.5  # successes of prompts that succeed more often than this are not kept
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is to be drawn in an iteration. `weights` are a tracker's, None: prompts in turn."""
+
+    prompts: PromptSet
+    count: int
+    seed: int
+    iteration: int
+    weights: Float[Tensor, " p"] | None
+
+
+class Found(NamedTuple):
+    """A round's draws and the weighted scores [n] of each plan's samples, NaN where unscored."""
+
+    draws: Draws
+    totals: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one plan's samples of a round scored. `mine`: this process's draws, if they count."""
+
+    draws: Draws
+    scores: Scores
+    totals: Float[Tensor, " n"]
+    mine: range
+    counts: bool
+    iteration: int
+
+    def grouped(self) -> Float[Tensor, "g m"]:
+        return self.totals.view(len(self.draws.ids), -1)
+
+
+@runtime_checkable
+class Spending(Protocol):
+    def draws(self, call: Call, found: Sequence[Found]) -> Draws | None:
+        """Of the next round, None for enough. The first round always has some."""
+        ...
+
+    def scored(self, rollout: R, outcome: Outcome) -> tuple[R, Scores]:
+        """Learns from what was scored. Gives what is taught: this process's rollout and the scores
+        of all, perhaps with some samples replaced."""
+        ...
+
+    def kept(self, call: Call, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+        """The draws of all rounds that are learned from."""
+        ...
+
+    def rows(self, rows: Rows, unit: int) -> Rows: ...  # of which gradients are taken
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state(self) -> dict[str, Any]: ...  # tensors and plain values
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Even:
+    """Each prompt in turn, a group each, and all of it is learned from."""
+
+    def draws(self, call: Call, found: Sequence[Found]) -> Draws | None:
+        if found:
+            return None
+        return call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
+
+    def scored(self, rollout: R, outcome: Outcome) -> tuple[R, Scores]:
+        return rollout, outcome.scores
+
+    def kept(self, call: Call, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+        return torch.ones(sum(len(f.draws.ids) for f in found), dtype=torch.bool)
+
+    def rows(self, rows: Rows, unit: int) -> Rows:
+        return rows
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Rationed:
+    """As the settings say. `group`: samples a draw."""
+
+    def __init__(self, settings: Budget, group: int) -> None:
+        self.settings, self.group = settings, group
+        low, high = settings.rates or (0.0, 1.0)
+        self.difficulty = Difficulty(low, high, settings.revisit, settings.order == "uncertain")
+        self.rates, self.successes = Rates(), Successes(settings.replay)
+        self._said: dict[str, float] = {}
+
+    def draws(self, call: Call, found: Sequence[Found]) -> Draws | None:
+        if found and (
+            self.settings.flat != "resample"
+            or len(found) >= self.settings.rounds
+            or int(self._worth(found).sum()) >= call.count
+        ):
+            return None
+        before = {row for f in found for row in f.draws.rows}
+        prompts = self._prompts(call, len(found), before)
+        merged = (1,) * len(prompts)
+        if self.settings.repeat > 1:
+            guess = [self.rates.guess(p, self.difficulty, call.iteration) for p in prompts]
+            rates = torch.tensor(guess, dtype=torch.float64)
+            shares = knapsack(rates, call.count, 0, self.settings.repeat, self.group)
+            merged = tuple(share for share in shares if share)
+            prompts = [row for row, n in zip(prompts, shares, strict=True) for _ in range(n)]
+        first = call.iteration * call.count + LATER * len(found)
+        return Draws(tuple(range(first, first + call.count)), tuple(prompts), merged)
+
+    def _prompts(self, call: Call, number: int, before: set[int]) -> list[int]:
+        """One for each draw; those drawn before in this iteration come last."""
+        if number == 0 and self.difficulty.indifferent:
+            first = call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
+            return list(first.rows)
+        even = torch.ones(len(call.prompts), dtype=torch.float64)
+        weights = even if call.weights is None else call.weights.double()
+        key = (call.seed, "prompts", call.iteration, number)
+        order = self.rates.order(self.difficulty, call.iteration, weights, key)
+        order.sort(key=lambda prompt: prompt in before)
+        chosen = [order[i % len(order)] for i in range(call.count)]
+        if number == 0:
+            fit = [self.rates.inside(p, self.difficulty, call.iteration) for p in chosen]
+            self._said["outside"] = 1 - sum(fit) / len(fit)
+        return chosen
+
+    def scored(self, rollout: R, outcome: Outcome) -> tuple[R, Scores]:
+        each = outcome.grouped()
+        won = each >= self.settings.success  # NaN is none
+        replayed = self._replayed(rollout, outcome, won)
+        self.rates.learn(outcome.draws.rows, won, ~each.isnan(), outcome.iteration)
+        taught, values, scored = {}, outcome.scores.values.clone(), outcome.scores.scored.clone()
+        for draw, success in replayed.items():
+            sample = (draw + 1) * each.shape[1] - 1  # a draw's last makes room
+            values[sample], scored[sample] = success.scores.to(values), success.scored
+            if draw in outcome.mine and outcome.counts:
+                taught[sample - outcome.mine.start * each.shape[1]] = success.pieces
+        self._remember(rollout, outcome, won)
+        self._said["replayed"] = self._said.get("replayed", 0.0) + len(replayed)
+        return put(rollout, taught), Scores(values, scored, outcome.scores.names)
+
+    def _replayed(self, rollout: Any, outcome: Outcome, won: Tensor) -> dict[int, Success]:
+        """Successes for draws whose group has none, by the first draw of each such group."""
+        groups = Groups(outcome.draws.merged, 1)
+        lost = ~groups.filled(won.any(1)).view(-1, groups.most).any(1)
+        plan, found = signature(rollout), {}
+        for draw in groups.first[lost].tolist():
+            success = self.successes.of(outcome.draws.rows[draw], plan)
+            if success is not None:
+                found[draw] = success
+        return found
+
+    def _remember(self, rollout: Any, outcome: Outcome, won: Tensor) -> None:
+        """Keep one success of each draw that has few: those of all processes, in draws' order."""
+        if self.settings.replay == 0:
+            return
+        rare = won.any(1) & (won.double().mean(1) <= RARE)
+        mine = outcome.mine if outcome.counts else range(0)
+        own, group = [], won.shape[1]
+        for draw in (d for d in mine if rare[d]):
+            sample = draw * group + int(won[draw].int().argmax())
+            pieces = cut(rollout, sample - mine.start * group)
+            scores = outcome.scores.values[sample].clone(), outcome.scores.scored[sample].clone()
+            own.append((outcome.draws.rows[draw], Success(*scores, pieces)))
+        for prompt, success in gather_object(own):
+            self.successes.add(prompt, signature(rollout), success)
+
+    def _worth(self, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+        """Draws of groups whose samples differ, under any of the plans."""
+        merged = tuple(n for f in found for n in f.draws.merged)
+        worth = torch.zeros(len(merged), dtype=torch.bool)
+        for totals in zip(*(f.totals for f in found), strict=True):
+            every = torch.cat(totals).double()
+            groups = Groups(merged, len(every) // sum(merged))
+            whole = groups.filled(every, torch.nan).view(len(merged), -1, 1)
+            known = ~whole.isnan()
+            worth |= masked_std(whole.nan_to_num(0.0), known, 1, 0)[:, 0, 0] > self.settings.spread
+        return worth[grouped(merged)]
+
+    def kept(self, call: Call, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+        """Of more than are wanted the first; if no group is worth it, the first round's."""
+        count = sum(len(f.draws.ids) for f in found)
+        kept = torch.ones(count, dtype=torch.bool)
+        if self.settings.flat == "resample":
+            merged = [n for f in found for n in f.draws.merged]
+            worth = self._worth(found)
+            ends = torch.where(worth, worth.cumsum(0), call.count + 1)
+            # a group is kept as a whole
+            last = torch.tensor(merged).cumsum(0) - 1
+            kept = (ends[last] <= call.count)[grouped(merged)]
+            if not kept.any():
+                kept = torch.arange(count) < len(found[0].draws.ids)
+        self._said |= {
+            "rounds": float(len(found)),
+            "drawn": float(count),
+            "kept": float(kept.sum()),
+            "prompts": float(len({row for f in found for row in f.draws.rows})),
+            "stored": float(len(self.successes.kept)),
+        }
+        return kept
+
+    def rows(self, rows: Rows, unit: int) -> Rows:
+        return trimmed(rows, unit)
+
+    def metrics(self) -> dict[str, float]:
+        """Of the iteration; the next one counts anew."""
+        said, self._said = self._said, {}
+        return {f"budget/{name}": value for name, value in said.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {"rates": self.rates.state(), "successes": self.successes.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.rates.restore(state["rates"])
+        self.successes.restore(state["successes"])
+
+
+def opened(settings: Budget | None, group: int) -> Spending:
+    return Even() if settings is None else Rationed(settings, group)

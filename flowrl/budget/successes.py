@@ -1,0 +1,89 @@
+"""Replay of successes: a prompt that fails with all its samples learns from one that it once had.
+
+ARPO (arXiv:2505.16282) and others. What is kept is a sample's part of its rollout, so whatever a
+likelihood reads of it: tokens or states, and the log-probabilities under the policy that drew it.
+The ratio of the new policy to that one is then right, however old it is; losses clip it as ever.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Change = Callable[[str, Tensor], Tensor]
+Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on the CPU
+
+
+class Success(NamedTuple):
+    """Of one prompt under one plan; `scores` [r] and which of them are there."""
+
+    scores: Tensor
+    scored: Tensor
+    pieces: Pieces
+
+
+def signature(rollout: Any) -> str:
+    """Names the plan: samples of another one have other steps."""
+    return hashlib.blake2b(repr(rollout.plan).encode(), digest_size=8).hexdigest()
+
+
+def cut(rollout: Any, sample: int) -> Pieces:
+    found: Pieces = {}
+
+    def keep(name: str, tensor: Tensor) -> Tensor:
+        found[name] = tensor[sample].detach().cpu().clone()
+        return tensor
+
+    _changed(rollout, len(rollout.prompt), keep)
+    return found
+
+
+def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
+    """The rollout with these samples in place of its own; it keeps which prompt they are of."""
+
+    def swap(name: str, tensor: Tensor) -> Tensor:
+        tensor = tensor.clone()
+        for sample, parts in pieces.items():
+            tensor[sample] = parts[name].to(tensor)
+        return tensor
+
+    return _changed(rollout, len(rollout.prompt), swap) if pieces else rollout
+
+
+def _changed(value: Any, n: int, change: Change, name: str = "") -> Any:
+    """`value` with every tensor of n rows changed, in its fields and theirs; not its prompts."""
+    if isinstance(value, Tensor):
+        return change(name, value) if value.ndim and len(value) == n else value
+    if type(value) is tuple:
+        return tuple(_changed(part, n, change, f"{name}.{i}") for i, part in enumerate(value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    names = [f.name for f in fields(value) if f.name not in ("prompt", "plan")]
+    parts = {f: _changed(getattr(value, f), n, change, f"{name}.{f}") for f in names}
+    return replace(value, **parts)
+
+
+@dataclass
+class Successes:
+    """At most `most` of them, one a prompt and plan; the oldest make room. All processes hold the
+    same."""
+
+    most: int
+    kept: dict[tuple[int, str], Success] = field(default_factory=dict)
+
+    def of(self, prompt: int, plan: str) -> Success | None:
+        return self.kept.get((prompt, plan))
+
+    def add(self, prompt: int, plan: str, success: Success) -> None:
+        self.kept.pop((prompt, plan), None)  # the newest stand last
+        self.kept[prompt, plan] = success
+        while len(self.kept) > self.most:
+            self.kept.pop(next(iter(self.kept)))
+
+    def state(self) -> list[Any]:
+        return [[*key, *success] for key, success in self.kept.items()]
+
+    def restore(self, state: list[Any]) -> None:
+        self.kept = {(row[0], row[1]): Success(*row[2:]) for row in state}

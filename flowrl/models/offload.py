@@ -1,0 +1,54 @@
+"""Frozen parts (text and image encoders, VAE) wait on the CPU, and are on the device while used."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from torch import nn
+
+
+class Waking(ModelHook):
+    """Brings its module to the device when it is called; who called it sends it back to rest.
+
+    accelerate's CpuOffload sends it back when the next module of a fixed sequence is called. Here
+    parts are called in chunks and in any order. diffusers asks `execution_device` where inputs go,
+    and calls the hook for `encode` and `decode` of a VAE too.
+    """
+
+    def __init__(self, device: torch.device):
+        self.execution_device = device
+        self.awake = False
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not self.awake:
+            module.to(self.execution_device)
+            self.awake = True
+        return args, kwargs
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The parts of a pipeline that rest. Without any, nothing here does anything."""
+
+    parts: Mapping[str, tuple[nn.Module, Waking]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pipe: Any, denoisers: Collection[str], device: torch.device) -> "Frozen":
+        """Put the denoisers on the device, and hooks on all other modules, which go to rest when a
+        denoiser is called, too."""
+        modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
+        frozen = cls({n: (m, Waking(device)) for n, m in modules.items() if n not in denoisers})
+        for module, hook in frozen.parts.values():
+            add_hook_to_module(module, hook)
+        for name in modules.keys() - frozen.parts.keys():
+            modules[name].to(device).register_forward_pre_hook(lambda *_: frozen.rest())
+        return frozen
+
+    def rest(self) -> None:
+        """Back to the CPU with those that were used."""
+        for module, hook in self.parts.values():
+            if hook.awake:
+                module.to("cpu")
+                hook.awake = False

@@ -1,0 +1,38 @@
+"""Half-precision networks whose weights are trained: float32 masters.
+
+A step of 1e-5 on a weight of 1 is lost in bfloat16, which has 8 binary digits. So the optimizer
+steps a float32 copy, gradients are summed over chunks in float32, and the network has the
+rounding. Adapters are float32 to begin with and need none of this.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def masters(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """By name what the optimizer steps: a network's own weights, or copies of half ones."""
+    return {name: _master(p) if p.dtype in HALF else p for name, p in parameters.items()}
+
+
+def _master(weight: nn.Parameter) -> nn.Parameter:
+    """Every gradient that reaches the half weight moves on to its master at once."""
+    kept = nn.Parameter(weight.detach().float())
+
+    def hand_over(half: Tensor) -> None:
+        assert half.grad is not None  # the hook runs after one has been accumulated
+        kept.grad = half.grad.float() if kept.grad is None else kept.grad + half.grad
+        half.grad = None
+
+    weight.register_post_accumulate_grad_hook(hand_over)
+    return kept
+
+
+def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
+    """Of losses. float16 has no numbers below 6e-8, where the gradients of a mean over rows and
+    latents live, so its losses are multiplied before `backward`, and gradients divided after it. A
+    factor that overflows is halved, and the step skipped. Disabled for other dtypes."""
+    return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)

@@ -1,0 +1,109 @@
+"""Less memory for more time, and less time: what diffusers and transformers have for it.
+
+None of it changes what a model says but for rounding. The proof at load (`flowrl.models.replay`)
+runs with it on, and the self-check tells what it does to the first ratio.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from flowrl.errors import UserError
+
+
+def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
+    """Blocks keep their inputs alone; backward runs them again. diffusers' own, which looks at
+    whether gradients are taken and not at the training mode, that would bring dropout."""
+    for denoiser in denoisers:
+        try:
+            denoiser.enable_gradient_checkpointing()
+        except ValueError as error:
+            raise UserError(
+                f"train.gradient_checkpointing: {type(denoiser).__name__} does not have it; leave "
+                "it out, and lower train.rows_per_call instead"
+            ) from error
+
+
+def checkpoint_layers(model: nn.Module) -> None:
+    """The same for a language model. transformers' own wants training mode, in which `generate`
+    would lose its cache and dropout come on; so the layers' forward is wrapped here."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(
+            f"train.gradient_checkpointing: {type(model).__name__} does not have it; leave it out, "
+            "and lower train.rows_per_call instead"
+        )
+    for layer in layers:
+        layer.forward = _again(layer.forward)
+
+
+def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpointed(*args: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **named)
+        return checkpoint(forward, *args, use_reentrant=False, **named)
+
+    return checkpointed
+
+
+def attention(denoisers: Iterable[Any], backend: str) -> None:
+    """An attention kernel of `diffusers.attention_dispatch`, by its name there."""
+    if "sage" in backend:
+        raise UserError(
+            f"model.attention: {backend} has no backward pass, so no gradient would come through "
+            "attention; flash, flex, xformers and native have"
+        )
+    for denoiser in denoisers:
+        processors = [vars(m).get("processor") for m in denoiser.modules()]
+        if not any("_attention_backend" in dir(processor) for processor in processors):
+            raise UserError(
+                f"model.attention: the attention of {type(denoiser).__name__} is not dispatched by "
+                "diffusers; leave it out"
+            )
+        try:
+            denoiser.set_attention_backend(backend)
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise UserError(f"model.attention: {backend}: {error}") from error
+
+
+def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
+    """torch.compile of the repeated blocks, at their first call: those that diffusers names for the
+    model, else the entries of its lists of blocks. Sampling (without gradients) and training are
+    two graphs of one program: where their rounding differs, the self-check says so."""
+    for denoiser in denoisers:
+        if denoiser._repeated_blocks:
+            denoiser.compile_repeated_blocks(backend=backend)
+            continue
+        blocks = [block for listed in outer_lists(denoiser) for block in listed]
+        if not blocks:
+            raise UserError(
+                f"model.compile: {type(denoiser).__name__} has no repeated blocks; leave it out"
+            )
+        for block in blocks:
+            block.compile(backend=backend)
+
+
+def outer_lists(denoiser: nn.Module) -> list[nn.ModuleList]:
+    """Lists of blocks that are in no other list."""
+    lists = {n: m for n, m in denoiser.named_modules() if isinstance(m, nn.ModuleList)}
+    return [m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)]
+
+
+def decoder(pipe: Any, *, tiling: bool, slicing: bool) -> None:
+    """The VAE works on one tile, or on one sample, at a time."""
+    vae = vars(pipe).get("vae")
+    for wanted, name in ((tiling, "tiling"), (slicing, "slicing")):
+        if not wanted:
+            continue
+        method = getattr(vae, f"enable_{name}", None)
+        try:
+            if method is None:
+                raise NotImplementedError
+            method()
+        except NotImplementedError as error:
+            owner = type(pipe).__name__ if vae is None else type(vae).__name__
+            raise UserError(f"model.vae.{name}: {owner} does not have it; leave it out") from error

@@ -1,0 +1,143 @@
+"""The processes of a run: what each of them holds, and how they stay together.
+
+Draws are split over processes; a tree of samples stays on one. Weights are whole everywhere (DDP),
+or their blocks are shared out (FSDP2). See docs/processes.md.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+from flowrl.processes.lockstep import Elsewhere, Lockstep, Weights
+from flowrl.processes.sharding import Sharding, gathered, local, shard, sum_gradients
+
+
+@dataclass(frozen=True)
+class Parallel:
+    processes: int
+    rank: int
+    device: str
+    roots: Mapping[str, nn.Module]  # what is trained
+    units: tuple[Any, ...] = ()  # blocks that are shared out
+    lockstep: Lockstep | None = None  # there where they are
+
+    @classmethod
+    def open(
+        cls, accelerator: Accelerator, roots: Mapping[str, nn.Module], how: Sharding | None
+    ) -> "Parallel":
+        """Shares weights out, in place, if `flowrl.processes.launch` says how."""
+        world = (accelerator.num_processes, accelerator.process_index, accelerator.device.type)
+        if how is None:
+            return cls(*world, roots)
+        units = shard(roots, how, accelerator.device)
+        return cls(*world, roots, tuple(units), Lockstep(roots))
+
+    def __str__(self) -> str:
+        if self.processes == 1:
+            return "1 process"
+        if self.lockstep is None:
+            return f"{self.processes} processes, DDP: each holds all weights ({self.device})"
+        parameters = [p for root in self.roots.values() for p in root.parameters()]
+        here, whole = sum(local(p).numel() for p in parameters), sum(p.numel() for p in parameters)
+        return (
+            f"{self.processes} processes, FSDP2: this one holds {here / 1e6:.4g} of "
+            f"{whole / 1e6:.4g} million weights ({self.device})"
+        )
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, count: int) -> tuple[range, bool]:
+        """This process's contiguous share of `count` draws, and whether it counts.
+
+        Shares differ by one at most. A process without any goes through the first draw, so that
+        it makes the same calls as the others, and what comes of it is thrown away.
+        """
+        first, end = (-(-count * r // self.processes) for r in (self.rank, self.rank + 1))
+        return (range(first, end), True) if end > first else (range(1), False)
+
+    def gatherer(self, count: int) -> Callable[[Tensor], Tensor]:
+        """Puts what processes say of their shares of `count` draws together, on the CPU."""
+        _, counts = self.share(count)
+        kept = slice(None if counts else 0)
+        return lambda mine: torch.cat(gather_object([mine[kept].cpu()]))
+
+    def follow(self, weights: Weights) -> None:
+        if self.lockstep is not None:
+            self.lockstep.weights = weights
+
+    def together(self) -> "Together | AbstractContextManager[None]":
+        """Around work that differs from process to process, without any gathering inside: those
+        that are done wait at its end, and if one fails all stop with its sentence."""
+        return nullcontext() if self.processes == 1 else Together(self)
+
+    def backward(self, loss: Tensor) -> None:
+        if self.lockstep is None:
+            loss.backward()
+        else:
+            self.lockstep.backward(loss)
+
+    def sum_gradients(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        if self.processes > 1:
+            sum_gradients(parameters.values())
+
+    def reshard(self) -> None:
+        """Forget gathered weights: what they were gathered from has changed."""
+        for unit in self.units:
+            unit.reshard()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Around saving on the main process: its modules then hold plain weights."""
+        return gathered(self.roots, self.main) if self.units else nullcontext()
+
+
+class Together:
+    """`with parallel.together():`. Every process tells how it went; one's error is everyone's."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel = parallel
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Literal[False]:
+        lockstep = self.parallel.lockstep
+        if error is not None and not isinstance(error, Exception):
+            return False  # to be stopped at once
+        if lockstep is not None:
+            if lockstep.broken:  # the others wait inside a call: the launcher will end them
+                return False
+            try:
+                if error is None:
+                    lockstep.settle()
+                elif not isinstance(error, Elsewhere):
+                    lockstep.fail()
+            except Elsewhere as elsewhere:
+                error = elsewhere
+        sentences = gather_object([None if isinstance(error, Elsewhere) else _sentence(error)])
+        found = [(rank, said) for rank, said in enumerate(sentences) if said is not None]
+        if not found or sentences[self.parallel.rank] is not None:
+            return False  # its own error goes on
+        rank, said = found[0]
+        raise UserError(f"process {rank} stopped: {said}") from None
+
+
+def _sentence(error: BaseException | None) -> str | None:
+    if error is None or isinstance(error, UserError):
+        return None if error is None else str(error)
+    notes = "; ".join([str(error), *vars(error).get("__notes__", ())])
+    return f"{type(error).__name__}: {notes}"

@@ -1,0 +1,204 @@
+"""FSDP2: each process keeps a piece of every block's weights and gathers them for its call.
+
+`torch.distributed.fsdp.fully_shard` on each block; weights outside of blocks (embeddings, the last
+norm) stay whole everywhere. A sharded weight is a DTensor. No model is named here.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from flowrl.errors import UserError
+
+BUCKET = 2**24  # numbers that are summed over processes in one go
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What accelerate's FSDP settings say that matters here."""
+
+    reshard: bool = True  # free a block's gathered weights after its forward
+    offload: bool = False  # keep the pieces on the CPU
+
+
+def blocks(root: nn.Module) -> list[nn.Module]:
+    """The members, with weights, of a model's outermost lists of modules."""
+    lists = [name for name, module in root.named_modules() if isinstance(module, nn.ModuleList)]
+    outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
+    found = [block for name in outer for block in root.get_submodule(name).children()]
+    return [block for block in found if next(block.parameters(), None) is not None]
+
+
+def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -> list[FSDPModule]:
+    """Share the blocks of these models out over all processes, in place. UserError without any."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    policy = CPUOffloadPolicy() if how.offload else OffloadPolicy()
+    done: list[FSDPModule] = []
+    for name, root in roots.items():
+        if any(p.dtype == torch.float16 for p in root.parameters()):
+            raise UserError(
+                "FSDP2: losses of float16 networks are scaled, and the scale is not "
+                "agreed on over shared weights; set model.dtype: bfloat16"
+            )
+        units = blocks(root)
+        if not units:
+            raise UserError(
+                f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to share out; launch "
+                "with configs/accelerate/ddp.yaml"
+            )
+        for unit in units:
+            sharded: Any = fully_shard(
+                unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy
+            )
+            # gradients are summed, not averaged: losses are divided by counts of all processes
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            done.append(sharded)
+    return done
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's piece, sharing its memory; a plain tensor is all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full(tensor: Tensor) -> Tensor:
+    """All of it, on the main process's CPU, and nothing elsewhere; all processes must ask. A plain
+    tensor is what it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    gathered = tensor.full_tensor()
+    return gathered.cpu() if dist.get_rank() == 0 else gathered.new_empty(0)
+
+
+def like(tensor: Tensor, pattern: Tensor) -> Tensor:
+    """A tensor that every process holds whole, cut as `pattern` is. Nothing is sent."""
+    if not isinstance(pattern, DTensor):
+        return tensor
+    there = tensor.to(pattern.to_local().device)
+    return distribute_tensor(there, pattern.device_mesh, pattern.placements, src_data_rank=None)
+
+
+def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Whole ones and shared ones: an optimizer takes no mixture in one group."""
+    kinds: dict[bool, list[nn.Parameter]] = {}
+    for p in parameters:
+        kinds.setdefault(isinstance(p, DTensor), []).append(p)
+    return [kinds[kind] for kind in sorted(kinds)]
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Of weights that each process holds whole; those of shared ones were summed by backward.
+
+    A process may have none for a weight that others used (the second of two experts): zeros.
+    """
+    whole = [p for p in parameters if not isinstance(p, DTensor)]
+    if not whole:
+        return
+    used = torch.tensor([p.grad is not None for p in whole], device=whole[0].device).int()
+    dist.all_reduce(used, dist.ReduceOp.MAX)
+    some = [p for p, flag in zip(whole, used.tolist(), strict=True) if flag]
+    kinds: dict[Any, list[Tensor]] = {}
+    for p in some:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        kinds.setdefault(p.dtype, []).append(p.grad)
+    for grads in kinds.values():
+        for bucket in _buckets(grads):
+            flat = torch.cat([grad.flatten() for grad in bucket])
+            dist.all_reduce(flat)
+            for grad, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                grad.copy_(part.view_as(grad))
+
+
+def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    for grad in grads:
+        if bucket and sum(g.numel() for g in bucket) + grad.numel() > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(grad)
+    yield bucket
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
+    """The norm of all gradients, over all pieces; gradients are scaled down to `most`."""
+    given = [p for p in parameters if p.grad is not None]
+    shared = [p for p in given if isinstance(p, DTensor)]
+    if not shared:
+        return torch.nn.utils.clip_grad_norm_(given, most)
+    grads = [local(p.grad) for p in given if p.grad is not None]
+    squares = torch.zeros(2, dtype=torch.float64, device=grads[0].device)  # of pieces, of wholes
+    for p, grad in zip(given, grads, strict=True):
+        squares[int(not isinstance(p, DTensor))] += grad.double().square().sum()
+    pieces = squares[:1].clone()
+    dist.all_reduce(pieces)
+    norm = (pieces[0] + squares[1]).sqrt()
+    factor = (most / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(factor.to(grad.device, grad.dtype))
+    return norm
+
+
+@contextmanager
+def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
+    """Trained weights as plain tensors on the CPU, for saving: where `here`, all processes ask."""
+    places: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for root in roots.values():
+        for module in root.modules():
+            for name, p in module.named_parameters(recurse=False):
+                if p.requires_grad and isinstance(p, DTensor):
+                    places.append((module, name, p))
+    for module, name, p in places:
+        plain = full(p.detach())
+        if here:
+            module._parameters[name] = nn.Parameter(plain, requires_grad=True)
+    try:
+        yield
+    finally:
+        for module, name, p in places:
+            module._parameters[name] = p
+
+
+def whole_state(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
+) -> dict[str, Any]:
+    """What one process without sharding would save, so that a run can go on with another number of
+    processes. All must ask; it is for the main one alone."""
+    given = list(parameters)
+    if not any(isinstance(p, DTensor) for p in given):
+        return optimizer.state_dict()
+    state = {
+        place: {key: full(value) for key, value in optimizer.state[p].items()}
+        for place, p in enumerate(given)
+        if p in optimizer.state
+    }
+    group = {**optimizer.state_dict()["param_groups"][0], "params": list(range(len(given)))}
+    return {"state": state, "param_groups": [group]}
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], state: Any
+) -> None:
+    """The reverse, of what every process has read. ValueError where it does not fit."""
+    given = list(parameters)
+    if not any(isinstance(p, DTensor) for p in given):
+        optimizer.load_state_dict(state)
+        return
+    own = optimizer.state_dict()
+    saved = {id(p): state["state"].get(place) for place, p in enumerate(given)}
+    cut: dict[int, Any] = {}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for place, p in enumerate(held):
+        moments = saved[id(p)]
+        if moments is not None:  # Adam's count of steps is one number
+            cut[place] = {k: like(v, p) if v.ndim else v for k, v in moments.items()}
+    optimizer.load_state_dict({"state": cut, "param_groups": own["param_groups"]})

@@ -1,0 +1,151 @@
+"""Trees of completions that fork where the model was least sure: their nodes are ragged.
+
+d draws, g leaves of each (n = d g), t tokens, k decision points. Every leaf is a whole completion.
+The `roots` first ones are independent; each later one copies a leaf up to a position and writes on
+from there. So all there is to a tree is `common`: how many first tokens two leaves share because
+one copied them. A node is a run of tokens that the same leaves pass.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Forking:
+    """Rounds of forks, as in EPTree (TreeRL, arXiv:2506.11902), whose (M, N, L, T) are the roots,
+    `top`, `rounds` and `branch`.
+
+    top     positions that each tree forks at in a round: the most uncertain tokens of all its
+            completions that no round forked at before
+    branch  completions that go on from each, beginning with that token drawn anew
+    by      how uncertain a token is: the `entropy` of what it was drawn from, or its `surprise`,
+            minus its log-probability, as the published code has it
+    """
+
+    top: int
+    branch: int
+    rounds: int = 1
+    by: Literal["entropy", "surprise"] = "entropy"
+
+    def __post_init__(self) -> None:
+        if min(self.top, self.branch, self.rounds) < 1:
+            raise ValueError(
+                f"forks: top {self.top}, branch {self.branch} and rounds {self.rounds} must be at "
+                "least 1"
+            )
+
+    @property
+    def leaves(self) -> int:
+        """Completions of one tree."""
+        return 1 + self.top * self.branch * self.rounds
+
+    @property
+    def points(self) -> int:
+        """Most nodes on the way to a leaf: one more than its forks."""
+        return 1 + self.top * self.rounds
+
+
+class Grown(NamedTuple):
+    """Trees on the way. Places are those of leaves among their draw's, in order of their writing.
+
+    tree    [g] which root each leaf goes back to
+    first   [d g] the position from which it was written
+    common  [d g g] first tokens that two leaves share; more than there are for a leaf and itself
+    forked  [d g t] tokens that were forked at
+    """
+
+    tree: Int[Tensor, " g"]
+    first: Int[Tensor, "d g"]
+    common: Int[Tensor, "d g g"]
+    forked: Bool[Tensor, "d g t"]
+
+    @classmethod
+    def roots(cls, draws: int, roots: int, length: int, device: torch.device) -> "Grown":
+        common = torch.eye(roots, dtype=torch.int64, device=device) * (length + 1)
+        return cls(
+            torch.arange(roots, device=device),
+            torch.zeros(draws, roots, dtype=torch.int64, device=device),
+            common.expand(draws, -1, -1),
+            torch.zeros(draws, roots, length, dtype=torch.bool, device=device),
+        )
+
+
+def choose(
+    grown: Grown, score: Float[Tensor, "d g t"], written: Bool[Tensor, "d g t"], rule: Forking
+) -> tuple[Int[Tensor, "d f"], Int[Tensor, "d f"]]:
+    """Where trees fork: a leaf's place and a position, for each of the roots * top forks.
+
+    Each token is looked at once, at the leaf that wrote it. A tree of fewer tokens than `top` forks
+    at some of them twice.
+    """
+    length = score.shape[-1]
+    own = torch.arange(length, device=score.device) >= grown.first[..., None]
+    free = score.masked_fill(~(written & own & ~grown.forked), -torch.inf)
+    leaves, places = [], []
+    for root in grown.tree.unique().tolist():
+        members = (grown.tree == root).nonzero()[:, 0]
+        flat = free[:, members].flatten(1)
+        best = flat.argsort(dim=1, descending=True, stable=True)
+        count = flat.isfinite().sum(1, keepdim=True).clamp(min=1)
+        rank = torch.arange(rule.top, device=score.device) % count
+        token = best.gather(1, rank)
+        leaves.append(members[token // length])
+        places.append(token % length)
+    return torch.cat(leaves, 1), torch.cat(places, 1)
+
+
+def grow(grown: Grown, leaf: Int[Tensor, "d f"], place: Int[Tensor, "d f"], branch: int) -> Grown:
+    """With `branch` new leaves for each fork, behind the others."""
+    rows = torch.arange(len(leaf), device=leaf.device)[:, None]
+    forked = grown.forked.clone()
+    forked[rows, leaf, place] = True
+    leaf, place = (part.repeat_interleave(branch, 1) for part in (leaf, place))
+    new = leaf.shape[1]
+    shared = grown.common[rows, leaf]  # of the leaves that are copied, with all older ones
+    old = torch.minimum(place[..., None], shared)
+    among = shared.gather(2, leaf[:, None].expand(-1, new, -1))
+    among = torch.minimum(among, torch.minimum(place[..., None], place[:, None]))
+    whole = torch.eye(new, dtype=torch.bool, device=leaf.device)
+    among = torch.where(whole, forked.shape[-1] + 1, among)
+    top = torch.cat([grown.common, old.transpose(1, 2)], 2)
+    common = torch.cat([top, torch.cat([old, among], 2)], 1)
+    blank = forked.new_zeros(len(leaf), new, forked.shape[-1])
+    tree = torch.cat([grown.tree, grown.tree[leaf[0]]]) if len(leaf) else grown.tree
+    return Grown(tree, torch.cat([grown.first, place], 1), common, torch.cat([forked, blank], 1))
+
+
+def points(common: Int[Tensor, "n g"], length: int) -> Int[Tensor, "n t"]:
+    """The decision point of each token: how many nodes its leaf has passed before its own."""
+    return _cuts(common, length).long().cumsum(1)
+
+
+def _cuts(common: Tensor, length: int) -> Bool[Tensor, "n t"]:
+    """Positions where a leaf leaves others behind, or others leave it."""
+    inside = (common > 0) & (common < length)
+    cuts = torch.zeros(len(common), length, dtype=torch.bool, device=common.device)
+    row, other = inside.nonzero(as_tuple=True)
+    cuts[row, common[row, other]] = True
+    return cuts
+
+
+def passed(common: Int[Tensor, "n g"], length: int, most: int) -> Int[Tensor, "n k"]:
+    """The node that a leaf passes at each decision point, by the place of the node's first leaf;
+    behind its last one it stays by itself."""
+    starts = torch.full((len(common), most), length, device=common.device)
+    starts[:, 0] = 0
+    row, at = _cuts(common, length).nonzero(as_tuple=True)
+    starts[row, points(common, length)[row, at]] = at
+    return (common[:, None] > starts[..., None]).int().argmax(2)
+
+
+def owned(common: Int[Tensor, "n g"], length: int) -> Bool[Tensor, "n t"]:
+    """Positions that a leaf shares with no earlier leaf of its draw."""
+    group = common.shape[1]
+    place = torch.arange(len(common), device=common.device)[:, None] % group
+    earlier = torch.arange(group, device=common.device) < place
+    before = (common * earlier).amax(1, keepdim=True)
+    return torch.arange(length, device=common.device) >= before

@@ -1,0 +1,261 @@
+"""Peak memory and seconds per iteration of Flow-GRPO, MixGRPO and BranchGRPO on a GPU.
+
+    python scripts/benchmark.py --models sd35m wan13b --out benchmark.jsonl     # needs a GPU
+    python scripts/benchmark.py --tiny                                          # a smoke test
+
+The architecture of Stable Diffusion 3.5 Medium at 512 px and of Wan 2.1 1.3B at 480 px with random
+weights in bfloat16, adapters of rank 32, one draw of a group of 8, brightness as the reward. Prompt
+encoders are tiny ones of the right widths: encodings are made once and are not what is measured.
+`ratio` is the iteration beside its own network evaluations timed alone: as many calls of the bare
+denoiser, without and with gradients, at the same batch. The first iteration warms up.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, WanTransformer3DModel
+
+from flowrl import memory
+from flowrl.checkpoint import Progress
+from flowrl.commands import quiet
+from flowrl.config import decode
+from flowrl.session import Session, open_accelerator, open_session
+from flowrl.settings import RECIPE_SETTINGS
+from flowrl.statistics import Alarms
+from flowrl.train import iterate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.driving_cost import denoiser_call
+from tests.tiny_pipelines import NAMED
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "flow_grpo": {"steps": 10, "group": 8},
+    "mix_grpo": {"steps": 10, "group": 8, "window": 4},
+    "branch_grpo": {"steps": 10, "branch": 2, "at": [0, 3, 6]},
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpointing": {"train": {"gradient_checkpointing": True}},
+    "compile": {"model": {"compile": True}},
+    "both": {"train": {"gradient_checkpointing": True}, "model": {"compile": True}},
+}
+
+
+@dataclass
+class Arguments:
+    models: tuple[str, ...] = ("sd35m", "wan13b")
+    recipes: tuple[str, ...] = tuple(RECIPES)
+    ways: tuple[str, ...] = ("plain", "checkpointing", "compile")
+    rows: int = 4
+    """Rows a call."""
+    frames: int = 81
+    """Of Wan; as many as the memory allows."""
+    iterations: int = 3
+    tiny: bool = False
+    """Tiny models on the CPU: shows that the script runs, and nothing of speed."""
+    out: Path | None = None
+    """Append each result as a line of JSON."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model's architecture: its family's pipeline with another denoiser and decoder."""
+
+    family: str
+    denoiser: Callable[[], Any]
+    decoder: Callable[[], Any] | None
+    size: dict[str, int]
+    call: dict[str, Any] = field(default_factory=dict)
+
+
+def sd35m() -> Any:
+    """stabilityai/stable-diffusion-3.5-medium's configuration, the widths of prompts aside."""
+    return SD3Transformer2DModel(
+        sample_size=128, patch_size=2, in_channels=16, out_channels=16, num_layers=24,
+        attention_head_dim=64, num_attention_heads=24, joint_attention_dim=32,
+        caption_projection_dim=1536, pooled_projection_dim=32, pos_embed_max_size=384,
+        qk_norm="rms_norm", dual_attention_layers=tuple(range(13)),
+    )  # fmt: skip
+
+
+def wan13b() -> Any:
+    """Wan-AI/Wan2.1-T2V-1.3B-Diffusers' configuration, the width of prompts aside."""
+    return WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=12, attention_head_dim=128, in_channels=16,
+        out_channels=16, text_dim=16, freq_dim=256, ffn_dim=8960, num_layers=30,
+        cross_attn_norm=True, qk_norm="rms_norm_across_heads",
+    )  # fmt: skip
+
+
+def image_decoder() -> Any:
+    """Of Stable Diffusion 3: an eighth of the side, 16 channels."""
+    return AutoencoderKL(
+        block_out_channels=(128, 256, 512, 512),
+        down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4,
+        latent_channels=16, layers_per_block=2, scaling_factor=1.5305, shift_factor=0.0609,
+        use_quant_conv=False, use_post_quant_conv=False,
+    )  # fmt: skip
+
+
+def subjects(arguments: Arguments) -> dict[str, Subject]:
+    wan = {"num_frames": 5 if arguments.tiny else arguments.frames}
+    if arguments.tiny:
+        small = {"height": 16, "width": 16}
+        return {
+            "sd35m": Subject("SD3", lambda: NAMED["SD3"].build().transformer, None, small),
+            "wan13b": Subject(
+                "Wan 2.1", lambda: NAMED["Wan 2.1"].build().transformer, None, small, wan
+            ),
+        }
+    wide = {"height": 480, "width": 832}
+    square = {"height": 512, "width": 512}
+    return {
+        "sd35m": Subject("SD3", sd35m, image_decoder, square),
+        "wan13b": Subject("Wan 2.1", wan13b, AutoencoderKLWan, wide, wan),
+    }
+
+
+def write(subject: Subject, folder: Path, dtype: torch.dtype) -> Path:
+    """The pipeline's folder; random weights, of a size that keeps bfloat16 finite."""
+    pipe = NAMED[subject.family].build()
+    parts = {**pipe.components, "transformer": subject.denoiser()}
+    if subject.decoder is not None:
+        parts["vae"] = subject.decoder()
+    type(pipe)(**parts).to(dtype).save_pretrained(folder)
+    return folder
+
+
+def settings(
+    subject: Subject, source: Path, recipe: str, way: str, arguments: Arguments
+) -> dict[str, Any]:
+    prompts = source / "prompts.txt"
+    prompts.write_text("a red ball\na blue cube\n")
+    half = "float32" if arguments.tiny else "bfloat16"
+    model = {
+        "pipeline": str(source), "dtype": half, "lora": {"rank": 32, "alpha": 64}, **subject.size,
+        "call": {"max_sequence_length": 16, **subject.call},
+    }  # fmt: skip
+    train = {"rows_per_call": arguments.rows, "lr": 1e-4, "self_test": "off", "alarms": "off"}
+    more = WAYS[way]
+    fields = RECIPE_SETTINGS[recipe].model_fields
+    clip = {"clip": 1.0} if "clip" in fields else {}  # random weights in bfloat16: no verdict
+    return {
+        "recipe": {"name": recipe, **RECIPES[recipe], **clip},
+        "model": model | more.get("model", {}),
+        "prompts": {"train": str(prompts), "per_iteration": 1},
+        "rewards": [{"name": "brightness"}],
+        "train": train | more.get("train", {}),
+        "track": {"images": 0},
+    }
+
+
+def opened(tree: dict[str, Any], folder: Path) -> Session:
+    run = decode(tree, "benchmark")
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def alone(session: Session, evaluations: dict[str, float]) -> float:
+    """Seconds of as many network evaluations as an iteration made, by the bare denoiser."""
+    policy: Any = session.policy
+    steps, rows = session.algorithm.steps, policy.rows_per_call
+    batch = policy.open(["a red ball"], [{}], steps)
+    velocity = batch.policy
+    x = torch.randn(rows, *policy.shape(steps)).to(session.device)
+    sigma = torch.full((rows,), policy.schedule(steps).sigmas[1])
+    prompt = torch.zeros(rows, dtype=torch.long)
+    with torch.no_grad():
+        bare = denoiser_call(policy, lambda: velocity(x, sigma, prompt))
+
+    def graded() -> None:
+        out = bare()
+        (out[0] if isinstance(out, tuple) else out.sample).float().square().mean().backward()
+        session.optimizer.zero_grad()
+
+    with torch.no_grad():
+        frozen = timed(bare, session.device)
+    calls = {name: count / rows for name, count in evaluations.items()}
+    return calls["frozen"] * frozen + calls["graded"] * timed(graded, session.device)
+
+
+def timed(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
+    """The median of a call's seconds, after two that warm up."""
+    taken = []
+    for repeat in range(repeats + 2):
+        began = clock(device)
+        call()
+        if repeat > 1:
+            taken.append(clock(device) - began)
+    return sorted(taken)[repeats // 2]
+
+
+def measured(tree: dict[str, Any], folder: Path, iterations: int) -> dict[str, Any]:
+    session = opened(tree, folder)
+    progress, alarms, taken, metrics = Progress(), Alarms(), [], {}
+    for iteration in range(iterations + 1):
+        if iteration == 1 and session.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = clock(session.device)
+        metrics = iterate(session, progress, alarms)
+        if iteration:
+            taken.append(clock(session.device) - began)
+    peak = torch.cuda.max_memory_allocated() if session.device.type == "cuda" else None
+    counts = {name: metrics[f"count/{name}"] for name in ("sampling", "training", "frozen")}
+    found = {"frozen": counts["sampling"] + counts["frozen"], "graded": counts["training"]}
+    network = alone(session, found)
+    seconds, wanted = sorted(taken)[len(taken) // 2], memory.estimate(session.run)
+    return {
+        "seconds": seconds,
+        "seconds/sample": metrics["seconds/sample"],
+        "seconds/update": metrics["seconds/update"],
+        "network_alone": network,
+        "ratio": seconds / network,
+        "peak_bytes": peak,
+        "estimated_bytes": None if wanted is None else wanted.total,
+        "evaluations": counts,
+    }
+
+
+def main(arguments: Arguments) -> None:
+    quiet()
+    if not arguments.tiny and not torch.cuda.is_available():
+        sys.exit("benchmark: no GPU is visible; --tiny shows on a CPU that the script runs")
+    if arguments.tiny:
+        arguments = replace(arguments, ways=("plain", "checkpointing"), iterations=1)
+    dtype = torch.float32 if arguments.tiny else torch.bfloat16
+    for name in arguments.models:
+        subject = subjects(arguments)[name]
+        with tempfile.TemporaryDirectory() as place:
+            source = write(subject, Path(place) / name, dtype)
+            for recipe in arguments.recipes:
+                for way in arguments.ways:
+                    tree = settings(subject, source, recipe, way, arguments)
+                    try:
+                        found = measured(tree, Path(place), arguments.iterations)
+                    except torch.OutOfMemoryError as error:
+                        found = {"error": str(error).splitlines()[0]}
+                    line = {"model": name, "recipe": recipe, "way": way, **found}
+                    print(json.dumps(line), flush=True)
+                    if arguments.out is not None:
+                        with arguments.out.open("a") as file:
+                            file.write(json.dumps(line) + "\n")
+                    if torch.cuda.is_available():
+                        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

@@ -1,0 +1,175 @@
+"""What driving a pipeline from outside costs beside its bare denoiser call.
+
+    python scripts/driving_cost.py --repeats 30
+
+Each pair of calls is made right after one another, by turns in either order: the velocity that a
+run uses, and the denoiser with the very arguments that the pipeline hands it. Figures are seconds
+of the calling thread (on a GPU: of the clock, synchronised), medians with quartiles. `mixed` is the
+velocity at a level a row beside the velocity at one level.
+
+demo      the demo's Stable Diffusion 3
+kontext   FLUX.1-Kontext at the demo's width, with a conditioning image: random weights
+slow      the demo's at so many rows that its denoiser takes 100 ms or more
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import tyro
+from diffusers import FluxKontextPipeline, FluxTransformer2DModel
+
+from flowrl.commands import quiet
+from flowrl.models import columns
+from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.standin import Patch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.tiny_pipelines import NAMED
+
+PROMPT = "a red circle above a blue square"
+STEPS = 8
+
+
+@dataclass
+class Arguments:
+    repeats: int = 30
+    rows: int = 32
+    """Of demo and kontext."""
+    slow_rows: int = 96
+    cases: tuple[str, ...] = ("demo", "kontext", "slow")
+    device: str = "cpu"
+
+
+class Case(NamedTuple):
+    policy: PipelinePolicy
+    rows: int
+    image: bool = False
+
+
+def demo(rows: int, device: str) -> Case:
+    policy = PipelinePolicy.load(
+        "flowrl/demo/shapes-sd3",
+        dtype=torch.float32,
+        device=device,
+        call={"max_sequence_length": 1},
+    )
+    return Case(policy, rows)
+
+
+def kontext(rows: int, device: str) -> Case:
+    """The width, layers and latents of the demo's model; twice its image tokens."""
+    tiny = NAMED["FLUX.1-Kontext"]
+    torch.manual_seed(0)
+    transformer = FluxTransformer2DModel(
+        patch_size=1, in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=32,
+        num_attention_heads=3, joint_attention_dim=16, pooled_projection_dim=16,
+        axes_dims_rope=(8, 12, 12), guidance_embeds=True,
+    )  # fmt: skip
+    pipe = tiny.build()
+    parts = {**pipe.components, "transformer": transformer.eval()}
+    call = tiny.call | {"height": 32, "width": 32, "max_area": 1024}
+    made = FluxKontextPipeline(**parts).to(device)
+    policy = PipelinePolicy(made, call=call)
+    policy.device = torch.device(device)
+    return Case(policy, rows, image=True)
+
+
+class Measured(NamedTuple):
+    """Seconds of a call, by repeat."""
+
+    driven: list[float]
+    bare: list[float]
+    mixed: list[float]
+
+
+@torch.no_grad()
+def measured(case: Case, repeats: int) -> Measured:
+    policy, rows = case.policy, case.rows
+    meta: list[dict[str, Any]] = []
+    if case.image:
+        meta = [dict(columns.sample(["image"], 32, 32))]
+    conditioning = policy.encode([PROMPT], meta)
+    velocity = policy.bind(conditioning, steps=STEPS, guidance=1.0)
+    x = torch.randn(rows, *policy.shape(STEPS), device=policy.device)
+    levels = torch.tensor(policy.schedule(STEPS).sigmas[:-1])
+    prompt = torch.zeros(rows, dtype=torch.long)
+    one = levels[2].expand(rows)
+    many = levels[torch.arange(rows) % len(levels)]
+    bare = denoiser_call(policy, lambda: velocity(x, one, prompt))
+    calls = (lambda: velocity(x, one, prompt), bare, lambda: velocity(x, many, prompt))
+    found: tuple[list[float], ...] = ([], [], [])
+    for repeat in range(repeats + 2):
+        order = (0, 1, 2) if repeat % 2 else (2, 1, 0)
+        for i in order:
+            taken = timed(calls[i], policy.device)
+            if repeat > 1:  # the first two warm up
+                found[i].append(taken)
+    return Measured(*found)
+
+
+def denoiser_call(policy: PipelinePolicy, drive: Callable[[], Any]) -> Callable[[], Any]:
+    """The denoiser, with the arguments that it is driven with."""
+    (denoiser,) = policy.denoisers
+    real, seen = denoiser.forward, []
+
+    def forward(*args: Any, **named: Any) -> Any:
+        seen.append((args, named))
+        return real(*args, **named)
+
+    with Patch(denoiser, "forward", forward).applied():
+        drive()
+    ((args, named),) = seen
+    return lambda: denoiser(*args, **named)
+
+
+def timed(call: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cpu":
+        began = time.thread_time()
+        call()
+        return time.thread_time() - began
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def spread(values: list[float], scale: float, digits: int) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle * scale:.{digits}f} ({low * scale:.{digits}f} to {high * scale:.{digits}f})"
+
+
+def row(name: str, case: Case, found: Measured) -> str:
+    over = [a / b - 1 for a, b in zip(found.driven, found.bare, strict=True)]
+    mixed = [a / b - 1 for a, b in zip(found.mixed, found.driven, strict=True)]
+    more = [a - b for a, b in zip(found.driven, found.bare, strict=True)]
+    cells = (
+        *(name, str(case.rows), spread(found.bare, 1e3, 1), spread(more, 1e3, 2)),
+        *(f"{spread(over, 100, 1)} %", f"{spread(mixed, 100, 1)} %"),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main(arguments: Arguments) -> None:
+    quiet()
+    torch.set_num_threads(1)
+    print("| case | rows | denoiser ms | driving adds ms | driving adds | a level a row adds |")
+    print("|---|---|---|---|---|---|")
+    build = {
+        "demo": lambda: demo(arguments.rows, arguments.device),
+        "kontext": lambda: kontext(arguments.rows, arguments.device),
+        "slow": lambda: demo(arguments.slow_rows, arguments.device),
+    }
+    for name in arguments.cases:
+        case = build[name]()
+        print(row(name, case, measured(case, arguments.repeats)), flush=True)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

@@ -1,0 +1,90 @@
+"""flowrl on the machines of a Ray cluster: one Ray task a machine, and in it accelerate's launcher.
+
+    python scripts/launch/on_ray.py --nodes 2 --gpus 8 configs/papers/flow_grpo_flux.yaml
+    python scripts/launch/on_ray.py --nodes 2 --gpus 8 -- --resume runs/flux
+    python scripts/launch/on_ray.py --dry-run --nodes 2 --gpus 8 configs/demo.yaml
+
+Ray places the tasks and hands out addresses; the processes talk over torch.distributed. All
+machines see the project and the run's folder at the same path. `--dry-run` prints the commands and
+needs no Ray. What follows the options is what `flowrl train` takes.
+"""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+CONFIG = "configs/accelerate/fsdp2_nodes.yaml"
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, required=True, help="machines")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs of each, all of them used")
+    parser.add_argument("--accelerate-config", default=CONFIG)
+    parser.add_argument("--port", type=int, default=29500, help="on the first machine")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
+    parser.add_argument("train", nargs=argparse.REMAINDER, help="what flowrl train takes")
+    given = parser.parse_args(words)
+    given.train = [word for i, word in enumerate(given.train) if (i, word) != (0, "--")]
+    if not given.train:
+        parser.error("say what to train: a configuration, or -- --resume RUN")
+    return given
+
+
+def command(given: argparse.Namespace, rank: int, address: str) -> list[str]:
+    """What machine number `rank` runs; `address` is that of the first."""
+    launch = {
+        "config_file": given.accelerate_config,
+        "num_machines": given.nodes,
+        "num_processes": given.nodes * given.gpus,
+        "machine_rank": rank,
+        "main_process_ip": address,
+        "main_process_port": given.port,
+    }
+    options = [word for name, value in launch.items() for word in (f"--{name}", str(value))]
+    start = [sys.executable, "-m", "accelerate.commands.launch"]
+    return [*start, *options, "-m", "flowrl", "train", *given.train]
+
+
+def run(given: argparse.Namespace) -> int:
+    """One task a machine, each with all its GPUs. The first exit code that is not 0, or 0."""
+    import ray
+    from ray.util.placement_group import placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ray.init(address="auto")
+    place = placement_group([{"GPU": given.gpus, "CPU": 1}] * given.nodes, strategy="STRICT_SPREAD")
+    ray.get(place.ready())
+
+    def on(rank: int, task: Any) -> Any:
+        where = PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=rank)
+        return ray.remote(num_gpus=given.gpus, scheduling_strategy=where)(task)
+
+    address = ray.get(on(0, ray.util.get_node_ip_address).remote())
+    tasks = [
+        on(rank, subprocess.call).remote(command(given, rank, address))
+        for rank in range(given.nodes)
+    ]
+    while tasks:
+        (done, *_), tasks = ray.wait(tasks)
+        if code := ray.get(done):
+            for task in tasks:  # the others wait for one that is gone
+                ray.cancel(task, force=True)
+            return code
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    given = arguments(words)
+    if not given.dry_run:
+        return run(given)
+    for rank in range(given.nodes):
+        print(shlex.join(command(given, rank, "FIRST_MACHINE")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""A small server of OpenAI's completions on localhost, as vLLM speaks it, that runs a tiny model.
+
+It can be told to serve other weights, to leave things out, and to fail.
+"""
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from flowrl.config import decode
+from flowrl.rows import TokenRows
+from flowrl.session import Session, open_accelerator, open_session
+from tests import text_runs
+
+PROMPTS = ["a:", "cab :", "bead :"]
+GRPO = {"name": "text_grpo", "length": 4, "group": 4, "kl": 0.0}
+TREE = {"name": "text_tree", "length": 4, "roots": 2, "branch": 2, "at": [2]}
+
+
+class Gone(Exception):
+    """Answered with a status: (status, words)."""
+
+
+@dataclass
+class CompletionsServer:
+    """Serves the model in `source`; `scale` multiplies its logits: other weights, so to say.
+
+    raw     log-probabilities before the temperature, as vLLM gives them by default
+    spoil   changes the one choice of an answer on its way
+    trouble statuses that the next requests are answered with
+    """
+
+    source: Path
+    scale: float = 1.0
+    raw: bool = False
+    lora: bool = True
+    words: bool = False  # name tokens by words alone
+    spoil: Any = None
+    trouble: list[int] = field(default_factory=list)
+    loaded: dict[str, Any] = field(default_factory=dict)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> "CompletionsServer":
+        self.base = AutoModelForCausalLM.from_pretrained(self.source).eval()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> str:
+        with self.lock:
+            if path.endswith("load_lora_adapter"):
+                return self.adapt(path, body)
+            if path != "/v1/completions":
+                raise Gone(404, "no such address")
+            self.bodies.append(body)
+            if self.trouble:
+                raise Gone(self.trouble.pop(0), "too long for me")
+            choice = self.complete(body)
+            if self.spoil is not None:
+                self.spoil(choice)
+            usage = {"prompt_tokens": len(body["prompt"])}
+            return json.dumps({"choices": [choice], "usage": usage})
+
+    def adapt(self, path: str, body: dict[str, Any]) -> str:
+        self.told.append((path, body))
+        name = body["lora_name"]
+        if not self.lora:
+            raise Gone(404, "not enabled")
+        if "unload" in path:
+            del self.loaded[name]
+        else:
+            base = AutoModelForCausalLM.from_pretrained(self.source)
+            self.loaded[name] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+        return f"Success: LoRA adapter '{name}'"
+
+    @torch.no_grad()
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Token by token from the model's full logits, by a generator of the request's seed."""
+        if body["model"] not in ("tiny", *self.loaded):
+            raise Gone(404, "no such model")
+        model = self.loaded.get(body["model"], self.base)
+        rng, ids, said = torch.Generator().manual_seed(body["seed"]), [], []
+        reason = "length"
+        while len(ids) < body["max_tokens"]:
+            given = torch.tensor([[*body["prompt"], *ids]])
+            plain = self.scale * model(input_ids=given).logits[0, -1].float()
+            cold = body["temperature"] == 0
+            warm = plain if cold else plain / body["temperature"]
+            p = warm.softmax(-1)
+            token = int(p.argmax() if cold else torch.multinomial(p, 1, generator=rng))
+            ids.append(token)
+            said.append(float((plain if self.raw else warm).log_softmax(-1)[token]))
+            if token in body["stop_token_ids"]:
+                reason = "stop"
+                break
+        names = [f"w{i}" if self.words else f"token_id:{i}" for i in ids]
+        choice = {"index": 0, "text": "...", "finish_reason": reason}
+        choice["logprobs"] = {"tokens": names, "token_logprobs": said}
+        if not self.words:
+            choice |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
+        return choice
+
+
+def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            names = [{"id": name} for name in ("tiny", *server.loaded)]
+            self.reply(200, json.dumps({"data": names}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            try:
+                self.reply(200, server.answer(self.path, body))
+            except Gone as gone:
+                self.reply(gone.args[0], json.dumps({"message": gone.args[1]}))
+
+        def reply(self, status: int, text: str) -> None:
+            data = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Handler
+
+
+def tree(
+    server: CompletionsServer, folder: Path, recipe: dict[str, Any] = GRPO, **settings
+) -> dict[str, Any]:
+    made = text_runs.tree(server.source, folder, recipe, lr=2e-2)
+    made["model"]["lora"] = {"rank": 2, "alpha": 8} if server.lora else None
+    own = {"url": server.url, "model": "tiny", "tries": 3}
+    made["model"]["server"] = own | {"sync": "lora" if server.lora else "none"} | settings
+    return made
+
+
+def opened(settings: dict[str, Any], folder: Path) -> Session:
+    run = decode(settings, "test")
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def only(rows: tuple) -> TokenRows:
+    (found,) = rows
+    assert isinstance(found, TokenRows)
+    return found

@@ -1,0 +1,180 @@
+"""The video demo: its folder is plain diffusers', what a run films is what diffusers films."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, WanPipeline
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from flowrl import checkpoint
+from flowrl.checkpoint import Progress
+from flowrl.config import decode, dump, read
+from flowrl.demo import moving_world
+from flowrl.evaluate import Trial, evaluate
+from flowrl.paths import PROJECT
+from flowrl.session import Session, open_accelerator, open_session
+from flowrl.statistics import Alarms
+from flowrl.train import iterate
+from rewards.moving_shapes import grade, watch
+
+torch.set_num_threads(1)
+FOLDER = PROJECT / "flowrl" / "demo" / "moving-wan"
+PLAIN = """
+import json, sys
+import torch
+from diffusers import DiffusionPipeline
+from safetensors.torch import load_file, save_file
+torch.set_num_threads(1)
+base, given, out = sys.argv[1:4]
+pipe = DiffusionPipeline.from_pretrained(base)
+films = pipe(
+    json.loads(sys.argv[4]), latents=load_file(given)["latents"], num_inference_steps=4,
+    height=32, width=32, num_frames=5, max_sequence_length=12, guidance_scale=1.0, output_type="pt",
+).frames
+assert not any(name.startswith(("flowrl", "samplers", "rewards")) for name in sys.modules)
+save_file({"films": films.contiguous()}, out)
+"""
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    loaded = DiffusionPipeline.from_pretrained(FOLDER)
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+def film(pipe, prompts, steps=10, **call):
+    size = {"height": 32, "width": 32, "num_frames": 5}
+    return pipe(
+        prompts,
+        num_inference_steps=steps,
+        guidance_scale=1.0,
+        max_sequence_length=12,
+        generator=torch.Generator().manual_seed(0),
+        output_type="pt",
+        **size,
+        **call,
+    ).frames
+
+
+def accuracy(films, prompts):
+    pairs = zip(watch(films, 0.80, 0.75), prompts, strict=True)
+    return sum(grade(found, moving_world.want(p)) == 1 for found, p in pairs) / len(prompts)
+
+
+def opened(folder: Path) -> Session:
+    """The demo's configuration, cut down to a few seconds."""
+    tree = dump(read(PROJECT / "configs" / "demo_video.yaml"))
+    tree["prompts"]["per_iteration"] = 2
+    tree["recipe"] |= {"steps": 4, "at": (0, 1)}
+    tree["evaluate"] |= {"samples": 4, "steps": 4, "per_prompt": 2, "average": None}
+    tree["model"]["device"] = "cpu"
+    run = decode(tree, "test")
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def test_the_folder_is_small_and_in_half_precision():
+    files = [file for file in FOLDER.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 4e6
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    assert len(weights) == 3
+    for file in weights:
+        assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
+    assert {file.suffix for file in files} == {".safetensors", ".json"}  # nothing to execute
+
+
+def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
+    assert type(pipe) is WanPipeline
+    modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
+    assert {p.dtype for m in modules.values() for p in m.parameters()} == {torch.float32}
+    assert (pipe.vae_scale_factor_temporal, pipe.vae_scale_factor_spatial) == (2, 8)
+
+
+def test_base_accuracy_leaves_room_to_learn(pipe):
+    """Held-out prompts, 10 steps, no guidance; the standard error of 136 samples is 4 points."""
+    prompts = moving_world.prompts_of("held_out")
+    assert 0.10 <= accuracy(film(pipe, prompts), prompts) <= 0.40
+
+
+def test_films_survive_the_autoencoder(pipe):
+    prompts = moving_world.prompts_of("held_out")[:64]
+    films = moving_world.paint(prompts, random.Random(0)).transpose(1, 2)
+    mean, std = (
+        torch.tensor(v).view(1, -1, 1, 1, 1)
+        for v in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std)
+    )
+    with torch.no_grad():
+        posterior = pipe.vae.encode(films * 2 - 1).latent_dist
+        again = pipe.vae.decode(posterior.mode()).sample / 2 + 0.5
+    latents = (posterior.mode() - mean) / std
+    assert accuracy(again.transpose(1, 2), prompts) >= 0.68  # 0.82 of 128; 4 points an error
+    assert latents.mean((0, 2, 3, 4)).abs().max() < 0.2
+    assert (latents.std((0, 2, 3, 4)) - 1).abs().max() < 0.2
+    torch.testing.assert_close(
+        posterior.std, torch.full_like(posterior.std, 0.1), rtol=1e-3, atol=0
+    )
+
+
+def test_the_tokenizer_knows_every_word(pipe):
+    for prompt in moving_world.all_prompts():
+        ids = pipe.tokenizer(prompt).input_ids
+        assert pipe.tokenizer.unk_token_id not in ids
+        assert ids[-1] == pipe.tokenizer.eos_token_id
+        assert len(ids) == len(prompt.split()) + 1 <= pipe.tokenizer.model_max_length == 12
+    assert pipe.tokenizer("a cat").input_ids[1] == pipe.tokenizer.unk_token_id
+
+
+def test_a_film_depends_on_its_words(pipe):
+    """The same noise: another colour, shape or motion changes the film, a capital does not."""
+    prompts = ["a red circle moving right", "a blue circle moving right"]
+    prompts += ["a red square moving right", "a red circle moving down"]
+    latents = torch.randn(1, 8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    films = film(pipe, prompts, latents=latents.expand(4, -1, -1, -1, -1).clone())
+    assert all((films[0] - other).abs().mean() > 0.01 for other in films[1:])
+
+
+def test_plain_diffusers_films_the_last_evaluation(tmp_path):
+    session = opened(tmp_path)
+    before = evaluate(session)
+    progress, alarms = Progress(), Alarms()
+    for _ in range(2):
+        iterate(session, progress, alarms)
+    result = evaluate(session)
+    assert before is not None and result is not None and session.held_out is not None
+    assert (result.samples.media - before.samples.media).abs().max() > 1e-4  # it has learned
+    checkpoint.export(session, tmp_path / "weights")
+    e = session.run.evaluate
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, 4, e.seed)
+    latents = tmp_path / "latents.safetensors"
+    save_file({"latents": trial.noise(session.policy.shape(4))}, latents)
+    words = [tmp_path / "weights", latents, tmp_path / "films.safetensors"]
+    words.append(json.dumps(list(result.samples.prompts)))
+    command = [sys.executable, "-c", PLAIN, *map(str, words)]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+    plain = load_file(tmp_path / "films.safetensors")["films"]
+    assert plain.shape == (4, 5, 3, 32, 32)
+    torch.testing.assert_close(plain, result.samples.media, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_the_demo_learns_its_films(tmp_path):
+    """As a user runs it: held-out strict accuracy rises by 0.10 or more, and films lie there."""
+    folder = tmp_path / "run"
+    words = ["train", str(PROJECT / "configs" / "demo_video.yaml"), "--folder", str(folder)]
+    command = [sys.executable, "-m", "flowrl", *words]
+    subprocess.run(command, check=True, cwd=PROJECT, capture_output=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    key = "held_out/moving_shapes.strict"
+    assert lines[-1][key] - lines[0][key] >= 0.10
+    assert lines[-1]["held_out/image/diversity"] > 0.7 * lines[0]["held_out/image/diversity"]
+    words = ["sample", str(folder), "a red circle moving right", "--out", str(tmp_path / "films")]
+    subprocess.run([sys.executable, "-m", "flowrl", *words], check=True, cwd=PROJECT)
+    assert (tmp_path / "films" / "000.gif").is_file() and (
+        tmp_path / "films" / "grid.gif"
+    ).is_file()

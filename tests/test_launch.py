@@ -1,0 +1,167 @@
+"""Launch files: what accelerate makes of them, and what the product makes of a launch."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+
+from flowrl import interrupt
+from flowrl.errors import UserError
+from flowrl.paths import PROJECT
+from flowrl.processes import launch
+from flowrl.processes.launch import Asked, asked
+from flowrl.processes.sharding import Sharding
+
+FILES = sorted((PROJECT / "configs/accelerate").glob("*.yaml"))
+SLURM, RAY = (PROJECT / "scripts/launch" / name for name in ("slurm.sh", "on_ray.py"))
+
+
+def parsed(words):
+    """The arguments of `accelerate launch`, with its config file's values in them."""
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    return args
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_accelerate_reads_each_config_and_starts_all_processes(path):
+    config = load_config_from_file(str(path))
+    assert config.mixed_precision == "no"
+    args = parsed(["--config_file", str(path), "-m", "flowrl"])
+    fsdp = path.stem.startswith("fsdp2")
+    assert args.use_fsdp == fsdp and args.multi_gpu == (not fsdp)  # else it starts one process
+    wanted = 2 if "cpu" in path.stem else 16 if "nodes" in path.stem else 8
+    assert args.num_processes == wanted
+    assert args.num_machines == (2 if "nodes" in path.stem else 1)
+    assert not fsdp or int(args.fsdp_version) == 2
+    words = ["python", "-m", "accelerate.commands.launch", "--config_file", str(path), "-m", "x"]
+    assert asked(words) == Asked(wanted, fsdp)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("python -m accelerate.commands.launch --cpu --num_processes 2 -m flowrl", Asked(2, False)),
+        ("/env/bin/python /env/bin/accelerate launch --num_processes 4 x.py", Asked(4, False)),
+        ("/env/bin/accelerate-launch --use_fsdp --num_processes 3 x.py", Asked(3, True)),
+        ("bash", None),
+        ("python -m flowrl train launch", None),
+    ],
+)
+def test_the_launchers_words_are_read_again(words, wanted):
+    assert asked(words.split()) == wanted
+
+
+def state(**more):
+    """As much of an Accelerator as is looked at."""
+    known = {"num_processes": 2, "gradient_accumulation_steps": 1, "mixed_precision": "no"}
+    return SimpleNamespace(**{**known, "distributed_type": DistributedType.MULTI_CPU, **more})
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """The environment of one of two processes that were launched as `launched` says."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in [name for name in os.environ if name.startswith(("FSDP_", "ACCELERATE_"))]:
+        monkeypatch.delenv(name)
+
+    def launched(said=None, **environment):
+        monkeypatch.setattr(launch, "_parent", lambda: (said or "bash").split())
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    launched()
+    return launched
+
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+def test_what_the_launch_asks_for_is_what_comes(world):
+    assert launch.sharding(state()) is None
+    world(**FSDP)
+    assert launch.sharding(state()) == Sharding(reshard=True, offload=False)
+    world(FSDP_RESHARD_AFTER_FORWARD="false", FSDP_OFFLOAD_PARAMS="true")
+    assert launch.sharding(state()) == Sharding(reshard=False, offload=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "environment", "more", "sentence"),
+    [
+        ("accelerate launch --num_processes 4 x.py", {}, {}, "told 4 processes, and .* has 2"),
+        ("accelerate launch --use_fsdp x.py", {}, {}, "told to use FSDP.*know nothing"),
+        (None, {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, and this run has 2"),
+        (None, {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "16"}, {"num_processes": 1},
+         "srun started 16 tasks that know nothing of each other"),
+        (None, FSDP | {"FSDP_VERSION": "1"}, {}, "FSDP version 1.*fsdp_version: 2"),
+        (None, FSDP | {"WORLD_SIZE": "1"}, {"num_processes": 1}, "over one process"),
+        (None, FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "gradient_checkpointing"),
+        (None, {}, {"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: 4.*rows_per"),
+        (None, {}, {"mixed_precision": "bf16"}, "mixed_precision: bf16.*model.dtype: bfloat16"),
+        (None, {}, {"distributed_type": DistributedType.DEEPSPEED}, "DEEPSPEED is not supported"),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused(world, said, environment, more, sentence):
+    world(said, **environment)
+    with pytest.raises(UserError, match=sentence):
+        launch.sharding(state(**more))
+
+
+def test_a_slurm_job_launches_one_accelerate_a_machine(tmp_path):
+    assert subprocess.run(["bash", "-n", SLURM], check=False).returncode == 0
+    (tmp_path / "accelerate").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "accelerate").chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "SRUN": "env", "MAIN_ADDRESS": "node7",
+        "SLURM_NNODES": "3", "SLURM_NODEID": "2", "SLURM_JOB_ID": "41234",
+        "ACCELERATE_CONFIG": str(PROJECT / "configs/accelerate/ddp_nodes.yaml"),
+    }  # fmt: skip
+    words = ["bash", SLURM, "configs/demo.yaml", "--folder", "a run"]
+    printed = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    first, *given = printed.stdout.splitlines()
+    assert first == "launch"
+    args = parsed(given)
+    assert (args.num_machines, args.num_processes, args.machine_rank) == (3, 24, 2)
+    assert (args.main_process_ip, args.main_process_port) == ("node7", 21234)
+    assert [args.training_script, *args.training_script_args] == ["flowrl", "train", *words[2:]]
+    assert subprocess.run(["bash", SLURM], capture_output=True, check=False).returncode == 2
+
+
+def test_a_ray_job_launches_one_accelerate_a_machine():
+    """Ray itself is not installed here: its commands are checked, its placement is not."""
+    words = "--dry-run --nodes 2 --gpus 4 -- --resume runs/flux"
+    command = [sys.executable, str(RAY), *words.split()]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True)
+    for rank, line in enumerate(printed.stdout.splitlines()):
+        given = shlex.split(line)
+        assert given[1:3] == ["-m", "accelerate.commands.launch"]
+        given[given.index("--config_file") + 1] = str(FILES[-1].parent / "fsdp2_nodes.yaml")
+        args = parsed(given[3:])
+        assert (args.num_machines, args.num_processes, args.machine_rank) == (2, 8, rank)
+        assert args.training_script_args == ["train", "--resume", "runs/flux"]
+    assert rank == 1
+
+
+def test_what_a_launcher_passes_on_is_no_second_signal(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setenv(interrupt.LAUNCHED, "none")
+    asked = interrupt.Interrupt()
+    asked._note(signal.SIGINT, None)
+    asked._note(signal.SIGTERM, None)
+    assert asked.signal == signal.SIGINT
+    clock[0] += 10
+    with pytest.raises(KeyboardInterrupt):
+        asked._note(signal.SIGINT, None)
+    monkeypatch.delenv(interrupt.LAUNCHED)
+    alone = interrupt.Interrupt()
+    alone._note(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        alone._note(signal.SIGINT, None)

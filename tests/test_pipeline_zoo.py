@@ -1,0 +1,177 @@
+"""Pipelines that no code names: one of each kind that the sweep showed, from generic tiny parts."""
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models import columns
+from flowrl.models.beginning import Draws, picture
+from flowrl.models.pipeline import PipelinePolicy
+from samplers import Ode, roll
+from tests.driving import PROMPTS, STEPS, own, policy
+from tests.tiny_pipelines import SQUARE, sd3
+from tests.tiny_zoo import Unbuilt, tiny
+from tests.tiny_zoo_calls import SIZES, SPECIALS
+
+torch.set_num_threads(1)
+
+
+def zoo(name: str) -> PipelinePolicy:
+    made = tiny(getattr(diffusers, name), SPECIALS, SIZES)
+    return PipelinePolicy(made.pipe, call=made.call)
+
+
+KINDS = {
+    "StableDiffusionImg2ImgPipeline": "a strength cuts the list of steps",
+    "TextToVideoSDPipeline": "its step sees frames as rows",
+    "AnimateDiffControlNetPipeline": "one prompt a call, and a film to follow",
+    "StableDiffusionPipelineSafe": "prompts behind negative ones, arrays for pictures",
+    "StableDiffusionAdapterPipeline": "a picture for each row",
+    "LTXConditionPipeline": "its step is handed -v",
+    "EasyAnimatePipeline": "it asks what its scheduler has",
+    "Kandinsky3Pipeline": "tensors of pictures that are not in 0..1",
+    "QwenImageControlNetInpaintPipeline": "a picture and a mask of its own name",
+}
+
+
+@pytest.mark.parametrize("name", KINDS, ids=list(KINDS.values()))
+def test_any_pipeline_is_driven_to_the_bit(name: str) -> None:
+    """The replay is exact, its media are pictures, and a row does not depend on its place."""
+    made = zoo(name)
+    guidance = None if made.loop.guidance is None else 4.5
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=guidance)
+    assert proof.first is None or proof.first < 1e-4
+    pictures = made.loop.tried(())
+    conditioning = made.loop.encode(PROMPTS, pictures)
+    x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    sigma = torch.full((2,), made.schedule(STEPS).sigmas[0])
+    with torch.no_grad():
+        velocity = made.bind(conditioning, steps=STEPS, guidance=guidance)
+        v = velocity(x, sigma, torch.tensor([0, 1]))
+        turned = velocity(x.flip(0), sigma, torch.tensor([1, 0]))
+        media = made.decode(x, conditioning, steps=STEPS, guidance=guidance)
+    torch.testing.assert_close(v, turned.flip(0), rtol=1e-4, atol=1e-5)
+    assert (v[0] - v[1]).abs().max() > 1e-3
+    assert media.shape[0] == 2 and media.shape[-3] == 3
+    assert media.min() >= 0 and media.max() <= 1
+
+
+def test_a_loop_that_begins_at_a_picture() -> None:
+    """Our first states are the pipeline's own, made of our noise: image to image."""
+    for name in ("StableDiffusion3Img2ImgPipeline", "StableDiffusionImg2ImgPipeline"):
+        made = zoo(name)
+        pictures = made.loop.tried(())
+        conditioning = made.loop.encode(PROMPTS, pictures)
+        begin = made.begin(conditioning, STEPS)
+        assert begin is not None
+        sigma = torch.full((2,), made.schedule(STEPS).sigmas[0])
+        assert sigma[0] < 1
+        noise = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(0))
+        steps, _, _ = made.loop.record(PROMPTS, pictures, STEPS, None)
+        state = steps[0].state
+        assert state is not None
+        if made.loop.kind != "flow":
+            state = state / sum(scales(sigma[0]))
+        ours = begin(noise, torch.tensor([0, 1]))
+        torch.testing.assert_close(ours, state, rtol=1e-4, atol=1e-4)
+        assert (ours - sigma[0] * noise).abs().max() > 0.1  # the picture is in it
+
+
+def scales(sigma: Tensor) -> tuple[float, float]:
+    """Of a variance-preserving state at a flow's level: of the picture and of the noise."""
+    size = torch.hypot(sigma, 1 - sigma)
+    return float((1 - sigma) / size), float(sigma / size)
+
+
+def test_most_loops_begin_at_noise_alone() -> None:
+    assert policy().begin(policy().encode(PROMPTS), STEPS) is None
+    made = zoo("FluxControlPipeline")
+    assert made.begin(made.loop.encode(PROMPTS, made.loop.tried(())), STEPS) is None
+
+
+def test_a_plan_takes_the_first_states_that_it_is_given() -> None:
+    def still(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    plans = Ode(2)((0.5, 0.2, 0.0), 0, 0)
+    common: Any = {"seed": 0, "iteration": 0}
+    (plain,) = roll(plans, still, (3,), (4, 7), **common)
+    base = torch.tensor([[1.0], [2.0]])
+    begin = lambda noise, prompt: base[prompt] + 0.5 * noise
+    (begun,) = roll(plans, still, (3,), (4, 7), begin=begin, **common)
+    assert torch.equal(begun.x0, base[[0, 0, 1, 1]] + 0.5 * plain.x0)
+
+
+def test_a_beginning_of_another_kind_is_refused() -> None:
+    noise = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+
+    def first(size: float, kept: bool = True) -> Any:
+        def make(draws: Draws) -> Tensor:
+            draws.drawn += [noise] if kept else []
+            return 1 + size * draws.size * noise
+
+        return make
+
+    found = picture(first(0.5), 0.5, "Some")
+    assert found is not None and torch.equal(found, torch.ones(1, 64))
+    with pytest.raises(UserError, match=r"noise of size 0\.7 on a picture, at the level 0\.6"):
+        picture(first(0.7), 0.6, "Some")
+    with pytest.raises(UserError, match="without the noise"):
+        picture(first(0.5, kept=False), 0.5, "Some")
+
+
+def test_media_that_are_no_pictures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    shown = pipe.image_processor.postprocess
+    monkeypatch.setattr(
+        pipe.image_processor, "postprocess", lambda image, **named: shown(image, **named) * 2 - 1
+    )
+    with pytest.raises(UserError, match=r"no pictures in 0\.\.1"):
+        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_what_a_pipelines_own_code_raises_is_said_as_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+
+    def broken(*args: Any, **named: Any) -> None:
+        raise LookupError("nothing there")
+
+    monkeypatch.setattr(pipe.image_processor, "postprocess", broken)
+    with pytest.raises(UserError, match=r"refuses its arguments .*LookupError: nothing there"):
+        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_rows_that_know_of_each_other_are_refused() -> None:
+    """Its prior draws noise for all rows together, in every call."""
+    with pytest.raises(UserError, match="something else of a prompt alone than beside another"):
+        zoo("StableUnCLIPPipeline").prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_an_unknown_part_is_named() -> None:
+    with pytest.raises(Unbuilt, match="vae of AutoencoderKLLTX2Video"):
+        tiny(diffusers.LTX2Pipeline, SPECIALS, SIZES)
+
+
+def test_pictures_to_try_a_pipeline_with() -> None:
+    made = columns.sample(["image", "mask_image", "control_video"], 24, 16, 3)
+    assert made["image"].size == (24, 16) and made["image"].mode == "RGB"
+    assert made["mask_image"].getextrema() == (0, 255) and len(made["control_video"]) == 3
+
+
+def test_a_driven_call_leaves_its_modules_as_they_were() -> None:
+    """The stand-in for `randn_tensor` is taken out again."""
+    made = zoo("StableDiffusion3Img2ImgPipeline")
+    made.begin(made.loop.encode(PROMPTS, made.loop.tried(())), STEPS)
+    latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    drawn = diffusers.utils.torch_utils.randn_tensor
+    module = diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3_img2img
+    assert vars(module)["randn_tensor"] is drawn
+    assert own(sd3(), latents, SQUARE).shape == (2, 3, 16, 16)
