@@ -76,7 +76,7 @@ def merged(drawn: Drawn, scores: Scores, counts: bool = True) -> Evaluation:
     values, scored, statistics = (
         torch.cat(gather_object([scores.values[kept]])),
         torch.cat(gather_object([scores.scored[kept]])),
-        [found for found in gather_object([drawn.statistics if counts else None]) if found],
+        [s for s in gather_object([drawn.statistics if counts else None]) if s is not None],
     )
     metrics = {
         name: float(values[:, i][scored[:, i]].double().mean())

@@ -127,7 +127,8 @@ def test_18_a_samples_noise_is_its_own():
     assert torch.equal(normal(keys, (4,))[1:], normal(keys[1:], (4,)))
 
 
-ALONE = {"text_stream", "text_riskpo"}  # their baselines are memories, not the group
+# baselines that are memories, or a greedy sample, and not the group
+ALONE = {"text_stream", "text_riskpo", "text_remax"}
 
 
 def test_19_a_group_has_at_least_two_samples(pipeline, tmp_path, capsys):

@@ -248,5 +248,5 @@ class Rationed:
         self.successes.restore(state["successes"])
 
 
-def opened(settings: Budget | None, group: int) -> Spending:
-    return Even() if settings is None else Rationed(settings, group)
+def opened(settings: Budget, group: int) -> Spending:
+    return Even() if settings == Budget() else Rationed(settings, group)

@@ -69,7 +69,7 @@ class Run(Settings):
     prompts: PromptFiles
     rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = Field(min_length=1)
     held_out_rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = ()
-    budget: Budget | None = None
+    budget: Budget = Budget()
     train: Train = Train()
     steer: Steer | None = None
     evaluate: Evaluate = Evaluate()
@@ -84,7 +84,7 @@ class Run(Settings):
             algorithm = self.model.server.around(algorithm)
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
-        return algorithm if self.budget is None else self.budget.around(algorithm)
+        return self.budget.around(algorithm)
 
     @property
     def judges(self) -> tuple[RewardSpec, ...]:
@@ -112,7 +112,7 @@ class Run(Settings):
                 raise ValueError(
                     f"{place}: {labels} are not distinct; remove the double, or give it a `label`"
                 )
-        if self.budget is not None and self.budget.replay and self.train.recompute_old:
+        if self.budget.replay and self.train.recompute_old:
             raise ValueError(
                 "budget.replay: a success keeps the log-probabilities that it was drawn with, and "
                 "train.recompute_old would replace them: leave one of the two out"
