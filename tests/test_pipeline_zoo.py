@@ -31,7 +31,6 @@ KINDS = {
     "AnimateDiffControlNetPipeline": "one prompt a call, and a film to follow",
     "StableDiffusionPipelineSafe": "prompts behind negative ones, arrays for pictures",
     "StableDiffusionAdapterPipeline": "a picture for each row",
-    "LTXConditionPipeline": "its step is handed -v",
     "EasyAnimatePipeline": "it asks what its scheduler has",
     "Kandinsky3Pipeline": "tensors of pictures that are not in 0..1",
     "QwenImageControlNetInpaintPipeline": "a picture and a mask of its own name",
@@ -58,6 +57,14 @@ def test_any_pipeline_is_driven_to_the_bit(name: str) -> None:
     assert (v[0] - v[1]).abs().max() > 1e-3
     assert media.shape[0] == 2 and media.shape[-3] == 3
     assert media.min() >= 0 and media.max() <= 1
+
+
+def test_a_loop_whose_later_steps_are_not_eulers_is_refused() -> None:
+    """It hands on -v, which is seen; but it finds its next levels by itself, shifted twice."""
+    made = zoo("LTXConditionPipeline")
+    with pytest.raises(UserError, match=r"a step of its scheduler is 0\.\d+ away from Euler's"):
+        made.prove(PROMPTS, steps=STEPS, guidance=None)
+    assert made.loop.sign == -1
 
 
 def test_a_loop_that_begins_at_a_picture() -> None:

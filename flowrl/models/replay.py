@@ -7,9 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
-    FlowMatchEulerDiscreteScheduler,
-)
+from diffusers.schedulers import scheduling_flow_match_euler_discrete as flow_match
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -267,9 +265,16 @@ class Subject:
 
     def _euler(self) -> float | None:
         """Largest difference of our Euler step from the scheduler's own, in its dtype."""
-        if type(self.loop.pipe.scheduler) is not FlowMatchEulerDiscreteScheduler:
+        if type(self.loop.pipe.scheduler) is not flow_match.FlowMatchEulerDiscreteScheduler:
             return None
-        return max(self._step(step)[0] for step in range(len(self.own)))
+        steps = [self._step(step) for step in range(len(self.own))]
+        away, size = max(steps)
+        if self.recorded[2] and away > NEAR[self.own[0].output.dtype] * size:
+            raise UserError(
+                f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, in "
+                f"states of size {size:.3g}: its loop steps by something else"
+            )
+        return away
 
     def _step(self, step: int, sign: int = 1) -> tuple[float, float]:
         """Our Euler step from the scheduler's: (largest difference, size of the state).
@@ -285,9 +290,7 @@ class Subject:
             ours = euler(x, v, sigma, following).to(theirs.dtype)
             return _apart(ours, theirs), float(theirs.abs().max())
         ours = euler(from_vp(x, sigma), v, sigma, following)
-        scaled = not torch.equal(
-            received.sample, self.state(step)
-        )  # a state x0 + (s / alpha) noise
+        scaled = not torch.equal(received.sample, self.state(step))  # x0 + (s / alpha) noise
         theirs = theirs.float()
         theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)
         return _apart(ours, theirs), float(theirs.abs().max())
