@@ -3,9 +3,9 @@
     python scripts/pretrain_video.py --out my-moving-wan
 
 Two stages on films of `flowrl.demo.moving_world`, with prompts of its train split only: an
-autoencoder, then text encoder and flow transformer together. It stops while about one film in three
-is still wrong, so that something is left to learn. Numbers of steps are fixed, so the work does not
-depend on the machine's speed. Weights are saved in half precision in diffusers' folder format; the
+autoencoder, then text encoder and flow transformer together. It stops while most films are still
+wrong, so that something is left to learn. Numbers of steps are fixed, so the work does not depend
+on the machine's speed. Weights are saved in half precision in diffusers' folder format; the
 autoencoder as soon as it is done, and `--autoencoder` takes it up again. The second stage is saved
 as it goes: a call with the same folder goes on where it was interrupted.
 """
@@ -23,14 +23,12 @@ from pretrain_demo import timed  # first: it bounds the wait of idle threads
 import torch  # isort: skip
 import tyro
 from diffusers import AutoencoderKLWan, DiffusionPipeline, WanPipeline
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from video_pipeline import JITTER, WORDS, make_pipeline, save
+from video_pipeline import JITTER, WORDS, make_pipeline, save, sheet
 
 from flowrl.demo import moving_world
-from flowrl.pictures import to_image
 from rewards.moving_shapes import grade, watch
 
 CALL = {
@@ -141,6 +139,15 @@ def encode(vae: AutoencoderKLWan, films: Tensor) -> Tensor:
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
     return (torch.cat(parts) - mean) / std
+
+
+def take_autoencoder(vae: AutoencoderKLWan, folder: Path) -> None:
+    """Another pipeline's weights, but not the name of its folder, which would be saved."""
+    other = AutoencoderKLWan.from_pretrained(folder, subfolder="vae")
+    vae.load_state_dict(other.state_dict())
+    vae.eval().requires_grad_(False)
+    statistics = {name: other.config[name] for name in ("latents_mean", "latents_std")}
+    vae.register_to_config(**statistics)
 
 
 def flow_loss(pipe: WanPipeline, x0: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -262,23 +269,6 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     return sum(right) / len(right)
 
 
-def sheet(films: Tensor, right: Sequence[bool], columns: int = 2) -> Image.Image:
-    """Every other frame of each film in a row, in a green frame if right, otherwise in a red."""
-    tiles = []
-    for film, good in zip(films, right[: len(films)], strict=True):
-        strip = to_image(torch.cat(list(film[::2]), -1))
-        strip = strip.resize((2 * strip.width, 2 * strip.height), Image.Resampling.NEAREST)
-        size = (strip.width + 6, strip.height + 6)
-        frame = Image.new("RGB", size, (0, 170, 0) if good else (220, 0, 0))
-        frame.paste(strip, (3, 3))
-        tiles.append(frame)
-    width, height = tiles[0].size
-    page = Image.new("RGB", (columns * width, -(-len(tiles) // columns) * height))
-    for i, tile in enumerate(tiles):
-        page.paste(tile, (i % columns * width, i // columns * height))
-    return page
-
-
 def main(
     out: Path,
     seed: int = 0,
@@ -308,8 +298,7 @@ def main(
         train_autoencoder(pipe.vae, films, work)
         pipe.vae.save_pretrained(out / "vae")
     else:
-        vae = AutoencoderKLWan.from_pretrained(autoencoder, subfolder="vae")
-        pipe.register_modules(vae=vae)
+        take_autoencoder(pipe.vae, autoencoder)
     torch.manual_seed(seed + 1)  # the flow is the same whether the autoencoder was taken or trained
     train_flow(pipe, encode(pipe.vae, films), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
