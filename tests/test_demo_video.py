@@ -72,7 +72,7 @@ def opened(folder: Path) -> Session:
     """The demo's configuration, cut down to a few seconds."""
     tree = dump(read(PROJECT / "configs" / "demo_video.yaml"))
     tree["prompts"]["per_iteration"] = 2
-    tree["recipe"] |= {"steps": 4, "group": 4, "window": 2}
+    tree["recipe"] |= {"group": 4, "window": 2}
     tree["evaluate"] |= {"samples": 4, "steps": 4, "per_prompt": 2, "average": None}
     tree["model"]["device"] = "cpu"
     run = decode(tree, "test")
