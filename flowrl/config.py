@@ -111,6 +111,8 @@ def check_model(run: Run, algorithm: Algorithm) -> None:
     else:
         assert m.language is not None
         check_language(m.language, m.gguf_file)
+        if m.environment is not None:
+            m.environment.function()
 
 
 def check_language(source: str, gguf_file: str | None) -> None:

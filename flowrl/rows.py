@@ -58,8 +58,8 @@ class MatchingRows(Rows):
 class TokenRows(Rows):
     """Completions of prompts that the policy holds: row `prompt` of its batch.
 
-    `mask` holds the tokens in the loss, the stop token among them. Positions of at least `lengths`
-    are padding: entries there are 0.
+    `mask` holds the tokens in the loss, the stop tokens among them. Positions of at least `ends`
+    are padding: entries there are 0. `lengths` counts the model's own tokens.
     """
 
     ids: Int[Tensor, "b t"]
@@ -67,11 +67,19 @@ class TokenRows(Rows):
     temperature: float
     kept: UInt8[Tensor, "b t bytes"] | None  # tokens that the sampler's top-p left; None: all
     sampled: Float[Tensor, "b t"] | None = None  # another engine's log-probs; None: the same model
+    told: Bool[Tensor, "b t"] | None = None  # tokens of an environment, context only; None: none
+
+    @property
+    def ends(self) -> Int[Tensor, " b"]:
+        """Tokens of each, whoever wrote them."""
+        return self.lengths if self.told is None else self.lengths + self.told.sum(1)
 
     @property
     def written(self) -> Bool[Tensor, "b t"]:
-        """Positions that hold a token."""
-        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
+        """Positions that hold a token of the model."""
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        whole = places < self.ends[:, None]
+        return whole if self.told is None else whole & ~self.told
 
 
 def stacked(parts: Sequence[T]) -> T:

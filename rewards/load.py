@@ -86,6 +86,14 @@ def check(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
                 raise ValueError(f"{place}: {setting}: {error}") from error
 
 
+def own_function(name: str) -> Callable[..., Any]:
+    """A function of a user's file, `my_file.py:function`. ValueError if there is none."""
+    path, colon, function = name.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        raise ValueError(f"{name!r} names no function; give FILE.py:FUNCTION")
+    return vars(_found(name)[0])[function]
+
+
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
     """What the file's function gives, its nested rewards built first. Settings are checked."""
     parameters = _parameters(name, want)

@@ -149,15 +149,17 @@ class Say:
 
 @dataclass(frozen=True)
 class TextRollout:
-    """Leaves of one draw are contiguous. Entries at positions of at least `lengths` are 0.
+    """Leaves of one draw are contiguous. Entries at positions of at least `ends` are 0.
 
     ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
                tokens)
-    lengths    tokens of each, the stop token included
+    lengths    tokens of each that the model drew, the stop tokens included
     stopped    False where a completion was cut off at the plan's length
     kept       the tokens that top-p left, in bits; None where it left all
     common     of a tree that forked: first tokens that a leaf shares with each of its draw's
     elsewhere  another engine drew them: `logp` is what that one said
+    told       tokens that an environment put between the model's turns, whose `logp` is 0; None
+               where there is no environment
     """
 
     plan: TextPlan
@@ -173,6 +175,7 @@ class TextRollout:
     index: int = 0
     common: Int[Tensor, "n g"] | None = None
     elsewhere: bool = False
+    told: Bool[Tensor, "n t"] | None = None
 
     @property
     def columns(self) -> Columns:
@@ -193,9 +196,16 @@ class TextRollout:
         return None if self.common is None else self.passed
 
     @property
+    def ends(self) -> Int[Tensor, " n"]:
+        """Tokens of each, whoever wrote them."""
+        return self.lengths if self.told is None else self.lengths + self.told.sum(1)
+
+    @property
     def written(self) -> Bool[Tensor, "n t"]:
-        """Positions that hold a token."""
-        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
+        """Positions that hold a token of the model."""
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        whole = places < self.ends[:, None]
+        return whole if self.told is None else whole & ~self.told
 
     @property
     def point(self) -> Int[Tensor, "n t"]:

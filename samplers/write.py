@@ -14,6 +14,7 @@ from torch import Tensor
 from samplers.completions import TextPlan, TextRollout
 from samplers.forks import Grown, choose, grow
 from samplers.tokens import row_keys
+from samplers.turns import Environment, own_turns, packed
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Draft:
 @dataclass(frozen=True)
 class Writer:
     """`contexts` are the draws' prompts. Noise is keyed by (seed, iteration, draw, plan's index,
-    segment or round of forks, node)."""
+    segment or round of forks, node). The `environment` answers completions that have stopped."""
 
     sampler: Sampler
     contexts: Sequence[Sequence[int]]
@@ -157,6 +158,7 @@ class Writer:
     seed: int
     iteration: int
     device: torch.device
+    environment: Environment | None = None
 
     @torch.no_grad()
     def write(self, plan: TextPlan, index: int = 0) -> TextRollout:
@@ -174,10 +176,14 @@ class Writer:
         common = None
         if plan.forking is not None:
             draft, common = self._fork(draft, plan, index)
+        lengths, told = draft.lengths, None
+        if self.environment is not None:
+            draft, told = self._converse(draft, plan, index, self.environment)
+            lengths = draft.lengths - told.sum(1)
         return TextRollout(
-            plan, draft.ids, draft.logp, draft.lengths, draft.stopped, draft.kept,
+            plan, draft.ids, draft.logp, lengths, draft.stopped, draft.kept,
             rows.repeat_interleave(plan.group), self.draws, self.seed, self.iteration, index,
-            common, self.sampler.elsewhere,
+            common, self.sampler.elsewhere, told,
         )  # fmt: skip
 
     def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
@@ -190,8 +196,8 @@ class Writer:
     def _extend(
         self, draft: Draft, rows: Tensor, noise: Tensor, plan: TextPlan, span: tuple[int, int]
     ) -> Draft:
-        """Write rows of a draft, none of which has stopped, up to the end of the span. The noise
-        begins at its first token."""
+        """Write rows of a draft, none of which has stopped, up to the end of the span. The noise's
+        counter begins at its first number."""
         if len(rows) == 0:
             return draft
         each = len(draft.ids) // len(self.draws)
@@ -209,6 +215,54 @@ class Writer:
                 own = replace(asked.take(at), temperature=temperature)
                 draft = draft.extended(rows[at], self.sampler(own))
         return draft
+
+    def _converse(
+        self, draft: Draft, plan: TextPlan, index: int, environment: Environment
+    ) -> tuple[Draft, Bool[Tensor, "m t"]]:
+        """Further turns of completions that have stopped, and which tokens are not the model's.
+        Turn k's noise begins at k times the plan's length, where that of earlier turns has ended.
+        """
+        assert plan.forking is None and not plan.cuts, "a tree has no turns"
+        told = torch.zeros_like(draft.ids, dtype=torch.bool)
+        noise, live = self._noise(index, 0, plan.group), draft.stopped
+        for turn in range(1, environment.turns):
+            draft, more = self._answered(draft, told, live, environment)
+            told = told | more
+            live = more.any(1)
+            rows = live.nonzero()[:, 0]
+            draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
+            live = live & draft.stopped
+        return draft, told
+
+    def _answered(
+        self,
+        draft: Draft,
+        told: Bool[Tensor, "m t"],
+        live: Bool[Tensor, " m"],
+        environment: Environment,
+    ) -> tuple[Draft, Bool[Tensor, "m t"]]:
+        """With what live rows were answered, and where it stands. One that leaves the model no room
+        for a token is not put down: the completion is then cut off."""
+        each, before = len(draft.ids) // len(self.draws), draft.lengths
+        replies, cut = dict[int, Sequence[int]](), torch.zeros_like(live)
+        for row in live.nonzero()[:, 0].tolist():
+            end = int(before[row])
+            reply = environment(row // each, own_turns(draft.ids[row], told[row], end))
+            if reply is None:
+                continue
+            assert len(reply) > 0, "a reply has a token"
+            if end + len(reply) < draft.ids.shape[1]:
+                replies[row] = reply
+            else:
+                cut[row] = True
+        draft = replace(draft, stopped=draft.stopped & ~cut)
+        if replies:
+            ids, lengths = packed(list(replies.values()), self.device)
+            blank = draft.logp.new_zeros(ids.shape)
+            part = Part(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
+            draft = draft.extended(torch.tensor(list(replies), device=self.device), part)
+        places = torch.arange(draft.ids.shape[1], device=self.device)
+        return draft, (places >= before[:, None]) & (places < draft.lengths[:, None])
 
     def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
         rule, draws = plan.forking, len(self.draws)

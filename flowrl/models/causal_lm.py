@@ -17,6 +17,7 @@ from transformers import (
 from flowrl.errors import UserError
 from flowrl.models import savings, text_lora
 from flowrl.models.completions_server import CompletionsServer
+from flowrl.models.environment import Replies
 from flowrl.models.generation import Generation
 from flowrl.models.token_scores import head_apart
 from flowrl.models.writing import Writing
@@ -41,6 +42,7 @@ class CausalPolicy:
         self.system: str | None = None
         self.temperature = 1.0  # of evaluations
         self.server: CompletionsServer | None = None  # that draws in the model's place
+        self.environment: Replies | None = None  # that answers the model between its turns
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
         self.stop = self._own_stop()
@@ -106,9 +108,10 @@ class CausalPolicy:
     ) -> Writing:
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
+        answers = None if self.environment is None else self.environment.to(prompts, meta)
         return Writing(
             self.model, self.tokenizer, contexts, self.stop, steps, self._apart, self.rows_per_call,
-            self.server,
+            self.server, answers,
         )  # fmt: skip
 
     def _check_room(
@@ -149,6 +152,8 @@ class CausalPolicy:
         if not self._apart:
             said.append(f"{self.name} does more than a head to its logits: they are held whole")
         said.append(self._prove_padding(contexts))
+        if self.environment is not None:
+            said.append(self.environment.told())
         if self.server is not None:
             said += self.server.proofs(self.model, contexts, self._apart, steps)
         return said

@@ -53,6 +53,7 @@ def _pipeline(m: Model, device: torch.device) -> Policy:
 
 def _language(run: Run, device: torch.device) -> "CausalPolicy":
     from flowrl.models.causal_lm import CausalPolicy
+    from flowrl.models.environment import Replies
 
     m = run.model
     assert m.language is not None
@@ -60,6 +61,8 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
     )
     policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
+    if m.environment is not None:
+        policy.environment = Replies(m.environment, policy.tokenizer, tuple(policy.stop))
     return policy
 
 

@@ -36,7 +36,7 @@ class Reader:
         contexts = [self.contexts[i] for i in rows.prompt.tolist()]
         starts = torch.tensor([len(c) for c in contexts], device=written.device)
         row, place = written.nonzero(as_tuple=True)
-        ids = whole(contexts, rows.ids, rows.lengths)
+        ids = whole(contexts, rows.ids, rows.ends)
         last = self._last(ids)[row, starts[row] + place - 1]
         kept = None if rows.kept is None else rows.kept[row, place]
         logp, spread = self._said(last, rows.ids[row, place], kept, rows.temperature, entropies)
@@ -81,12 +81,12 @@ class Reader:
 
 
 def whole(
-    contexts: Sequence[Sequence[int]], ids: Int[Tensor, "b t"], lengths: Int[Tensor, " b"]
+    contexts: Sequence[Sequence[int]], ids: Int[Tensor, "b t"], ends: Int[Tensor, " b"]
 ) -> Int[Tensor, "b s"]:
     """Prompts and their completions, padded on the right. The last token says nothing of others."""
     rows = [
-        [*context, *row[: length - 1]]
-        for context, row, length in zip(contexts, ids.tolist(), lengths.tolist(), strict=True)
+        [*context, *row[: end - 1]]
+        for context, row, end in zip(contexts, ids.tolist(), ends.tolist(), strict=True)
     ]
     width = max(map(len, rows), default=0)
     padded = [row + [0] * (width - len(row)) for row in rows]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flowrl.meter import Meter
+from flowrl.models.environment import Conversation
 from flowrl.models.generation import Generation
 from flowrl.models.token_scores import Reader
 from flowrl.statistics import text_statistics
@@ -23,6 +24,7 @@ class Writing:
     stop      tokens that end a completion
     apart     see `flowrl.models.token_scores.Reader`
     server    what draws in the model's place, if anything does
+    answers   who answers the model between its turns, if anybody does
     """
 
     model: Any
@@ -33,6 +35,7 @@ class Writing:
     apart: bool
     rows_per_call: int | None = None
     server: Sampler | None = None
+    answers: Conversation | None = None
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -63,8 +66,9 @@ class Writing:
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
         for index, each in enumerate(plans):
             writer = Writer(
-                self.sampler(each), self.contexts, tuple(draws), seed, iteration, self.model.device
-            )
+                self.sampler(each), self.contexts, tuple(draws), seed, iteration,
+                self.model.device, self.answers,
+            )  # fmt: skip
             found.append(writer.write(each, index))
             self.meter.add(int(found[-1].own.sum()))
             if hear is not None and index + 1 < len(plans):
@@ -72,16 +76,27 @@ class Writing:
         return tuple(found)
 
     def media(self, rollout: TextRollout) -> list[str]:
-        """Texts without the token that ended them, and without special tokens."""
-        ends = (rollout.lengths - rollout.stopped.long()).tolist()
-        rows = [row[:end] for row, end in zip(rollout.ids.tolist(), ends, strict=True)]
+        """Texts without the token that ended them, and without special tokens: all turns with the
+        replies between them, or the model's last turn if the environment shows only that."""
+        ends = rollout.ends - rollout.stopped.long()
+        starts = torch.zeros_like(ends)
+        if self.answers is not None and self.answers.by.how.shows == "last":
+            assert rollout.told is not None
+            places = torch.arange(1, rollout.ids.shape[1] + 1, device=ends.device)
+            starts = (places * rollout.told).amax(1)  # behind the last reply
+        parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        rows = [row[start:end] for row, start, end in parts]
         return self.tokenizer.batch_decode(
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
     def statistics(self, rollout: TextRollout, media: Sequence[str]) -> dict[str, float]:
-        """And `surprise`: minus the mean log-probability of a token under the sampler, in nats."""
+        """And `surprise`: minus the mean log-probability of a token under the sampler, in nats;
+        `turns` of the model, where there is an environment."""
         found = text_statistics(media, rollout.prompt.cpu(), rollout.lengths, rollout.stopped)
         tokens = max(int(rollout.lengths.sum()), 1)
         found["surprise"] = -float(rollout.logp.double().sum()) / tokens
+        if rollout.told is not None:
+            began = rollout.told[:, 1:] & ~rollout.told[:, :-1]  # the first token is the model's
+            found["turns"] = 1 + float(began.sum(1).double().mean())
         return {f"text/{name}": value for name, value in found.items()}

@@ -3,6 +3,7 @@
 from flowrl.settings.base import Settings
 from flowrl.settings.budget import Budget
 from flowrl.settings.data import PromptFiles, RewardSpec
+from flowrl.settings.environment import Environment
 from flowrl.settings.model import Guidance, Lora, Model, Vae
 from flowrl.settings.run import RECIPE_SETTINGS, Recipe, Run, Steer, recipe_settings
 from flowrl.settings.server import Correction, Server
@@ -13,6 +14,7 @@ __all__ = [
     "Budget",
     "Checkpoint",
     "Correction",
+    "Environment",
     "Evaluate",
     "Guidance",
     "Lora",

@@ -6,6 +6,7 @@ import tyro
 from pydantic import Field, model_validator
 
 from flowrl.settings.base import Settings
+from flowrl.settings.environment import Environment
 from flowrl.settings.server import Server
 
 
@@ -46,6 +47,8 @@ class Model(Settings):
     """Tokens that end a completion, beside the language model's own."""
     server: Server | None = None
     """Draws the completions of training and of its evaluations; null: the model itself does."""
+    environment: Environment | None = None
+    """Answers the language model, which then takes another turn; null: a completion is one turn."""
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
@@ -71,7 +74,7 @@ class Model(Settings):
         of = {
             "pipeline": {"height", "width", "guidance", "call"}
             | {"offload", "vae", "attention", "compile"},
-            "language": {"gguf_file", "system", "stop", "server"},
+            "language": {"gguf_file", "system", "stop", "server", "environment"},
         }
         strangers = of["language" if self.language is None else "pipeline"]
         for name in sorted(strangers):
@@ -80,6 +83,10 @@ class Model(Settings):
             ):
                 other = "language" if name in of["language"] else "pipeline"
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
+        if self.server is not None and self.environment is not None:
+            raise ValueError(
+                "environment: turns are drawn by the model itself so far; leave server out"
+            )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(
                 "server.sync: lora sends adapters, and all weights are trained (lora: null); train "

@@ -82,6 +82,8 @@ class Run(Settings):
         algorithm = RECIPES[arguments.pop("name")](**arguments)
         if self.model.server is not None and algorithm.text:
             algorithm = self.model.server.around(algorithm)
+        if self.model.environment is not None and algorithm.text:
+            self.model.environment.check(algorithm)
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         return self.budget.around(algorithm)

@@ -34,6 +34,10 @@ class Token:
     cut       completions that were cut off at the length: trained on, or masked (DAPO's overlong
               filter, arXiv:2503.14476)
 
+    All turns of a completion have its credit, so that a trajectory's outcome is broadcast to its
+    turns (AgentFlow's Flow-GRPO, arXiv:2510.05592); what an environment said between them is in
+    the context, and in no loss.
+
     In a tree a token that leaves share is in the loss once, with the mean of their credit.
     """
 
@@ -72,6 +76,7 @@ class Token:
             temperature=rollout.plan.temperature,
             kept=rollout.kept,
             sampled=rollout.logp if rollout.elsewhere else None,
+            told=rollout.told,
         )
         if rollout.plan.greedy:  # of no use to the loss
             place = torch.arange(len(rollout.ids), device=device) % group

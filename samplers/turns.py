@@ -1,0 +1,45 @@
+"""Texts of several turns: somebody else answers the model, and the model goes on.
+
+What the other says becomes tokens of the completion that the model did not draw. Without them a
+completion's turns are a single one. t tokens of a completion.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """Answers the model after each of its turns but the last."""
+
+    @property
+    def turns(self) -> int:
+        """Most turns of the model."""
+        ...
+
+    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> Sequence[int] | None:
+        """Tokens to go on from, at least one, after the model's turns `said` on the context
+        `prompt`, each with its stop token. None ends the completion."""
+        ...
+
+
+def own_turns(ids: Int[Tensor, " t"], told: Bool[Tensor, " t"], end: int) -> list[list[int]]:
+    """The model's turns of the first `end` tokens, between those that it was `told`."""
+    pairs = zip(ids[:end].tolist(), told[:end].tolist(), strict=True)
+    parts = groupby(pairs, lambda pair: pair[1])
+    return [[token for token, _ in part] for others, part in parts if not others]
+
+
+def packed(
+    replies: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, "m u"], Int[Tensor, " m"]]:
+    """Tokens filled up with zeros to the widest, and how many each has."""
+    width = max(map(len, replies))
+    ids = [[*reply, *[0] * (width - len(reply))] for reply in replies]
+    lengths = [len(reply) for reply in replies]
+    return torch.tensor(ids, device=device), torch.tensor(lengths, device=device)

@@ -1,0 +1,88 @@
+"""A game of several turns for a tiny language model: guess a letter, and be told where it is."""
+
+import torch
+
+from flowrl.config import decode
+from flowrl.models.causal_lm import CausalPolicy
+from flowrl.models.environment import Replies
+from flowrl.rows import TokenRows
+from flowrl.session import Session, open_accelerator, open_session
+from flowrl.settings import Environment
+from flowrl.text.likelihood import Token
+from samplers.completions import Completions, TextRollout
+from tests import text_runs, tiny_lm
+
+GUESS = '''
+"""Guess a letter: the model's last letter is its guess."""
+
+
+def reply(prompt, meta, turns, secret="e", low="dig ", high="hi "):
+    guess = turns[-1].strip()[-1:]
+    secret = meta.get("answer", secret)
+    return None if guess == secret else high if guess < secret else low
+
+
+def at_once(prompt, meta, turns):
+    return None
+
+
+def broken(prompt, meta, turns):
+    return {"a:": "hi", "cab :": "hi"}[prompt]
+
+
+def number(prompt, meta, turns):
+    return 7
+
+
+def nothing(prompt, meta, turns):
+    return ""
+
+
+def short(prompt):
+    return None
+
+
+def found(samples):
+    """Was the last letter the secret one?"""
+    pairs = zip(samples.media, samples.meta)
+    return [float(text.strip()[-1:] == meta.get("answer")) for text, meta in pairs]
+'''
+PROMPTS = ["a:", "cab dig:", "bead :", "hi"]
+META = [{"answer": letter} for letter in "egbd"]
+WARPED = {"temperature": 0.7, "top_p": 0.9}
+RECIPE = {"name": "text_grpo", "length": 24, "group": 6, "kl": 0.0}
+
+
+def made(folder, function="reply", chat=False, rows=None, **settings) -> CausalPolicy:
+    (folder / "guess.py").write_text(GUESS)
+    policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat), rows_per_call=rows)
+    how = Environment(name=f"{folder / 'guess.py'}:{function}", turns=3, **settings)
+    policy.environment = Replies(how, policy.tokenizer, tuple(policy.stop))
+    return policy
+
+
+def rollout(policy, plan=None, steps=24, draws=range(4), prompts=PROMPTS, meta=META):
+    batch = policy.open(prompts, meta, steps)
+    (found,) = batch.rollouts(plan or Completions(6, **WARPED), draws, seed=0, iteration=0)
+    return found, batch
+
+
+def rows_of(found: TextRollout, **likelihood) -> TokenRows:
+    credit = torch.linspace(-1, 1, len(found.ids), dtype=torch.float64)[:, None]
+    (rows,) = Token(**likelihood).rows(found, credit, torch.ones_like(credit, dtype=torch.bool))
+    return rows
+
+
+def session(model, folder, function="reply", recipe=RECIPE, **train) -> Session:
+    run = decode(tree(model, folder, function, recipe, **train), "test")
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def tree(model, folder, function="reply", recipe=RECIPE, **train):
+    settings = text_runs.tree(model, folder, recipe, **train)
+    (folder / "guess.py").write_text(GUESS)
+    settings["rewards"] = [{"name": f"{folder / 'guess.py'}:found"}]
+    if function is not None:
+        name = f"{folder / 'guess.py'}:{function}"
+        settings["model"]["environment"] = {"name": name, "turns": 3}
+    return settings
