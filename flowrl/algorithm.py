@@ -11,7 +11,7 @@ from flowrl.likelihoods import Likelihood, Transition
 from flowrl.losses import NFT, Objective, Preference, Weighted
 from flowrl.matching import Matching
 from flowrl.objective import RatioLoss
-from flowrl.text.credit import GreedyBaseline
+from flowrl.text.credit import GreedyBaseline, Penalize
 from flowrl.text.likelihood import Token
 from flowrl.text.weights import HighEntropy
 from flowrl.trackers import NoTracker, Tracker
@@ -100,6 +100,16 @@ class Algorithm:
         )
 
     @property
+    def apart(self) -> bool:
+        """Does credit read how far samples are from the start?"""
+        return any(isinstance(t, Penalize) for t in self.advantage.transforms)
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Policies that are asked beside the trained one, by the loss or for credit."""
+        return self.loss.roles | ({"ref"} if self.apart else set())
+
+    @property
     def text(self) -> bool:
         """Does it draw completions, from a language model?"""
         return isinstance(self.likelihood, Token)
@@ -136,6 +146,11 @@ class Algorithm:
     def _check_plan(self, plan: Plan) -> None:
         if isinstance(self.likelihood, Token):
             raise UserError("the Token likelihood needs a plan of text: Completions or Segments")
+        if self.apart:
+            raise UserError(
+                "Penalize sums log-probabilities of tokens, and pictures have none: take an Anchor "
+                "of the loss"
+            )
         drawn = any(step.noisy for step in plan.steps) or plan.solver.random
         if plan.shared_noise and not drawn:
             raise UserError(
@@ -171,6 +186,11 @@ class Algorithm:
             raise UserError(
                 "GreedyBaseline and Completions(greedy=True) go together: one takes the other's "
                 "last completion as the baseline, and counts the completions of a draw with it"
+            )
+        if self.apart and (plan.cuts or plan.forking is not None):
+            raise UserError(
+                "Penalize takes a completion's divergence off its own reward, and in a tree "
+                "completions share tokens, which count once: take an Anchor of the loss"
             )
         if any(isinstance(t, ScaleSteps) for t in self.advantage.transforms):
             raise UserError("ScaleSteps weighs noise levels, and text has none: leave it out")

@@ -29,6 +29,7 @@ class Experience:
     metrics: dict[str, float]  # over all processes
     samples: Samples  # this process's, to look at
     scores: Scores
+    asked: int = 0  # evaluations without gradients that credit asked this process for
 
 
 def collect(session: Session, iteration: int) -> Experience:
@@ -50,8 +51,8 @@ def collect(session: Session, iteration: int) -> Experience:
     learned, ids, policy = assembled(session, rounds, rows, kept, seconds)
     metrics = _mean(parts) | spending.metrics() | _said(session, rounds)
     metrics |= {f"seconds/{phase}": taken for phase, taken in seconds.items()}
-    first = rounds[0].parts[0]
-    return Experience(learned, ids, policy, metrics, first.samples, first.scores)
+    first, asked = rounds[0].parts[0], sum(r.asked for r in rounds)
+    return Experience(learned, ids, policy, metrics, first.samples, first.scores, asked)
 
 
 def _said(session: Session, rounds: Sequence[Round]) -> dict[str, float]:
@@ -134,7 +135,7 @@ def credit(
         owns.append((whole[0][own].to(device), whole[1][own].to(device)))
         start += len(r.draws.ids)
     weights = session.weights(parts[0].rollout.iteration)
-    return owns, _score_metrics(everyone, weights, columns.group)
+    return owns, _score_metrics(everyone, weights, columns.group) | _kl(context, found[1])
 
 
 def _merged(rounds: Sequence[Round], kept: Tensor) -> tuple[int, ...]:
@@ -160,21 +161,22 @@ def context_of(session: Session, rounds: Sequence[Round], index: int) -> Context
         each = []
         for r in rounds:
             gather = session.parallel.gatherer(len(r.draws.ids))
-            each.append(gather(read(r.parts[index].rollout)))
+            each.append(gather(read(r.parts[index])))
         return torch.cat(each)
 
     rollout: Rollout = rounds[0].parts[index].rollout
     logp: dict[int, Tensor] = {}
     if session.algorithm.advantage.fusion == "path":  # credit weighs nodes by their densities
         for i, edge in enumerate(rollout.edges):
-            logp[edge.step] = gathered(lambda each, i=i: each.edges[i].logp)
+            logp[edge.step] = gathered(lambda each, i=i: each.rollout.edges[i].logp)
     return Context(
         rollout.columns,
         session.weights(rollout.iteration),
         logp,
-        lengths=gathered(lambda each: each.lengths),
+        lengths=gathered(lambda each: each.rollout.lengths),
         prompts=torch.tensor([row for r in rounds for row in r.draws.rows]),
-        nodes=None if rollout.nodes is None else gathered(lambda each: each.nodes),
+        nodes=None if rollout.nodes is None else gathered(lambda each: each.rollout.nodes),
+        divergence=gathered(lambda each: each.apart) if session.algorithm.apart else None,
     )
 
 
@@ -209,6 +211,14 @@ def _score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, flo
         metrics[f"reward/{name}"] = float(column.mean()) if len(column) else float("nan")
         metrics[f"reward_std/{name}"] = float(column.std(correction=0))
     return metrics
+
+
+def _kl(context: Context, mask: Tensor) -> dict[str, float]:
+    """Of the samples in the loss, where a KL is taken off their reward: nats a sample."""
+    if context.divergence is None:
+        return {}
+    kept = mask.any(1)
+    return {"kl_sample": float((context.divergence * kept).sum() / kept.sum().clamp(min=1))}
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -98,7 +98,7 @@ def _weights(run: Run, found: Sizes) -> dict[str, int]:
     trained = found.trained if m.lora is None else found.adapters * m.lora.rank
     algorithm = run.algorithm()
     kept = len(averages(run, algorithm)) * 4 * trained
-    if "ref" in algorithm.loss.roles:
+    if "ref" in algorithm.roles:
         kept += trained * (wide if m.lora is None else 4)
     own = 4 * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     return {

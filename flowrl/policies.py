@@ -22,7 +22,7 @@ Weights = dict[str, Tensor]
 class Policies:
     """Names: "current", "ref" (the frozen start), and those of `averages`.
 
-    `keep_start` is false where no loss asks for "ref": full weights are then not held twice.
+    `keep_start` is false where nothing asks for "ref": full weights are then not held twice.
     `parameters` are what the optimizer steps and averages follow: float32 masters where the
     network's own weights, `network`, are of half precision. `changed` is called after every change
     of the network's weights. Under FSDP2 all of this is of this process's pieces alone.

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from flowrl.ahead import Ahead
+from flowrl.apart import measured
 from flowrl.budget.spending import Found, Outcome
+from flowrl.meter import Meter
 from flowrl.models.policy import Batch, Rollout
 from flowrl.prompts import Draws
 from flowrl.samples import decode
@@ -29,6 +31,7 @@ class Part:
     everyone: Scores  # of all processes' samples, in the order of the draws
     taught: Scores  # the same, as they are learned from
     totals: Tensor  # weighted sums of those, NaN where unscored
+    apart: Tensor | None = None  # this process's samples from the start, where credit reads it
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Round:
     batch: Batch
     parts: tuple[Part, ...]
     looked: int  # samples that were scored on the way
+    asked: int = 0  # evaluations that credit asked this process for
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -86,7 +90,17 @@ def sample(session: Session, iteration: int, draws: Draws, seconds: dict[str, fl
             scored = ahead.scores()
     drawn = zip(rollouts, shown, scored, strict=True)
     parts = tuple(_part(session, draws, *each) for each in drawn)
-    return Round(draws, mine, counts, batch, parts, looked)
+    made = Round(draws, mine, counts, batch, parts, looked)
+    return _measured(session, made, seconds) if algorithm.apart else made
+
+
+def _measured(session: Session, made: Round, seconds: dict[str, float]) -> Round:
+    """With how far samples are from the start: those that are learned from."""
+    meter = Meter()
+    policy = meter(made.batch.policy)
+    with session.parallel.together(), timed(seconds, "ref"):
+        parts = [replace(p, apart=measured(session, policy, p.rollout)) for p in made.parts]
+    return replace(made, parts=tuple(parts), asked=meter.frozen)
 
 
 def _part(

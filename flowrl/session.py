@@ -114,7 +114,7 @@ def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
     policies = Policies(
         policy.trainable(),
         averages(run, algorithm),
-        keep_start="ref" in algorithm.loss.roles,
+        keep_start="ref" in algorithm.roles,
         changed=parallel.reshard,
     )
     parallel.follow(policies)

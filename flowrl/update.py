@@ -56,7 +56,7 @@ class Tally:
 
 def update(session: Session, experience: Experience, iteration: int) -> dict[str, float]:
     """Take the iteration's optimizer steps; gives metrics over all processes."""
-    settings, tally, meter = session.run.train, Tally(), Meter()
+    settings, tally, meter = session.run.train, Tally(), Meter(frozen=experience.asked)
     experience = replace(experience, policy=meter(experience.policy))
     shares = [
         share_of(session, experience, iteration, number) for number in range(settings.updates)

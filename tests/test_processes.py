@@ -15,6 +15,7 @@ RECIPES = {
     "awm": {"name": "awm", "steps": 4, "group": 4, "draws": 2},
     "nft": runs.NFT,
 }
+KL = {"name": "text_reinforce", "length": 6, "group": 4, "kl": 10.0, "kl_in": "reward"}
 LATER = ("mix_grpo", "branch_grpo", "awm", "float32", "text tree")
 Ran = tuple[Path, dict[str, Weights]]
 REWARDS = """
@@ -59,7 +60,8 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     made["silent"]["settings"]["train"]["on_failure"] = "skip_group"
     model = tiny_lm.write(tmp_path_factory.mktemp("lm"))
     words = tmp_path_factory.mktemp("words")
-    for name, recipe in (("text", text_runs.GRPO | {"kl": 0.01}), ("text tree", text_runs.TREE)):
+    texts = {"text": text_runs.GRPO | {"kl": 0.01}, "text tree": text_runs.TREE, "text kl": KL}
+    for name, recipe in texts.items():
         settings = text_runs.tree(model, words, recipe, updates=2, lr=1e-3)
         settings["model"]["dtype"] = "float64"
         made[name] = {"settings": settings, "iterations": 2}
@@ -89,7 +91,7 @@ def check(job: Job, name: str, ran: Ran, here: Path) -> None:
     assert told(folder, name)["moved"] > 1e-4
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "nft", "one draw", "text"])
+@pytest.mark.parametrize("name", ["flow_grpo", "nft", "one draw", "text", "text kl"])
 def test_processes_and_chunks_change_nothing_but_rounding(jobs, pair, tmp_path, name):
     check(jobs[name], name, pair, tmp_path)
 

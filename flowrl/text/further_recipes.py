@@ -14,7 +14,7 @@ from flowrl.losses import Preference, Surrogate
 from flowrl.text.credit import Baseline, LengthBaseline, WhitenTokens
 from flowrl.text.likelihood import Token
 from flowrl.text.losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
-from flowrl.text.recipes import anchors
+from flowrl.text.recipes import Place, anchors, penalised
 from flowrl.text.success import BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.text.weights import HighEntropy, OffPolicyMask
 from flowrl.trackers import PromptValues, ScoreQuantiles
@@ -140,22 +140,24 @@ def text_luspo(
 
 def text_reinforce(
     *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
-    baseline: bool = True, temperature: float = 1.0, top_p: float = 1.0,
+    kl_in: Place = "loss", baseline: bool = True, temperature: float = 1.0, top_p: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is taken off, then advantages
-    are whitened over all tokens of the batch.
+    are whitened over all tokens of the batch. The paper's other form, `baseline: false`, whitens
+    only, and takes its KL off the reward.
 
-    `kl` is a term of the loss by the k2 estimate, whose gradient is that of KL(new | start), as the
-    paper has it in this form. Its other form, `baseline: false`, whitens only; there the paper
-    takes its KL off the reward, token by token, and here it is the same term of the loss.
+    kl_in  loss    a term by the k2 estimate, whose gradient is that of KL(new | start)
+           reward  `kl` times log(policy / start) of the completion, off its reward; the paper takes
+                   it off token by token, so that a token answers for those after it only
     """
+    taken, kept = penalised(kl, kl_in)
     centre = (Standardize(scale=None),) if baseline else ()
     return Algorithm(
         steps=length,
         plan=Completions(group, temperature, top_p),
-        advantage=Estimator((*centre, WhitenTokens())),
+        advantage=Estimator((*taken, *centre, WhitenTokens())),
         likelihood=Token(kl_form="k2"),
-        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+        loss=Surrogate(clip, clip, anchors=kept),
     )
 
 

@@ -59,17 +59,31 @@ class Token:
         self, rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
     ) -> list[TokenRows]:
         """One `Rows` with all completions, or with all pairs of them."""
-        device = rollout.ids.device
         nodes, group = rollout.passed, rollout.plan.group
-        value, some = (part.to(device) for part in shared(advantage, mask, nodes, group))
+        value, some = (
+            part.to(rollout.ids.device) for part in shared(advantage, mask, nodes, group)
+        )
         kept = some.gather(1, rollout.point) & rollout.own
         if self.cut == "mask":
             kept = kept & rollout.stopped[:, None]
         spread = value.gather(1, rollout.point).to(rollout.logp.dtype)
+        every, drawn = self.whole(rollout)
+        rows = replace(every, advantage=spread.masked_fill(~kept, 0.0)[drawn], mask=kept[drawn])
+        if not self.paired:
+            return [rows]
+        best = Matching.pairs(advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.plan.group)
+        keep, apart = (part.to(rollout.ids.device) for part in best)
+        pairs = take(rows, keep)
+        whole = pairs.written & apart[:, None]  # a pair is compared as whole completions
+        return [replace(pairs, mask=whole)]
+
+    def whole(self, rollout: TextRollout) -> tuple[TokenRows, Int[Tensor, " b"]]:
+        """All tokens of the completions that were drawn by chance, and which samples those are:
+        greedy ones are of no use to a loss."""
         rows = TokenRows(
             prompt=rollout.prompt,
-            advantage=spread.masked_fill(~kept, 0.0),
-            mask=kept,
+            advantage=torch.zeros_like(rollout.logp),
+            mask=rollout.written,
             old=None if rollout.elsewhere else Evaluation(rollout.logp, None),
             ids=rollout.ids,
             lengths=rollout.lengths,
@@ -78,16 +92,11 @@ class Token:
             sampled=rollout.logp if rollout.elsewhere else None,
             told=rollout.told,
         )
-        if rollout.plan.greedy:  # of no use to the loss
-            place = torch.arange(len(rollout.ids), device=device) % group
-            rows = take(rows, (place < group - 1).nonzero()[:, 0])
-        if not self.paired:
-            return [rows]
-        best = Matching.pairs(advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.plan.group)
-        keep, apart = (part.to(device) for part in best)
-        pairs = take(rows, keep)
-        whole = pairs.written & apart[:, None]  # a pair is compared as whole completions
-        return [replace(pairs, mask=whole)]
+        drawn = torch.arange(len(rollout.ids), device=rollout.ids.device)
+        if not rollout.plan.greedy:
+            return rows, drawn
+        drawn = drawn[drawn % rollout.plan.group < rollout.plan.group - 1]
+        return take(rows, drawn), drawn
 
     def evaluate(self, policy: TokenPolicy, rows: TokenRows) -> Evaluation:
         return policy(rows, self.entropy)

@@ -10,8 +10,10 @@ from typing import Literal
 from flowrl.advantages import Estimator, LeaveOneOut, Standardize
 from flowrl.algorithm import Algorithm
 from flowrl.budget.rules import DropFlat
+from flowrl.errors import UserError
 from flowrl.losses import Surrogate
 from flowrl.objective import Anchor
+from flowrl.text.credit import Penalize
 from flowrl.text.likelihood import Token
 from flowrl.tree_credit import GlobalLocal
 from samplers.completions import Completions, Segments
@@ -20,6 +22,18 @@ from samplers.completions import Completions, Segments
 def anchors(kl: float) -> tuple[Anchor, ...]:
     """To the frozen start, if `kl` is not 0."""
     return (Anchor(kl),) if kl else ()
+
+
+Place = Literal["loss", "reward"]
+
+
+def penalised(kl: float, place: Place) -> tuple[tuple[Penalize, ...], tuple[Anchor, ...]]:
+    """A KL to the start of weight `kl` as a part of credit, or as a term of the loss."""
+    if place == "loss":
+        return (), anchors(kl)
+    if kl <= 0:
+        raise UserError(f"kl_in: reward takes kl off the reward, and kl is {kl}: set it above 0")
+    return (Penalize(kl),), ()
 
 
 def text_grpo(
@@ -43,20 +57,24 @@ def text_grpo(
 
 def text_rloo(
     *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
-    temperature: float = 1.0, top_p: float = 1.0,
+    kl_in: Place = "loss", temperature: float = 1.0, top_p: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """REINFORCE with the mean of the others as baseline, arXiv:2402.14740: 4 completions a prompt,
     each one action, so that the ratio is the product over its tokens.
 
-    With one update an iteration the clip never acts, and this is the paper's estimator. The paper
-    takes its KL off the reward; here `kl` is a term of the loss.
+    With one update an iteration the clip never acts, and this is the paper's estimator.
+
+    kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is taken
+                   off its reward, before the others' mean
+           loss    `kl` is a term of the loss
     """
+    taken, kept = penalised(kl, kl_in)
     return Algorithm(
         steps=length,
         plan=Completions(group, temperature, top_p),
-        advantage=Estimator((LeaveOneOut(),)),
+        advantage=Estimator((*taken, LeaveOneOut())),
         likelihood=Token(ratio="product"),
-        loss=Surrogate(clip, clip, anchors=anchors(kl), denominator="rows"),
+        loss=Surrogate(clip, clip, anchors=kept, denominator="rows"),
     )
 
 
