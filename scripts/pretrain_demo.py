@@ -5,27 +5,24 @@
 Two stages on pictures of `flowrl.demo.world`, with prompts of its train split only: an autoencoder,
 then text encoders and a flow transformer together. The numbers of steps are fixed, so the work does
 not depend on the machine's speed. Weights are saved in half precision in diffusers' folder format.
+The second stage is saved as it goes: a call with the same folder goes on with it.
 """
 
-import copy
 import math
-import os
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see flowrl.cli; read when torch is imported
+from pretraining import Flow, begin, descend, megabytes, muon_and_adam, timed
 
-import torch
+import torch  # isort: skip
 import tyro
 from demo_pipeline import make_pipeline, save
 from diffusers import AutoencoderTiny, DiffusionPipeline, StableDiffusion3Pipeline
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flowrl.demo import world
 from rewards.shapes import detect, is_exact
@@ -56,20 +53,6 @@ def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
     return torch.cat([part.mul(255).round().byte() for part in parts])
 
 
-def timed(name: str, steps: int, done: int = 0) -> Iterator[tuple[int, Callable[[float], None]]]:
-    """Step numbers, each with a function that takes the loss; a line about every tenth part."""
-    wall, cpu, losses = time.perf_counter(), time.process_time(), []
-    for step in range(done, steps):
-        yield step, losses.append
-        if (step + 1) % max(1, steps // 10) == 0:
-            recent = losses[-max(1, steps // 10) :]
-            print(
-                f"{name} step {step + 1}/{steps} loss {sum(recent) / len(recent):.4f} "
-                f"wall {time.perf_counter() - wall:.0f} s cpu {time.process_time() - cpu:.0f} s",
-                flush=True,
-            )
-
-
 def train_autoencoder(vae: AutoencoderTiny, pictures: Tensor, work: Work) -> None:
     """Reconstruct pictures from noisy latents of about unit variance (the flow's errors are noise).
 
@@ -90,11 +73,7 @@ def train_autoencoder(vae: AutoencoderTiny, pictures: Tensor, work: Work) -> Non
         z = z.float()
         spread = z.mean((0, 2, 3)).square().mean() + (z.std((0, 2, 3)) - 1).square().mean()
         loss = functional.mse_loss(y, x) + 0.3 * functional.l1_loss(y, x) + 0.05 * spread
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        rate.step()
+        descend(loss, vae.parameters(), [optimizer], [rate])
         note(loss.item())
     vae.eval().requires_grad_(False)
 
@@ -159,54 +138,26 @@ def flow_loss(pipe: StableDiffusion3Pipeline, x0: Tensor, prompts: Sequence[str]
     return functional.mse_loss(velocity.float(), noise - x0)
 
 
-def make_optimizers(pipe: StableDiffusion3Pipeline) -> list[torch.optim.Optimizer]:
-    """Muon for the blocks' matrices, AdamW for the rest (modulations, embeddings, text)."""
-    blocks = pipe.transformer.transformer_blocks.named_parameters()
-    matrices = [p for name, p in blocks if p.ndim == 2 and "norm1" not in name]
-    taken = {id(p) for p in matrices}
-    rest = [p for part in flow_parts(pipe) for p in part.parameters() if id(p) not in taken]
-    return [
-        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.0),
-        torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 def flow_parts(pipe: StableDiffusion3Pipeline) -> tuple[nn.Module, ...]:
     return pipe.transformer, pipe.text_encoder, pipe.text_encoder_2
 
 
 def train_flow(
-    pipe: StableDiffusion3Pipeline, latents: Tensor, prompts: Sequence[str], work: Work
+    pipe: StableDiffusion3Pipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Path
 ) -> None:
     """Train transformer and text encoders; the pipeline ends with their averaged weights."""
     usual = pipe.transformer.attn_processors
     pipe.transformer.set_attn_processor(BiasedAttention())
-    weights = [p for part in flow_parts(pipe) for p in part.parameters()]
-    averages = copy.deepcopy([p.data for p in weights])
-    optimizers = make_optimizers(pipe)
-    rates = [
-        torch.optim.lr_scheduler.LambdaLR(
-            o, lambda s: min((s + 1) / 50, 1, max(0.01, (1 - s / work.flow_steps) / 0.4))
-        )
-        for o in optimizers
-    ]
-    for step, note in timed("flow", work.flow_steps):
+    blocks = pipe.transformer.transformer_blocks.named_parameters()
+    matrices = [p for name, p in blocks if p.ndim == 2 and "norm1" not in name]
+    parts = flow_parts(pipe)
+    optimizers = muon_and_adam(matrices, [p for part in parts for p in part.parameters()])
+
+    def loss() -> Tensor:
         rows = torch.randint(len(latents), (work.flow_batch,))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        # on a processor the backward of the fused attention takes half of the step, plain 5 %
-        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
-            loss = flow_loss(pipe, latents[rows], [prompts[row] for row in rows.tolist()])
-            loss.backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.step()
-            rate.step()
-        decay = min(0.998, (1 + step) / (10 + step))
-        torch._foreach_lerp_(averages, [p.data for p in weights], 1 - decay)
-        note(loss.item())
-    for weight, average in zip(weights, averages, strict=True):
-        weight.data.copy_(average)
+        return flow_loss(pipe, latents[rows], [prompts[row] for row in rows.tolist()])
+
+    Flow(parts, optimizers, work.flow_steps, saved, mixed_backward=True).train(loss)
     pipe.transformer.set_attn_processor(usual)
 
 
@@ -268,11 +219,7 @@ def main(
         autoencoder: Folder of a pipeline made before; its autoencoder is taken, not trained anew.
     """
     work = Work.quick() if quick else Work()
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    rng = random.Random(seed)
-    started = time.perf_counter(), time.process_time()
+    rng, clock = begin(seed, threads)
     prompts = world.draw_prompts(work.pictures, rng)
     pictures = paint_many(prompts, rng)
     pipe = make_pipeline()
@@ -280,14 +227,12 @@ def main(
         train_autoencoder(pipe.vae, pictures, work)
     else:
         pipe.register_modules(vae=AutoencoderTiny.from_pretrained(autoencoder, subfolder="vae"))
-    train_flow(pipe, encode(pipe.vae, pictures), prompts, work)
+    train_flow(pipe, encode(pipe.vae, pictures), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
     accuracy = judge(out, out.with_suffix(".png"), work)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
     print(
-        f"{out}: {size / 1e6:.1f} MB, {accuracy:.1%} of {work.judged} pictures of held-out prompts "
-        f"are right; wall {wall:.0f} s, cpu {cpu:.0f} s"
+        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} pictures of held-out "
+        f"prompts are right; {clock}"
     )
 
 

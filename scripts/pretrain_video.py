@@ -10,22 +10,18 @@ autoencoder as soon as it is done, and `--autoencoder` takes it up again. The se
 as it goes: a call with the same folder goes on where it was interrupted.
 """
 
-import copy
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pretrain_demo import timed  # first: it bounds the wait of idle threads
+from pretraining import Flow, begin, falling, megabytes, muon_and_adam, timed
 
 import torch  # isort: skip
 import tyro
 from diffusers import AutoencoderKLWan, DiffusionPipeline, WanPipeline
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from video_pipeline import JITTER, WORDS, make_pipeline, save, sheet
 
 from flowrl.demo import moving_world
@@ -38,7 +34,6 @@ CALL = {
     "guidance_scale": 1.0,
     "max_sequence_length": WORDS,
 }
-SAVED_EVERY = 50  # steps of the second stage
 MISTOLD = 0.15
 
 
@@ -114,17 +109,6 @@ def autoencoder_loss(vae: AutoencoderKLWan, x: Tensor) -> Tensor:
     return functional.mse_loss(y, x) + 0.3 * functional.l1_loss(y, x) + 0.05 * spread
 
 
-def falling(
-    optimizers: Sequence[torch.optim.Optimizer], shape: Callable[[float], float], steps: int
-) -> list[torch.optim.lr_scheduler.LambdaLR]:
-    """Learning rates: a short rise, then `shape` of the share of the steps done, at least 0.01."""
-
-    def factor(step: int) -> float:
-        return min((step + 1) / 50, 1, max(0.01, shape(step / steps)))
-
-    return [torch.optim.lr_scheduler.LambdaLR(o, factor) for o in optimizers]
-
-
 def scaled(films: Tensor) -> Tensor:
     """Bytes to -1..1."""
     return films.float().div(127.5).sub(1)
@@ -168,79 +152,23 @@ def flow_loss(pipe: WanPipeline, x0: Tensor, prompts: Sequence[str]) -> Tensor:
     return functional.mse_loss(velocity.float(), noise - x0)
 
 
-def make_optimizers(pipe: WanPipeline) -> list[torch.optim.Optimizer]:
-    """Muon for the blocks' matrices, AdamW for the rest (modulations, embeddings, text)."""
-    matrices = [p for p in pipe.transformer.blocks.parameters() if p.ndim == 2]
-    taken = {id(p) for p in matrices}
-    rest = [p for part in flow_parts(pipe) for p in part.parameters() if id(p) not in taken]
-    return [
-        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.0),
-        torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-
-
 def flow_parts(pipe: WanPipeline) -> tuple[nn.Module, ...]:
     return pipe.transformer, pipe.text_encoder
-
-
-class Unfinished:
-    """The second stage between two of its steps, in a file."""
-
-    def __init__(self, path: Path, weights: list[Tensor], parts: Sequence[Any]) -> None:
-        self.path, self.weights, self.parts = path, weights, parts
-
-    def load(self) -> int:
-        """The first step that is still to do."""
-        if not self.path.is_file():
-            return 0
-        state = torch.load(self.path, weights_only=False)
-        for weight, value in zip(self.weights, state["weights"], strict=True):
-            weight.copy_(value)
-        for part, value in zip(self.parts, state["parts"], strict=True):
-            part.load_state_dict(value)
-        torch.set_rng_state(state["torch"])
-        random.setstate(state["random"])
-        return state["done"]
-
-    def save(self, done: int) -> None:
-        state = {"done": done, "weights": self.weights, "torch": torch.get_rng_state()}
-        state |= {"parts": [p.state_dict() for p in self.parts], "random": random.getstate()}
-        beside = self.path.with_suffix(".tmp")
-        torch.save(state, beside)
-        beside.rename(self.path)
 
 
 def train_flow(
     pipe: WanPipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Path
 ) -> None:
     """Train transformer and text encoder; the pipeline ends with their averaged weights."""
-    weights = [p for part in flow_parts(pipe) for p in part.parameters()]
-    averages = copy.deepcopy([p.data for p in weights])
-    optimizers = make_optimizers(pipe)
-    rates = falling(optimizers, lambda share: (1 - share) / 0.4, work.flow_steps)
-    state = Unfinished(saved, [*(p.data for p in weights), *averages], [*optimizers, *rates])
-    done = state.load()
-    for step, note in timed("flow", work.flow_steps, done):
-        if step % SAVED_EVERY == 0 and step > done:
-            state.save(step)
+    parts = flow_parts(pipe)
+    matrices = [p for p in pipe.transformer.blocks.parameters() if p.ndim == 2]
+    optimizers = muon_and_adam(matrices, [p for part in parts for p in part.parameters()])
+
+    def loss() -> Tensor:
         rows = torch.randint(len(latents), (work.flow_batch,))
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        # on a processor the backward of the fused attention takes much longer than plain products
-        with sdpa_kernel(SDPBackend.MATH):
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = flow_loss(pipe, latents[rows], [prompts[row] for row in rows.tolist()])
-            loss.backward()
-        nn.utils.clip_grad_norm_(weights, 1.0)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.step()
-            rate.step()
-        decay = min(0.998, (1 + step) / (10 + step))
-        torch._foreach_lerp_(averages, [p.data for p in weights], 1 - decay)
-        note(loss.item())
-    for weight, average in zip(weights, averages, strict=True):
-        weight.data.copy_(average)
-    saved.unlink(missing_ok=True)
+        return flow_loss(pipe, latents[rows], [prompts[row] for row in rows.tolist()])
+
+    Flow(parts, optimizers, work.flow_steps, saved).train(loss)
 
 
 @torch.no_grad()
@@ -286,11 +214,7 @@ def main(
         autoencoder: Folder of a pipeline made before; its autoencoder is taken, not trained anew.
     """
     work = Work.quick() if quick else Work()
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    random.seed(seed)
-    rng = random.Random(seed)
-    started = time.perf_counter(), time.process_time()
+    rng, clock = begin(seed, threads)
     prompts = moving_world.draw_prompts(work.films, rng)
     films = paint_many(prompts, rng)
     pipe = make_pipeline()
@@ -303,11 +227,9 @@ def main(
     train_flow(pipe, encode(pipe.vae, films), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
     accuracy = judge(out, out.with_suffix(".png"), work)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
     print(
-        f"{out}: {size / 1e6:.1f} MB, {accuracy:.1%} of {work.judged} films of held-out prompts "
-        f"are right; wall {wall:.0f} s, cpu {cpu:.0f} s"
+        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} films of held-out "
+        f"prompts are right; {clock}"
     )
 
 

@@ -9,17 +9,15 @@ misses. The number of steps is fixed. Weights are saved in half precision in tra
 format, and the reward `clip` loads the folder like any other CLIP model.
 """
 
-import os
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see flowrl.cli; read when torch is imported
+from pretraining import begin, descend, falling, megabytes, muon_and_adam, timed
 
-import torch
+import torch  # isort: skip
 import tyro
 from demo_pipeline import WORDS, make_tokenizer
 from torch import Tensor
@@ -168,53 +166,19 @@ def draw(prompts: Sequence[str], rng: random.Random) -> tuple[list[Wanted], Tens
     return wanted, world.render([world.arrange(w, rng) for w in wanted])
 
 
-def timed(name: str, steps: int) -> Iterator[tuple[int, Callable[[float], None]]]:
-    """Step numbers, each with a function that takes the loss; a line about every tenth part."""
-    wall, cpu, losses = time.perf_counter(), time.process_time(), []
-    for step in range(steps):
-        yield step, losses.append
-        if (step + 1) % max(1, steps // 10) == 0:
-            recent = losses[-max(1, steps // 10) :]
-            print(
-                f"{name} step {step + 1}/{steps} loss {sum(recent) / len(recent):.4f} "
-                f"wall {time.perf_counter() - wall:.0f} s cpu {time.process_time() - cpu:.0f} s",
-                flush=True,
-            )
-
-
 def train(
     model: CLIPModel, tokenizer: PreTrainedTokenizerFast, work: Work, rng: random.Random
 ) -> None:
     """Muon for the layers' matrices, AdamW for the rest; the rate falls over the second half."""
     named = dict(model.named_parameters())
     matrices = [p for name, p in named.items() if p.ndim == 2 and ".layers." in name]
-    taken = {id(p) for p in matrices}
-    optimizers = [
-        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.0),
-        torch.optim.AdamW(
-            [p for p in named.values() if id(p) not in taken],
-            lr=2e-3,
-            betas=(0.9, 0.98),
-            weight_decay=0.0,
-        ),
-    ]
-    rates = [
-        torch.optim.lr_scheduler.LambdaLR(
-            o, lambda s: min((s + 1) / 30, 1, max(0.02, (1 - s / work.steps) / 0.5))
-        )
-        for o in optimizers
-    ]
+    optimizers = muon_and_adam(matrices, named.values(), second=0.98)
+    rates = falling(optimizers, lambda share: (1 - share) / 0.5, work.steps, rise=30, least=0.02)
     model.train()
     for _, note in timed("clip", work.steps):
         wanted, pictures = draw(world.draw_prompts(work.pairs, rng), rng)
         loss = contrast(model, tokenizer, wanted, pictures)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.step()
-            rate.step()
+        descend(loss, model.parameters(), optimizers, rates)
         note(loss.item())
     model.eval()
 
@@ -268,17 +232,12 @@ def main(out: Path, seed: int = 0, quick: bool = False, threads: int = 2) -> Non
         threads: Processor threads; more than there are idle cores is much slower.
     """
     work = Work.quick() if quick else Work()
-    torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    rng = random.Random(seed)
-    started = time.perf_counter(), time.process_time()
+    rng, clock = begin(seed, threads)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     train(model, tokenizer, work, rng)
     save(model, tokenizer, out)
-    wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"{out}: {size / 1e6:.2f} MB; wall {wall:.0f} s, cpu {cpu:.0f} s")
+    print(f"{out}: {megabytes(out):.2f} MB; {clock}")
     for split in ("train", "held_out"):
         print(f"right above near miss, {split} prompts: {judge(out, work, split):.1%}")
 

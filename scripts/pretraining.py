@@ -1,0 +1,165 @@
+"""What the scripts share that make the demos' models from nothing.
+
+To be imported first: it bounds the wait of idle threads before torch is there.
+"""
+
+import copy
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see flowrl.cli; read when torch is imported
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SAVED_EVERY = 50  # steps of a flow
+Optimizers = Sequence[torch.optim.Optimizer]
+Rates = Sequence[torch.optim.lr_scheduler.LambdaLR]
+
+
+class Clock:
+    """Seconds since it was made: on the wall, and of the processor."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def __str__(self) -> str:
+        wall, cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        return f"wall {wall:.0f} s cpu {cpu:.0f} s"
+
+
+def begin(seed: int, threads: int) -> tuple[random.Random, Clock]:
+    """Seeds everything random, and gives the world's own source of chance."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    return random.Random(seed), Clock()
+
+
+def megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
+def timed(name: str, steps: int, done: int = 0) -> Iterator[tuple[int, Callable[[float], None]]]:
+    """Step numbers, each with a function that takes the loss; a line about every tenth part."""
+    clock, losses = Clock(), []
+    for step in range(done, steps):
+        yield step, losses.append
+        if (step + 1) % max(1, steps // 10) == 0:
+            recent = losses[-max(1, steps // 10) :]
+            mean = sum(recent) / len(recent)
+            print(f"{name} step {step + 1}/{steps} loss {mean:.4f} {clock}", flush=True)
+
+
+def muon_and_adam(
+    matrices: Iterable[nn.Parameter], parameters: Iterable[nn.Parameter], second: float = 0.95
+) -> list[torch.optim.Optimizer]:
+    """Muon for the blocks' matrices, AdamW for the rest of the parameters; `second` is its beta."""
+    matrices = list(matrices)
+    taken = {id(p) for p in matrices}
+    rest = [p for p in parameters if id(p) not in taken]
+    return [
+        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, second), weight_decay=0.0),
+    ]
+
+
+def falling(
+    optimizers: Optimizers,
+    shape: Callable[[float], float],
+    steps: int,
+    *,
+    rise: int = 50,
+    least: float = 0.01,
+) -> Rates:
+    """Learning rates: `rise` steps up, then `shape` of the share of the steps done, not below
+    `least`."""
+
+    def factor(step: int) -> float:
+        return min((step + 1) / rise, 1, max(least, shape(step / steps)))
+
+    return [torch.optim.lr_scheduler.LambdaLR(o, factor) for o in optimizers]
+
+
+def descend(
+    loss: Tensor, weights: Iterable[nn.Parameter], optimizers: Optimizers, rates: Rates
+) -> None:
+    """One step of all optimizers, with the gradient cut to a norm of 1."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(weights, 1.0)
+    for optimizer, rate in zip(optimizers, rates, strict=True):
+        optimizer.step()
+        rate.step()
+
+
+class Unfinished:
+    """Training between two of its steps, in a file."""
+
+    def __init__(self, path: Path, weights: Sequence[Tensor], parts: Sequence[Any]) -> None:
+        self.path, self.weights, self.parts = path, weights, parts
+
+    def load(self) -> int:
+        """The first step that is still to do."""
+        if not self.path.is_file():
+            return 0
+        state = torch.load(self.path, weights_only=False)
+        for weight, value in zip(self.weights, state["weights"], strict=True):
+            weight.copy_(value)
+        for part, value in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(value)
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["random"])
+        return state["done"]
+
+    def save(self, done: int) -> None:
+        state = {"done": done, "weights": list(self.weights), "torch": torch.get_rng_state()}
+        state |= {"parts": [p.state_dict() for p in self.parts], "random": random.getstate()}
+        beside = self.path.with_suffix(".tmp")
+        torch.save(state, beside)
+        beside.rename(self.path)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Training of a flow and of its text encoders, whose weights end as their average.
+
+    saved          where it goes on from after an interruption
+    mixed_backward whether the backward too is under autocast, as it was for the shipped pictures
+    """
+
+    parts: Sequence[nn.Module]
+    optimizers: Optimizers
+    steps: int
+    saved: Path
+    mixed_backward: bool = False
+
+    def train(self, loss: Callable[[], Tensor]) -> None:
+        weights = [p for part in self.parts for p in part.parameters()]
+        averages = copy.deepcopy([p.data for p in weights])
+        rates = falling(self.optimizers, lambda share: (1 - share) / 0.4, self.steps)
+        kept = [*(p.data for p in weights), *averages]
+        state = Unfinished(self.saved, kept, [*self.optimizers, *rates])
+        done = state.load()
+        for step, note in timed("flow", self.steps, done):
+            if step % SAVED_EVERY == 0 and step > done:
+                state.save(step)
+            # on a processor the backward of the fused attention takes half of the step, plain 5 %
+            with sdpa_kernel(SDPBackend.MATH):
+                with torch.autocast("cpu", torch.bfloat16):
+                    value = loss()
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.mixed_backward):
+                    descend(value, weights, self.optimizers, rates)
+            decay = min(0.998, (1 + step) / (10 + step))
+            torch._foreach_lerp_(averages, [p.data for p in weights], 1 - decay)
+            note(value.item())
+        for weight, average in zip(weights, averages, strict=True):
+            weight.data.copy_(average)
+        self.saved.unlink(missing_ok=True)
