@@ -8,13 +8,19 @@ copy of the same layers is the default here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rewards.embedding import Place, Towers, embed_pictures, pictures, transformers_towers
+from rewards.embedding import (
+    Place,
+    Towers,
+    embed_pictures,
+    pictures,
+    transformers_towers,
+    weights_file,
+)
 from rewards.types import Reward, Samples
 from rewards.video import check_frames, over_frames
 
@@ -61,12 +67,7 @@ def load(
 ) -> Reward:
     """The reward; `head` is a file with the linear layers."""
     check_frames("aesthetic", frames, aggregate)
-    if head is None:
-        from huggingface_hub import hf_hub_download
-
-        head = hf_hub_download(REPOSITORY, FILE)
-    if not Path(head).is_file():
-        raise ValueError(f"aesthetic: no such file: {head}")
-    layers = head_of(torch.load(head, map_location="cpu", weights_only=True), f"aesthetic: {head}")
+    file = weights_file("aesthetic", "head", head, (REPOSITORY, FILE))
+    layers = head_of(torch.load(file, map_location="cpu", weights_only=True), f"aesthetic: {file}")
     towers = transformers_towers(model, Place.of(device, dtype))
     return over_frames(Aesthetic(towers, layers, batch), "aesthetic", frames, aggregate)

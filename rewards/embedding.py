@@ -143,6 +143,25 @@ def found(model: str) -> str:
     return str(own) if own.is_dir() and not Path(model).exists() else model
 
 
+def weights_file(who: str, setting: str, given: str | None, published: tuple[str, str]) -> str:
+    """The file `given` for a reward's `setting`, or the `published` one: repository and name on the
+    hub. ValueError where there is none."""
+    from huggingface_hub import hf_hub_download
+
+    if given is None:
+        repository, name = published
+        try:
+            return hf_hub_download(repository, name)
+        except OSError as error:
+            raise ValueError(
+                f"{who}: {name} of {repository} could not be fetched; name a file of yours with "
+                f"`{setting}` ({error})"
+            ) from error
+    if not Path(given).is_file():
+        raise ValueError(f"{who}: no such file: {given}")
+    return given
+
+
 def transformers_towers(model: str, place: Place, processor: str | None = None) -> Towers:
     """`model` and its `processor` (the same unless told) are hub names or folders."""
     from transformers import AutoTokenizer, CLIPModel

@@ -8,7 +8,6 @@ time; here it is, as in every torchvision since 0.17.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from rewards.embedding import (
     OpenClipTowers,
     Place,
     open_clip_library,
+    weights_file,
 )
 from rewards.media import to_tensor
 from rewards.types import Reward
@@ -57,15 +57,10 @@ class Letterbox:
 
 def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
     """The state of the published file, or of the file at `checkpoint`."""
-    if checkpoint is None:
-        from huggingface_hub import hf_hub_download
-
-        checkpoint = hf_hub_download(REPOSITORY, FILES[version])
-    if not Path(checkpoint).is_file():
-        raise ValueError(f"hps: no such file: {checkpoint}")
-    stored = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    file = weights_file("hps", "checkpoint", checkpoint, (REPOSITORY, FILES[version]))
+    stored = torch.load(file, map_location="cpu", weights_only=True)
     if "state_dict" not in stored:
-        raise ValueError(f"hps: {checkpoint} has no entry state_dict, as HPSv2's files have")
+        raise ValueError(f"hps: {file} has no entry state_dict, as HPSv2's files have")
     return stored["state_dict"]
 
 

@@ -11,7 +11,6 @@ other names; sizes are those of the file's tensors, heads are 64 wide as in both
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rewards.aesthetic import head_of
-from rewards.embedding import OPENAI_MEAN, OPENAI_STD, Place, found, pictures, tokenize
+from rewards.embedding import (
+    OPENAI_MEAN,
+    OPENAI_STD,
+    Place,
+    found,
+    pictures,
+    tokenize,
+    weights_file,
+)
 from rewards.media import to_tensor
 from rewards.types import Reward, Samples
 from rewards.video import check_frames, over_frames
@@ -160,24 +167,19 @@ def load(
 ) -> Reward:
     """The reward; `checkpoint` is a file like the hub's ImageReward.pt, which is the default."""
     check_frames("imagereward", frames, aggregate)
-    if checkpoint is None:
-        from huggingface_hub import hf_hub_download
-
-        checkpoint = hf_hub_download(REPOSITORY, FILE)
-    if not Path(checkpoint).is_file():
-        raise ValueError(f"imagereward: no such file: {checkpoint}")
+    file = weights_file("imagereward", "checkpoint", checkpoint, (REPOSITORY, FILE))
     from transformers import AutoTokenizer
 
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    state = torch.load(file, map_location="cpu", weights_only=True)
     seen = part(state, VISION)
     if not seen:
-        raise ValueError(f"imagereward: {checkpoint} has no entries {VISION}*, as the hub's has")
+        raise ValueError(f"imagereward: {file} has no entries {VISION}*, as the hub's has")
     place = Place.of(device, dtype)
     vision = vision_model(seen)
     reward = ImageReward(
         place.put(vision),
         place.put(text_model(part(state, TEXT), vision.config.hidden_size)),
-        head_of(part(state, MLP), f"imagereward: {checkpoint}"),
+        head_of(part(state, MLP), f"imagereward: {file}"),
         AutoTokenizer.from_pretrained(found(tokenizer)),
         place,
         batch,

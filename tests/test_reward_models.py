@@ -9,6 +9,7 @@ import torch
 from transformers import CLIPModel
 
 from rewards import Samples, load
+from rewards.hps import weights_of
 from tests.reward_contract import check_contract, images, mixed_images, videos
 from tests.tiny_rewards import (
     LIMIT,
@@ -155,6 +156,26 @@ def test_no_samples_are_no_scores(folder, head):
 def test_a_wrong_setting_is_told_before_any_weights_are_read(name, settings, message):
     with pytest.raises(ValueError, match=message):
         load(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "fetch"),
+    [
+        ("hps", "checkpoint", lambda: weights_of("v2.1", None)),
+        ("aesthetic", "head", lambda: load("aesthetic")),
+        ("imagereward", "checkpoint", lambda: load("imagereward")),
+    ],
+)
+def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
+    name, setting, fetch, monkeypatch
+):
+    def unreachable(repository: str, file: str) -> str:
+        raise FileNotFoundError("no connection")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    said = rf"^{name}: \S+ of \S+ could not be fetched; name a file of yours with `{setting}`"
+    with pytest.raises(ValueError, match=said):
+        fetch()
 
 
 def test_similarity_is_the_cosine_of_two_pictures(folder, tmp_path):
