@@ -56,9 +56,8 @@ class Solver(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Euler:
-    """x - h v."""
+class Plain:
+    """What a solver is unless it says otherwise: one evaluation a step, no memory, no noise."""
 
     @property
     def memory(self) -> int:
@@ -71,24 +70,21 @@ class Euler:
     def evaluations(self, sigma_next: float) -> int:
         return 1
 
+
+@dataclass(frozen=True)
+class Euler(Plain):
+    """x - h v."""
+
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, None]:
         return at.x - (at.sigma - at.sigma_next) * at.v, None
 
 
 @dataclass(frozen=True)
-class Heun:
+class Heun(Plain):
     """The trapezoid rule: a second look at where Euler's step ends. Second order.
 
     The step to sigma = 0 is Euler's, since models are not trained there.
     """
-
-    @property
-    def memory(self) -> int:
-        return 0
-
-    @property
-    def random(self) -> bool:
-        return False
 
     def evaluations(self, sigma_next: float) -> int:
         return 2 if sigma_next > 0 else 1
@@ -137,7 +133,7 @@ def multistep(at: Point, past: tuple[Past, ...], order: int, heun: bool = False)
 
 
 @dataclass(frozen=True)
-class DPM2M:
+class DPM2M(Plain):
     """DPM-Solver++ 2M. First order where there is no history, and in the step to sigma = 0.
 
     From sigma = 1 the second step is first order too. DiffusionNFT samples with it.
@@ -149,19 +145,12 @@ class DPM2M:
     def memory(self) -> int:
         return 1
 
-    @property
-    def random(self) -> bool:
-        return False
-
-    def evaluations(self, sigma_next: float) -> int:
-        return 1
-
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, None]:
         return multistep(at, past, 2, self.heun), None
 
 
 @dataclass(frozen=True)
-class DPM3M:
+class DPM3M(Plain):
     """DPM-Solver++ 3M, of lower order while the history is short and in the step to sigma = 0.
 
     As published its second difference is half the second derivative, so it converges with order 2,
@@ -172,19 +161,12 @@ class DPM3M:
     def memory(self) -> int:
         return 2
 
-    @property
-    def random(self) -> bool:
-        return False
-
-    def evaluations(self, sigma_next: float) -> int:
-        return 1
-
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, None]:
         return multistep(at, past, 3), None
 
 
 @dataclass(frozen=True)
-class SA:
+class SA(Plain):
     """SA-Solver (arXiv:2309.05019), predictor and corrector of order 2, one evaluation a step.
 
     Its noise is `noise` for steps that end in [low, high], else 0. The corrector redoes the step
@@ -203,9 +185,6 @@ class SA:
     @property
     def random(self) -> bool:
         return self.noise > 0
-
-    def evaluations(self, sigma_next: float) -> int:
-        return 1
 
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, Past]:
         here = at.past
