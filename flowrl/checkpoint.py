@@ -30,7 +30,7 @@ class Progress:
 
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
     seconds: float = 0.0
     best: float | None = None
     best_iteration: int | None = None

@@ -111,7 +111,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         with session.parallel.together():
             selfcheck.check(session, experience)
     t1 = time.perf_counter()
-    metrics = experience.metrics | update(session, experience, progress.iteration)
+    metrics = experience.metrics | update(session, experience, progress)
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates

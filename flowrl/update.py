@@ -7,7 +7,9 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from flowrl.checkpoint import Progress
 from flowrl.collect import Experience
+from flowrl.errors import UserError
 from flowrl.losses import Entries
 from flowrl.meter import Meter
 from flowrl.objective import Counts, reduced
@@ -17,6 +19,7 @@ from flowrl.session import Session
 from samplers.noise import generator
 
 Chunks = list[Rows]
+PATIENCE = 3  # optimizer steps in a row without a finite gradient
 
 
 @dataclass
@@ -54,12 +57,14 @@ class Tally:
         return means
 
 
-def update(session: Session, experience: Experience, iteration: int) -> dict[str, float]:
-    """Take the iteration's optimizer steps; gives metrics over all processes."""
+def update(session: Session, experience: Experience, progress: Progress) -> dict[str, float]:
+    """Take the iteration's optimizer steps; gives metrics over all processes. UserError after too
+    many without a finite gradient: `progress` counts them, over iterations and resumed runs."""
     settings, tally, meter = session.run.train, Tally(), Meter(frozen=experience.asked)
     experience = replace(experience, policy=meter(experience.policy))
     shares = [
-        share_of(session, experience, iteration, number) for number in range(settings.updates)
+        share_of(session, experience, progress.iteration, number)
+        for number in range(settings.updates)
     ]
     with session.parallel.together():
         if settings.recompute_old:
@@ -76,7 +81,7 @@ def update(session: Session, experience: Experience, iteration: int) -> dict[str
                 tally.add("loss", entries.value, mask)
                 for name, values in entries.metrics.items():
                     tally.add(name, values, mask)
-        norms.append(step(session))
+        norms.append(step(session, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": session.scaler.get_scale()} if session.scaler.is_enabled() else {}
     return {
@@ -157,15 +162,26 @@ def counted(share: Chunks) -> Counts:
     return Counts(*torch.tensor(gather_object([tuple(own)])).sum(0).tolist())
 
 
-def step(session: Session) -> float:
+def step(session: Session, progress: Progress) -> float:
     """Sum gradients over processes, clip, step. A norm that is not finite skips the step."""
-    parameters = session.policies.parameters
+    parameters, scale = session.policies.parameters, session.scaler.get_scale()
     session.parallel.sum_gradients(parameters)
     session.scaler.unscale_(session.optimizer)
-    norm = clip(parameters.values(), session.run.train.max_grad_norm)
-    if bool(torch.isfinite(norm)):
+    norm = float(clip(parameters.values(), session.run.train.max_grad_norm))
+    if math.isfinite(norm):
         session.scaler.step(session.optimizer)
         session.policies.publish()
     session.scaler.update()
     session.optimizer.zero_grad(set_to_none=True)
-    return float(norm)
+    progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
+    if progress.skipped_in_a_row >= PATIENCE:  # the norm is everyone's: all processes stop here
+        raise UserError(
+            "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
+            f"float32. The last good weights are in {session.folder / 'best'}"
+        )
+    return norm
+
+
+def _skipped(before: int, norm: float, scale: float) -> int:
+    """In a row, this step included. Above a scale of 1 an overflow is the scale's, which falls."""
+    return 0 if math.isfinite(norm) else before + (scale <= 1)

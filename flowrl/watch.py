@@ -10,15 +10,7 @@ from flowrl.statistics import Alarms
 
 
 def guard(session: Session, progress: Progress, metrics: dict[str, float], alarms: Alarms) -> None:
-    """Stop after three updates without a finite gradient; tell the signs of a collapse."""
-    found = session.scaler.get_scale() <= 1  # above it an overflow is the scale's: it falls
-    every = found and metrics["skipped"] >= session.run.train.updates
-    progress.skipped_in_a_row = progress.skipped_in_a_row + 1 if every else 0
-    if progress.skipped_in_a_row >= 3:
-        raise UserError(
-            "no finite gradient in three iterations; lower train.lr or use model.dtype: float32. "
-            f"The last good weights are in {session.folder / 'best'}"
-        )
+    """Tell the signs of a collapse; stop, if the run asks for it."""
     if session.run.train.alarms == "off":
         return
     statistics = {

@@ -89,6 +89,7 @@ class Clock:
 
 
 def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+    from flowrl.checkpoint import Progress
     from flowrl.collect import collect
     from flowrl.config import decode
     from flowrl.session import open_accelerator, open_session
@@ -110,7 +111,7 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     for iteration in range(steps + WARM):
         clock.start()
         experience = collect(session, iteration)
-        update(session, experience, iteration)
+        update(session, experience, Progress(iteration))
         clock.stop()
         tokens.append(sum(int(rows.mask.sum()) for rows in experience.rows))
     return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}

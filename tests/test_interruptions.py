@@ -1,17 +1,23 @@
 """What ends a run before its time: what is said, the exit code, what is whole, and going on."""
 
+import math
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowrl import checkpoint, durable, train, update, watch
+from flowrl.checkpoint import Progress
 from flowrl.durable import held
 from flowrl.errors import UserError
 from flowrl.objective import reduced
+from flowrl.statistics import Alarms
+from flowrl.train import iterate
 from tests import runs
 from tests.disks import mounted
 from tests.runs import flowrl, lines
@@ -120,13 +126,43 @@ def test_a_loss_that_is_not_a_number_is_skipped_counted_and_the_third_stops(
         broken.setattr(update, "reduced", lambda *given: reduced(*given) * float("nan"))
         assert flowrl("train", config, "--folder", folder) == 3
     said = capsys.readouterr().err
-    assert "no finite gradient in three iterations" in said and "Checkpoint 000002" in said
-    assert [line.get("skipped") for line in lines(folder)] == [None, 2, 2]
-    kept = runs.load_file(folder / "checkpoints" / "000002" / "policies.safetensors")
+    assert "no finite gradient in three optimizer steps" in said and "Checkpoint 000001" in said
+    assert [line.get("skipped") for line in lines(folder)] == [None, 2]
+    kept = runs.load_file(folder / "checkpoints" / "000001" / "policies.safetensors")
     assert all(bool(weight.isfinite().all()) for weight in kept.values())
     assert flowrl("train", "--resume", folder) == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
-    assert [line.get("skipped") for line in lines(folder)] == [None, 2, 2, 0, 0]
+    assert [line.get("skipped") for line in lines(folder)] == [None, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("bad", "left"), [("123", 4), ("345", 2), ("1245", 0), ("0167", 0)])
+def test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of(
+    pipeline, tmp_path, monkeypatch, bad, left
+):
+    """Eight steps in two iterations of four."""
+    kept = runs.session(pipeline, tmp_path, runs.NFT | {"group": 8}, updates=4)
+    norms = iter(math.nan if str(step) in bad else 1.0 for step in range(8))
+    monkeypatch.setattr(update, "clip", lambda *_: torch.tensor(next(norms)))
+    progress = Progress()
+    with pytest.raises(UserError, match="three optimizer steps") if left else nullcontext():
+        for _ in range(2):
+            iterate(kept, progress, Alarms())
+    assert len(list(norms)) == left
+
+
+def test_a_resumed_run_has_not_forgotten_the_steps_before_it(
+    pipeline, tmp_path, monkeypatch, capsys
+):
+    """Two steps were bad when it was saved: the first one afterwards is the third."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(update, "reduced", lambda *given: reduced(*given) * float("nan"))
+    assert flowrl("train", runs.write(small(pipeline, tmp_path), tmp_path), "--folder", folder) == 3
+    seen: list[float] = []
+    step = update.step
+    monkeypatch.setattr(update, "step", lambda *given: seen.append(0.0) or step(*given))
+    assert flowrl("train", "--resume", folder) == 3
+    assert len(seen) == 1
+    assert "no finite gradient in three optimizer steps" in capsys.readouterr().err
 
 
 def test_one_gradient_that_is_not_a_number_does_not_stop_a_run(pipeline, tmp_path, monkeypatch):

@@ -52,6 +52,7 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     made["one draw"] = job(pipeline, folder, RECIPES["flow_grpo"])
     made["one draw"]["settings"]["prompts"]["per_iteration"] = 1
     made["poisoned"] = job(pipeline, folder, RECIPES["nft"], updates=1) | {"poison": True}
+    made["poisoned thrice"] = made["poisoned"] | {"iterations": 3, "stops": True}
     own = folder / "own.py"
     for name in ("fails", "silent"):
         made[name] = job(pipeline, folder, RECIPES["nft"], self_test="off")
@@ -119,6 +120,13 @@ def test_a_gradient_that_is_no_number_on_one_process_skips_the_step_on_all(pair)
     folder, _ = pair
     assert told(folder, "poisoned")["metrics"]["skipped"] == 1
     assert told(folder, "poisoned")["moved"] == 0
+
+
+def test_the_third_step_without_a_finite_gradient_stops_both(pair):
+    folder, _ = pair
+    said = [(folder / f"poisoned thrice.{rank}.txt").read_text() for rank in (0, 1)]
+    assert said[0] == said[1]
+    assert said[0].startswith("UserError: no finite gradient in three optimizer steps")
 
 
 def test_a_launch_that_starts_fewer_processes_than_it_says_is_an_error(jobs, tmp_path):

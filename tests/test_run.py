@@ -220,7 +220,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run(pip
     assert all(
         torch.equal(a, b) for a, b in zip(before, kept.policies.parameters.values(), strict=True)
     )
-    with pytest.raises(UserError, match="no finite gradient in three iterations"):
+    with pytest.raises(UserError, match="no finite gradient in three optimizer steps"):
         iterate(kept, progress, alarms)
     hook.remove()
     assert name
