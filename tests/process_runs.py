@@ -10,13 +10,16 @@ JOBS is a JSON file `{name: job}`; OUT gets `name.safetensors`, the weights of a
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Required, TypedDict
+from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
 from flowrl.checkpoint import Progress
@@ -36,9 +39,27 @@ class Job(TypedDict, total=False):
     iterations: Required[int]
     poison: bool  # gradients of the second process are not numbers
     stops: bool  # a UserError is expected of every process
+    unrounded: bool  # networks that turn float64 to float32 inside are kept from it
+
+
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """`Tensor.float` leaves float64 as it is, and Wan has no weights that are always float32."""
+    rounds = torch.Tensor.float
+    kept = patch.object(WanTransformer3DModel, "_keep_in_fp32_modules", None)
+    exact = patch.object(
+        torch.Tensor, "float", lambda t: t if t.dtype == torch.float64 else rounds(t)
+    )
+    with kept, exact:
+        yield
 
 
 def train(job: Job, out: Path, name: str) -> None:
+    with unrounded() if job.get("unrounded") else nullcontext():
+        _train(job, out, name)
+
+
+def _train(job: Job, out: Path, name: str) -> None:
     """Iterate, and let the main process write down what came of it."""
     kept = runs.opened(job["settings"], out)
     with kept.parallel.together():
