@@ -225,7 +225,7 @@ def test_attention_backends_by_diffusers_names() -> None:
 
 
 def test_compiled_blocks_say_the_same_and_follow_the_weights() -> None:
-    """With the graphs run as they are; the compiler itself is in the slow test."""
+    """With the graphs run as they are; the compiler itself is in test_compile.py."""
     made, plain = policy(), policy()
     for one in (made, plain):
         one.add_lora(rank=2, alpha=4, targets=None, seed=0)
@@ -252,17 +252,6 @@ def same(made: PipelinePolicy, plain: PipelinePolicy) -> None:
     torch.testing.assert_close(v, want, rtol=1e-5, atol=1e-6)
     for a, b in zip(grads, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_run_with_compiled_blocks_starts_at_ratio_one(pipeline, tmp_path, capsys) -> None:
-    from flowrl import selfcheck
-
-    tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
-    tree["model"]["compile"] = True
-    kept = runs.opened(tree, tmp_path)
-    floor = selfcheck.check(kept, collect(kept, 0))
-    assert floor is not None and floor < 1e-5
 
 
 def test_what_is_for_pictures_is_refused_for_texts_and_missing_parts_are_named() -> None:

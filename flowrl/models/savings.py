@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import config
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from flowrl.errors import UserError
+
+GRAPHS = 64  # of one block's code
 
 
 def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
@@ -73,7 +76,12 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
 def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
     """torch.compile of the repeated blocks, at their first call: those that diffusers names for the
     model, else the entries of its lists of blocks. Sampling (without gradients) and training are
-    two graphs of one program: where their rounding differs, the self-check says so."""
+    two graphs of one program: where their rounding differs, the self-check says so.
+
+    Blocks of a model are of two or three kinds, each called with and without gradients, with frozen
+    weights and trained ones, with one row and many. torch gives up at eight graphs and goes on
+    uncompiled, so it is allowed more, in the whole process."""
+    config.cache_size_limit = max(config.cache_size_limit, GRAPHS)  # recompile_limit, since 2.7
     for denoiser in denoisers:
         if denoiser._repeated_blocks:
             denoiser.compile_repeated_blocks(backend=backend)
