@@ -27,7 +27,8 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a reward model computes; `auto` is the GPU if there is one."""
+    """Where a reward model computes, wherever the samples are; `auto` is the process's GPU if there
+    is one. ValueError for a device that is not there."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -38,11 +39,21 @@ class Place:
             raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(torch.device(device), DTYPES[dtype])
+        return cls(_device(device), DTYPES[dtype])
 
     def put(self, model: Any) -> Any:
         """The model here, for inference only."""
         return model.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is auto, cpu, cuda or cuda:0, not {name!r}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name}: {torch.cuda.device_count()} GPUs are visible")
+    return device
 
 
 @runtime_checkable
