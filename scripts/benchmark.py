@@ -1,21 +1,28 @@
 """Peak memory and seconds per iteration of Flow-GRPO, MixGRPO and BranchGRPO on a GPU.
 
-    python scripts/benchmark.py --models sd35m wan13b --out benchmark.jsonl     # needs a GPU
-    python scripts/benchmark.py --tiny                                          # a smoke test
+    python scripts/benchmark.py --out runs/benchmark      # needs a GPU; again until all are done
+    python scripts/benchmark.py --tiny --out runs/tiny      # a smoke test on the CPU
+
+A call takes ten minutes at most (`--seconds`): each case is a file of `out` as soon as it is
+measured, cases that are there are not run again, and one that was killed is told as such. Exit code
+0 once all are done, 1 while some are left. The table of all of them is printed at the end.
 
 The architecture of Stable Diffusion 3.5 Medium at 512 px and of Wan 2.1 1.3B at 480 px with random
 weights in bfloat16, adapters of rank 32, one draw of a group of 8, brightness as the reward. Prompt
 encoders are tiny ones of the right widths: encodings are made once and are not what is measured.
 `ratio` is the iteration beside its own network evaluations timed alone: as many calls of the bare
-denoiser, without and with gradients, at the same batch. The first iteration warms up.
+denoiser, without and with gradients, at the same batch. Those are timed first, and warm up; of the
+iterations the median is taken, and none begins once they have taken two minutes.
 """
 
+import gc
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +40,7 @@ from flowrl.statistics import Alarms
 from flowrl.train import iterate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.benchmark_results import Case, Results
 from scripts.driving_cost import denoiser_call
 from tests.tiny_pipelines import NAMED
 
@@ -49,20 +57,25 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+ENOUGH = 120  # seconds of iterations
+
+
 @dataclass
 class Arguments:
     models: tuple[str, ...] = ("sd35m", "wan13b")
     recipes: tuple[str, ...] = tuple(RECIPES)
-    ways: tuple[str, ...] = ("plain", "checkpointing", "compile")
-    rows: int = 4
-    """Rows a call."""
+    ways: tuple[str, ...] = ("plain", "checkpointing", "compile", "both")
+    rows: int | None = None
+    """Rows a call; by default 4 pictures, or 1 film."""
     frames: int = 81
     """Of Wan; as many as the memory allows."""
     iterations: int = 3
     tiny: bool = False
     """Tiny models on the CPU: shows that the script runs, and nothing of speed."""
-    out: Path | None = None
-    """Append each result as a line of JSON."""
+    out: Path = Path("runs/benchmark")
+    """A folder: a JSON file a case."""
+    seconds: float = 540
+    """Of this call: no case begins that would hardly end within it."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,7 @@ class Subject:
     denoiser: Callable[[], Any]
     decoder: Callable[[], Any] | None
     size: dict[str, int]
+    rows: int
     call: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,16 +125,16 @@ def subjects(arguments: Arguments) -> dict[str, Subject]:
     if arguments.tiny:
         small = {"height": 16, "width": 16}
         return {
-            "sd35m": Subject("SD3", lambda: NAMED["SD3"].build().transformer, None, small),
+            "sd35m": Subject("SD3", lambda: NAMED["SD3"].build().transformer, None, small, 4),
             "wan13b": Subject(
-                "Wan 2.1", lambda: NAMED["Wan 2.1"].build().transformer, None, small, wan
+                "Wan 2.1", lambda: NAMED["Wan 2.1"].build().transformer, None, small, 1, wan
             ),
         }
     wide = {"height": 480, "width": 832}
     square = {"height": 512, "width": 512}
     return {
-        "sd35m": Subject("SD3", sd35m, image_decoder, square),
-        "wan13b": Subject("Wan 2.1", wan13b, AutoencoderKLWan, wide, wan),
+        "sd35m": Subject("SD3", sd35m, image_decoder, square, 4),
+        "wan13b": Subject("Wan 2.1", wan13b, AutoencoderKLWan, wide, 1, wan),
     }
 
 
@@ -144,7 +158,8 @@ def settings(
         "pipeline": str(source), "dtype": half, "lora": {"rank": 32, "alpha": 64}, **subject.size,
         "call": {"max_sequence_length": 16, **subject.call},
     }  # fmt: skip
-    train = {"rows_per_call": arguments.rows, "lr": 1e-4, "self_test": "off", "alarms": "off"}
+    rows = arguments.rows or subject.rows
+    train = {"rows_per_call": rows, "lr": 1e-4, "self_test": "off", "alarms": "off"}
     more = WAYS[way]
     fields = RECIPE_SETTINGS[recipe].model_fields
     clip = {"clip": 1.0} if "clip" in fields else {}  # random weights in bfloat16: no verdict
@@ -169,8 +184,8 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def alone(session: Session, evaluations: dict[str, float]) -> float:
-    """Seconds of as many network evaluations as an iteration made, by the bare denoiser."""
+def alone(session: Session) -> tuple[float, float]:
+    """Seconds of a row of the bare denoiser: without gradients, and with backward."""
     policy: Any = session.policy
     steps, rows = session.algorithm.steps, policy.rows_per_call
     batch = policy.open(["a red ball"], [{}], steps)
@@ -187,42 +202,46 @@ def alone(session: Session, evaluations: dict[str, float]) -> float:
         session.optimizer.zero_grad()
 
     with torch.no_grad():
-        frozen = timed(bare, session.device)
-    calls = {name: count / rows for name, count in evaluations.items()}
-    return calls["frozen"] * frozen + calls["graded"] * timed(graded, session.device)
+        frozen = timed(bare, session.device) / rows
+    return frozen, timed(graded, session.device) / rows
 
 
-def timed(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
-    """The median of a call's seconds, after two that warm up."""
-    taken = []
-    for repeat in range(repeats + 2):
+def timed(call: Callable[[], Any], device: torch.device) -> float:
+    """The median of the seconds of five calls, or of fewer slow ones, after two that warm up."""
+    taken: list[float] = []
+    for repeat in range(7):
         began = clock(device)
         call()
         if repeat > 1:
             taken.append(clock(device) - began)
-    return sorted(taken)[repeats // 2]
+        if sum(taken) > 10:
+            break
+    return sorted(taken)[len(taken) // 2]
 
 
 def measured(tree: dict[str, Any], folder: Path, iterations: int) -> dict[str, Any]:
     session = opened(tree, folder)
-    progress, alarms, taken, metrics = Progress(), Alarms(), [], {}
-    for iteration in range(iterations + 1):
-        if iteration == 1 and session.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+    progress, alarms, metrics = Progress(), Alarms(), dict[str, float]()
+    frozen, graded = alone(session)
+    if session.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    taken: list[float] = []
+    while len(taken) < iterations and sum(taken) < ENOUGH:
         began = clock(session.device)
         metrics = iterate(session, progress, alarms)
-        if iteration:
-            taken.append(clock(session.device) - began)
+        taken.append(clock(session.device) - began)
     peak = torch.cuda.max_memory_allocated() if session.device.type == "cuda" else None
     counts = {name: metrics[f"count/{name}"] for name in ("sampling", "training", "frozen")}
-    found = {"frozen": counts["sampling"] + counts["frozen"], "graded": counts["training"]}
-    network = alone(session, found)
+    network = frozen * (counts["sampling"] + counts["frozen"]) + graded * counts["training"]
     seconds, wanted = sorted(taken)[len(taken) // 2], memory.estimate(session.run)
     return {
+        "iterations": taken,
         "seconds": seconds,
         "seconds/sample": metrics["seconds/sample"],
         "seconds/update": metrics["seconds/update"],
         "network_alone": network,
+        "row_frozen": frozen,
+        "row_graded": graded,
         "ratio": seconds / network,
         "peak_bytes": peak,
         "estimated_bytes": None if wanted is None else wanted.total,
@@ -230,32 +249,54 @@ def measured(tree: dict[str, Any], folder: Path, iterations: int) -> dict[str, A
     }
 
 
-def main(arguments: Arguments) -> None:
+def kept(results: Results, case: Case, tree: dict[str, Any], iterations: int) -> None:
+    """Measure, print and keep one."""
+    results.begin(case)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found: dict[str, Any] = measured(tree, Path(folder), iterations)
+        except torch.OutOfMemoryError as error:
+            found = {"error": str(error).splitlines()[0]}
+    found["wall"] = time.perf_counter() - began
+    print(json.dumps(results.save(case, found)), flush=True)
+    gc.collect()
+    torch.compiler.reset()  # or the next case's blocks are one recompilation too many
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def call(arguments: Arguments, results: Results, cases: list[Case]) -> None:
+    """As many cases as this call has time for, one at least."""
+    end = time.perf_counter() + arguments.seconds
+    dtype = torch.float32 if arguments.tiny else torch.bfloat16
+    sources: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for case in results.left(cases):
+            remaining = end - time.perf_counter()
+            if sources and not results.fits(case, remaining, arguments.seconds):
+                return
+            subject = subjects(arguments)[case.model]
+            if case.model not in sources:
+                sources[case.model] = write(subject, Path(place) / case.model, dtype)
+            tree = settings(subject, sources[case.model], case.recipe, case.way, arguments)
+            kept(results, case, tree, arguments.iterations)
+
+
+def main(arguments: Arguments) -> int:
     quiet()
     if not arguments.tiny and not torch.cuda.is_available():
         sys.exit("benchmark: no GPU is visible; --tiny shows on a CPU that the script runs")
     if arguments.tiny:
-        arguments = replace(arguments, ways=("plain", "checkpointing"), iterations=1)
-    dtype = torch.float32 if arguments.tiny else torch.bfloat16
-    for name in arguments.models:
-        subject = subjects(arguments)[name]
-        with tempfile.TemporaryDirectory() as place:
-            source = write(subject, Path(place) / name, dtype)
-            for recipe in arguments.recipes:
-                for way in arguments.ways:
-                    tree = settings(subject, source, recipe, way, arguments)
-                    try:
-                        found = measured(tree, Path(place), arguments.iterations)
-                    except torch.OutOfMemoryError as error:
-                        found = {"error": str(error).splitlines()[0]}
-                    line = {"model": name, "recipe": recipe, "way": way, **found}
-                    print(json.dumps(line), flush=True)
-                    if arguments.out is not None:
-                        with arguments.out.open("a") as file:
-                            file.write(json.dumps(line) + "\n")
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
+        arguments = replace(arguments, iterations=1)
+    results = Results(arguments.out)
+    cases = [Case(*case) for case in product(arguments.models, arguments.recipes, arguments.ways)]
+    call(arguments, results, cases)
+    print(results.table())
+    missing = len(results.left(cases))
+    print(f"{missing} cases are left: the same command goes on" if missing else "all are done")
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    sys.exit(main(tyro.cli(Arguments)))

@@ -141,7 +141,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def spread(values: list[float], scale: float, digits: int) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
     return f"{middle * scale:.{digits}f} ({low * scale:.{digits}f} to {high * scale:.{digits}f})"
 
 
