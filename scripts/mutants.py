@@ -22,6 +22,7 @@ from typing import NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from scripts.mutants_processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants_text import ROWS as TEXT_ROWS  # noqa: E402
 
 PATIENCE = 900  # seconds for the tests of one mutant
@@ -170,7 +171,7 @@ MUTANTS = [Mutant(*row) for row in (
      "chunk.old is None", "test_training.py"),
     ("update-later", "flowrl/update.py", "shares[1:] = [with_old(session, experience, share)",
      "shares[1:] = [share", "test_training.py"),
-    ("update-skip", "flowrl/update.py", "if bool(torch.isfinite(norm)):", "if True:",
+    ("update-skip", "flowrl/update.py", "if math.isfinite(norm):", "if True:",
      "test_run.py::test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run"),
     ("update-tally", "flowrl/update.py", ".expand(mask.shape)[mask]",
      ".expand(mask.shape).flatten()",
@@ -238,6 +239,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_shapes.py"),
     ("shapes-first", "rewards/shapes.py", "!= wanted.things[0])", "== wanted.things[0])",
      "test_shapes.py"),
+    *PROCESS_ROWS,
     *TEXT_ROWS,
 )]
 # fmt: on

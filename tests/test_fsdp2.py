@@ -21,6 +21,7 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     partial(tiny_pipelines.wan, 2)().save_pretrained(wan)
     full = job(pipeline, folder, runs.FLOW_GRPO | {"kl": 0.01}, rows_per_call=2)
     full["settings"]["model"]["lora"] = None
+    full["settings"]["train"]["max_grad_norm"] = 1e-3  # so that all steps are cut
     made = {"full": full}
     for name in ("experts", "fails"):
         recipe = runs.NFT if name == "experts" else runs.FLOW_GRPO
@@ -55,6 +56,10 @@ def test_shared_weights_end_as_whole_ones_do(jobs, pair, tmp_path, name, near):
     assert max(told(folder, name)["company"]) > 0  # or this test would not try unequal work
     assert apart(alone(jobs[name], tmp_path), weights[name]) < near
     assert told(folder, name)["moved"] > 1e-4
+    norms = [
+        told(*place)["metrics"]["grad_norm"] for place in ((folder, name), (tmp_path, "alone"))
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 1e-3
 
 
 def test_an_error_on_one_process_ends_the_calls_of_the_other(pair):
@@ -73,6 +78,15 @@ def test_texts_of_different_lengths_need_different_numbers_of_calls(tmp_path):
     weights = together(FSDP2, jobs, tmp_path / "pair")["text"]
     assert max(told(tmp_path / "pair", "text")["company"]) > 0
     assert apart(alone(jobs["text"], tmp_path), weights) < 1e-10
+
+
+@pytest.mark.slow
+def test_blocks_that_stay_gathered_follow_their_weights(jobs, tmp_path):
+    """The policy before, and that of before the step, must not be called once more."""
+    config = tmp_path / "kept.yaml"
+    config.write_text(FSDP2.read_text().replace("forward: true", "forward: false"))
+    weights = together(config, {"full": jobs["full"]}, tmp_path / "pair")["full"]
+    assert apart(alone(jobs["full"], tmp_path), weights) < 1e-10
 
 
 @pytest.mark.slow

@@ -1,0 +1,33 @@
+"""Mutants of what several processes share, and of what compiled blocks need. `mutants.py` runs
+them.
+
+A row is name, file, text that occurs once in it, what to put, tests that must fail.
+"""
+
+STEPS = (
+    "test_interruptions.py::"
+    "test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
+)
+SHARING = "test_sharing.py"
+
+# fmt: off
+ROWS = (
+    ("update-third", "flowrl/update.py", "return 0 if math.isfinite(norm) else before",
+     "return before if math.isfinite(norm) else before", STEPS),
+    ("lockstep-weight", "flowrl/processes/lockstep.py", "(result * 0).sum()", "(result * 1).sum()",
+     SHARING),
+    ("lockstep-policy", "flowrl/processes/lockstep.py", "weights.put(weights.names[call.policy])",
+     "pass", SHARING),
+    ("lockstep-cache", "flowrl/processes/lockstep.py", "            return\n        size",
+     "            pass\n        size", SHARING),
+    ("lockstep-smallest", "flowrl/processes/lockstep.py", "size < self._seen[index][0]",
+     "size > self._seen[index][0]", SHARING),
+    ("sharding-used", "flowrl/processes/sharding.py", "dist.ReduceOp.MAX", "dist.ReduceOp.MIN",
+     SHARING),
+    ("sharding-bucket", "flowrl/processes/sharding.py", "yield bucket\n            bucket = []",
+     "yield bucket", SHARING),
+    ("sharding-norm", "flowrl/processes/sharding.py", "    dist.all_reduce(pieces)\n", "",
+     "test_fsdp2.py"),
+    ("compile-limit", "flowrl/models/savings.py", "GRAPHS = 64", "GRAPHS = 8", "test_compile.py"),
+)
+# fmt: on
