@@ -71,7 +71,8 @@ class Arguments:
     """Of Wan; as many as the memory allows."""
     iterations: int = 3
     tiny: bool = False
-    """Tiny models on the CPU: shows that the script runs, and nothing of speed."""
+    """Tiny models on the CPU: shows that the script runs (compile wants a C compiler), and nothing
+    of speed."""
     out: Path = Path("runs/benchmark")
     """A folder: a JSON file a case."""
     seconds: float = 540

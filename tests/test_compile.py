@@ -27,23 +27,22 @@ def strict():
 
 
 def trained(folder: Path, *, compiled: bool) -> dict[str, torch.Tensor]:
-    """The demo's weights after two short iterations: its blocks are of two kinds."""
+    """The demo's weights after a short iteration: its blocks are of two kinds."""
     tree = dump(read(PROJECT / "configs" / "demo_flow_grpo.yaml"))
     tree["model"] |= {"device": "cpu", "compile": compiled}
     tree["prompts"]["per_iteration"] = 1
     tree["recipe"] |= {"steps": 3, "group": 2}
     tree["rewards"], tree["train"]["self_test"] = [{"name": "brightness"}], "off"
     folder.mkdir()
-    kept, progress = runs.opened(tree, folder), Progress()
-    for _ in range(2):
-        assert iterate(kept, progress, Alarms())["skipped"] == 0
+    kept = runs.opened(tree, folder)
+    assert iterate(kept, Progress(), Alarms())["skipped"] == 0
     return kept.policies.state()
 
 
 def apart(folder: Path) -> float:
-    """By how many learning rates compiled and plain weights differ at most."""
+    """By how many steps compiled and plain weights differ at most. A step is 5e-5: warm-up."""
     made, plain = (trained(folder / str(c), compiled=c) for c in (True, False))
-    return max(float((made[name] - plain[name]).abs().max()) for name in plain) / 3e-4
+    return max(float((made[name] - plain[name]).abs().max()) for name in plain) / 5e-5
 
 
 def test_a_compiled_demo_is_compiled_to_its_end(tmp_path, monkeypatch):
