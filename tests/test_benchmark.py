@@ -2,10 +2,11 @@
 
 import json
 
-import benchmark
 import pytest
 import torch
-from benchmark_results import NOT_ENDED, Case, Results
+
+from scripts import benchmark
+from scripts.benchmark_results import NOT_ENDED, Case, Results
 
 FOUND = {
     "seconds": 2.0, "ratio": 1.25, "row_frozen": 0.01, "row_graded": 0.03,

@@ -163,7 +163,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
 
     found: list[list[torch.Tensor]] = []
 
-    def step(kept: Session) -> float:
+    def step(kept: Session, progress: Progress) -> float:
         grads = [p.grad for p in kept.policies.parameters.values() if p.grad is not None]
         found.append([grad.clone() for grad in grads])
         return 1.0
@@ -171,7 +171,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
     monkeypatch.setattr(update, "step", step)
     small, large = opened("small"), opened("large")
     monkeypatch.setattr(large.spending, "rows", lambda rows, unit: rows)
-    few, many = (update.update(kept, collect(kept, 0), 0) for kept in (small, large))
+    few, many = (update.update(kept, collect(kept, 0), Progress()) for kept in (small, large))
     assert few["count/training"] < 0.75 * many["count/training"]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-3)

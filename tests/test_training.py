@@ -69,13 +69,13 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
         rows.mask[place : 3 + place] = False  # unequal counts in chunks and in updates
     want, found = of_all_rows(kept, experience), []
 
-    def step(kept: Session) -> float:
+    def step(kept: Session, progress: Progress) -> float:
         found.append(gradients(kept))
         kept.optimizer.zero_grad()
         return 1.0
 
     monkeypatch.setattr(update, "step", step)
-    update.update(kept, experience, 0)
+    update.update(kept, experience, Progress())
     shares = [update.share_of(kept, experience, 0, number) for number in range(updates)]
     counts = [sum(int(chunk.mask.sum()) for chunk in share) for share in shares]
     assert len(found) == updates and sum(counts) == sum(int(r.mask.sum()) for r in experience.rows)
