@@ -18,10 +18,11 @@ class Whole(Protocol):
 
 
 @torch.no_grad()
-def measured(session: Session, policy: Any, rollout: Any) -> Float[Tensor, " n"]:
-    """log p(sample) under the policy that sampled, less that under the start, in nats: the k1
-    estimate of KL(policy | start) of a whole sample, of either sign. 0 for samples that no rows
-    are of (greedy ones).
+def measured(session: Session, policy: Any, rollout: Any) -> Float[Tensor, "n t"]:
+    """log p of each entry under the policy that sampled, less that under the start, in nats: the k1
+    estimate of KL(policy | start), of either sign; a sample's sum is its own. NaN where there is
+    nothing of the policy's: behind the end, in what it was told, and in samples that no rows are of
+    (greedy ones).
 
     Stored log-probabilities are the sampler's, unless another engine drew them or the run
     recomputes them (`train.recompute_old`).
@@ -33,9 +34,9 @@ def measured(session: Session, policy: Any, rollout: Any) -> Float[Tensor, " n"]
         old = _says(session, behaviour, policy, rows)
     else:
         old = rows.old.logp
-    apart = (old - _says(session, "ref", policy, rows)).double().masked_fill(~rows.mask, 0.0)
-    found = apart.new_zeros(len(rollout.prompt))
-    found[samples] = apart.sum(1)
+    apart = (old - _says(session, "ref", policy, rows)).double()
+    found = apart.new_full((len(rollout.prompt), apart.shape[1]), torch.nan)
+    found[samples] = apart.masked_fill(~rows.mask, torch.nan)
     return found
 
 

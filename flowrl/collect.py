@@ -218,7 +218,7 @@ def _kl(context: Context, mask: Tensor) -> dict[str, float]:
     if context.divergence is None:
         return {}
     kept = mask.any(1)
-    return {"kl_sample": float((context.divergence * kept).sum() / kept.sum().clamp(min=1))}
+    return {"kl_sample": float(context.divergence[kept].nansum() / kept.sum().clamp(min=1))}
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from flowrl.errors import UserError
 from rewards.types import Scores
 from samplers import Columns
 
@@ -36,7 +37,7 @@ class Context:
     exists     which decision points a sample has, where they differ (turns): the others are masked
                at the end, and before that by transforms that compare turns
     states     ids of the states that a sample decided in: GiGPO compares equal ones of a draw
-    divergence of each sample from the start, summed over its tokens
+    divergence from the start of each token; NaN where a sample has none of its own
     quantiles  tracked quantiles of scores (low, high): RiskPO
     """
 
@@ -49,7 +50,7 @@ class Context:
     nodes: Int[Tensor, "n k"] | None = None
     exists: Bool[Tensor, "n k"] | None = None
     states: Int[Tensor, "n k"] | None = None
-    divergence: Float[Tensor, " n"] | None = None
+    divergence: Float[Tensor, "n t"] | None = None
     quantiles: tuple[float, float] | None = None
 
 
@@ -125,6 +126,11 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> valu
 def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
     """Apply `rule` to the nodes of each decision point by itself; masked entries stay 0."""
     columns, done = context.columns, []
+    if credit.value.shape[1] != len(columns.nodes):
+        raise UserError(
+            "credit of single tokens is not compared any more: put Penalize(each=True) behind "
+            "what compares samples"
+        )
     for k, nodes in enumerate(columns.nodes):
         if context.nodes is None:
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)

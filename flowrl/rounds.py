@@ -31,7 +31,7 @@ class Part:
     everyone: Scores  # of all processes' samples, in the order of the draws
     taught: Scores  # the same, as they are learned from
     totals: Tensor  # weighted sums of those, NaN where unscored
-    apart: Tensor | None = None  # this process's samples from the start, where credit reads it
+    apart: Tensor | None = None  # this process's from the start, by token, where credit reads it
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def estimator(name: str, rewards: Tensor, group: int | Tensor, **settings: objec
         context = replace(context, quantiles=s.quantiles)
     chain = _chain(name, s)
     if s.divergence is not None:
-        context = replace(context, divergence=packed.pack(s.divergence.double()))
+        context = replace(context, divergence=packed.pack(s.divergence.double())[:, None])
         chain = (chain[0], Penalize(s.beta), *chain[1:])
     if s.clip is not None:
         chain = (chain[0], Clip(s.clip), *chain[1:])

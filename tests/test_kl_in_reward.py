@@ -1,5 +1,6 @@
 """A KL that is taken off the reward: how far completions are from the start, in whole runs."""
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ KL, HEAT = 0.5, 0.7
 NEAR = 1e-5  # log-probabilities are kept in float32
 RLOO = {"name": "text_rloo", "length": 6, "group": 4, "temperature": HEAT}
 PLUS = {"name": "text_reinforce", "length": 6, "group": 4, "baseline": False, "temperature": HEAT}
+CENTRED = PLUS | {"baseline": True}
 REMAX = {"name": "text_remax", "length": 6, "group": 2, "temperature": HEAT}
 OFF = {"kl": KL, "kl_in": "reward"}
 FLAT = "\n\ndef flat(samples):\n    return [1.0] * len(samples.prompts)\n"
@@ -68,54 +70,90 @@ def move(kept: Session) -> None:
 
 
 @torch.no_grad()
-def surprise(network: Any, context: list[int], words: list[int]) -> float:
-    """log p of words behind a context: one text in one call, no padding."""
+def surprise(network: Any, context: list[int], words: list[int]) -> Tensor:
+    """log p of each word behind a context: one text in one call, no padding."""
     logits = network(torch.tensor([context + words])).logits[0, len(context) - 1 : -1]
     each = (logits / HEAT).log_softmax(-1)
-    return float(each[torch.arange(len(words)), torch.tensor(words)].sum())
+    return each[torch.arange(len(words)), torch.tensor(words)]
 
 
-def by_hand(kept: Session, model: Path, experience: Experience) -> Tensor:
-    """log p(now) - log p(start) of each row's completion, with the model read anew as the start."""
+def by_hand(kept: Session, model: Path, experience: Experience) -> list[list[float]]:
+    """log p(now) - log p(start) of each row's own tokens, with the model read anew as the start."""
     start = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
     (rows,) = experience.rows
     found = []
-    for place, ids, length in zip(rows.prompt, rows.ids.tolist(), rows.lengths, strict=True):
+    for i, (place, ids) in enumerate(zip(rows.prompt, rows.ids.tolist(), strict=True)):
         group = kept.algorithm.group
         context = kept.policy.encode(experience.samples.prompts[int(place) * group])
-        words = ids[: int(length)]
+        words = ids[: int(rows.ends[i])]
         now, then = (surprise(m, context, words) for m in (kept.policy.model, start))
-        found.append(now - then)
-    return torch.tensor(found, dtype=torch.float64)
+        found.append((now - then)[rows.written[i, : len(words)]].tolist())
+    return found
 
 
-def rloo(reward: Tensor, apart: Tensor, _: Tensor) -> Tensor:
-    value = (reward.flatten() - KL * apart).view(3, 4)
-    return (value - (value.sum(1, keepdim=True) - value) / 3).flatten()
+def rloo(reward: Tensor, apart: list[list[float]]) -> list[list[float]]:
+    value = (reward.flatten() - KL * torch.tensor([sum(own) for own in apart])).view(3, 4)
+    each = (value - (value.sum(1, keepdim=True) - value) / 3).flatten().tolist()
+    return [[a] * len(own) for a, own in zip(each, apart, strict=True)]
 
 
-def plus(reward: Tensor, apart: Tensor, lengths: Tensor) -> Tensor:
-    value = reward.flatten() - KL * apart
-    tokens = value.repeat_interleave(lengths)
-    return (value - tokens.mean()) / (tokens.var() + 1e-8).sqrt()
+def remax(reward: Tensor, apart: list[list[float]]) -> list[list[float]]:
+    gain = (reward[:, :2] - reward[:, 2:]).flatten().tolist()
+    return [[a - KL * sum(own)] * len(own) for a, own in zip(gain, apart, strict=True)]
 
 
-def remax(reward: Tensor, apart: Tensor, _: Tensor) -> Tensor:
-    return (reward[:, :2] - reward[:, 2:]).flatten() - KL * apart
+def plus(reward: Tensor, apart: list[list[float]]) -> list[list[float]]:
+    """As trainers of texts have it: -KL a token, the outcome at the last, added up backwards."""
+    returns = []
+    for outcome, own in zip(reward.flatten().tolist(), apart, strict=True):
+        paid = [-KL * each for each in own]
+        paid[-1] += outcome
+        returns.append([sum(paid[t:]) for t in range(len(paid))])
+    tokens = [value for own in returns for value in own]
+    mean, std = statistics.fmean(tokens), (statistics.variance(tokens) + 1e-8) ** 0.5
+    return [[(value - mean) / std for value in own] for own in returns]
 
 
-@pytest.mark.parametrize(("recipe", "rule"), [(RLOO, rloo), (PLUS, plus), (REMAX, remax)])
+def centred(reward: Tensor, apart: list[list[float]]) -> list[list[float]]:
+    return plus(reward - reward.mean(1, keepdim=True), apart)
+
+
+def agree(experience: Experience, want: list[list[float]]) -> None:
+    """Advantages of all tokens of the model's own, and of nothing else."""
+    (rows,) = experience.rows
+    assert torch.equal(rows.mask, rows.written) and rows.advantage[~rows.mask].eq(0).all()
+    for own, mask, values in zip(rows.advantage, rows.mask, want, strict=True):
+        torch.testing.assert_close(own[mask], torch.tensor(values), atol=NEAR, rtol=0)
+
+
+RULES = [(RLOO, rloo), (PLUS, plus), (CENTRED, centred), (REMAX, remax)]
+
+
+@pytest.mark.parametrize(("recipe", "rule"), RULES, ids=["rloo", "plus", "centred", "remax"])
 def test_advantages_are_of_rewards_less_what_completions_are_apart(model, tmp_path, recipe, rule):
     kept = opened(model, tmp_path, recipe | OFF)
     move(kept)
     experience = collect(kept, 0)
     apart = by_hand(kept, model, experience)
-    assert apart.abs().min() > 1e-3 and apart.std() > 0.1, "the start is left behind"
-    (rows,) = experience.rows
-    scores = experience.scores.values.double().view(3, -1)
-    want = rule(scores, apart, rows.lengths)
-    torch.testing.assert_close(rows.advantage[:, 0], want.float(), atol=NEAR, rtol=0)
-    assert experience.metrics["kl_sample"] == pytest.approx(float(apart.mean()), abs=NEAR)
+    whole = torch.tensor([sum(own) for own in apart])
+    assert whole.abs().min() > 1e-3 and whole.std() > 0.1, "the start is left behind"
+    assert len({len(own) for own in apart}) > 2, "completions of different lengths"
+    agree(experience, rule(experience.scores.values.double().view(3, -1), apart))
+    assert experience.metrics["kl_sample"] == pytest.approx(float(whole.mean()), abs=NEAR)
+
+
+def test_unscored_completions_have_no_part_in_what_tokens_are_compared_with(model, tmp_path):
+    kept = opened(model, tmp_path, PLUS | OFF, "patchy", on_failure="skip_group")
+    move(kept)
+    experience = collect(kept, 0)
+    (rows,), scored = experience.rows, experience.scores.scored[:, 0]
+    assert 2 < int(scored.sum()) < len(scored)
+    assert torch.equal(rows.mask, rows.written & scored[:, None])
+    apart = by_hand(kept, model, experience)
+    own = [each for each, some in zip(apart, scored, strict=True) if some]
+    want = plus(experience.scores.values[scored].double(), own)
+    for got, mask, values in zip(rows.advantage[scored], rows.mask[scored], want, strict=True):
+        torch.testing.assert_close(got[mask], torch.tensor(values), atol=NEAR, rtol=0)
 
 
 def test_each_evaluation_is_counted_once(model, tmp_path):
@@ -155,8 +193,9 @@ def test_what_another_engine_said_is_not_read(model, tmp_path):
         (rollout,) = batch.rollouts(kept.algorithm.plan, (0, 1), seed=0, iteration=0)
     own = measured(kept, batch.policy, rollout)
     other = replace(rollout, elsewhere=True, logp=rollout.logp - 1.0)
-    torch.testing.assert_close(measured(kept, batch.policy, other), own, atol=NEAR, rtol=0)
-    assert own.abs().min() > 1e-3
+    again = measured(kept, batch.policy, other)
+    torch.testing.assert_close(again, own, atol=NEAR, rtol=0, equal_nan=True)
+    assert own.nansum(1).abs().min() > 1e-3
 
 
 def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
@@ -177,9 +216,10 @@ def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
     assert sum(far[-3:]) < 0.5 * sum(far[:3]), far
 
 
-def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
+@pytest.mark.parametrize("recipe", [RLOO, PLUS], ids=["rloo", "plus"])
+def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path, recipe):
     whole, broken, again = (
-        opened(model, tmp_path / name, RLOO | OFF) for name in ("whole", "broken", "again")
+        opened(model, tmp_path / name, recipe | OFF) for name in ("whole", "broken", "again")
     )
     progress, alarms = Progress(), Alarms()
     for _ in range(3):

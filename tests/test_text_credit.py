@@ -77,8 +77,24 @@ def test_a_value_from_elsewhere_is_the_baseline():
     want = credit((rule,), r)[0][:, 0] + (r - each).clamp(-0.2, 0.28)
     close(credit((Margin(rule=rule),), r, baseline=base)[0][:, 0], want, 1e-12)
     far = rewards(seed=1)
-    got = credit((Penalize(0.1), Standardize(None)), r, divergence=far)[0]
+    apart = torch.stack([0.25 * far, 0.75 * far, torch.full_like(far, torch.nan)], 1)
+    got = credit((Penalize(0.1), Standardize(None)), r, divergence=apart)[0]
     close(got, credit((Standardize(None),), r - 0.1 * far)[0], 1e-12)
+
+
+def test_a_token_answers_for_itself_and_for_those_after_it():
+    r, nan = rewards(), torch.nan
+    apart = torch.tensor([[1, nan, 2, 4], [0.5, -3, nan, nan]] * 6, dtype=torch.float64)
+    value, mask = credit((Penalize(0.1, each=True),), r, divergence=apart)
+    want = torch.tensor([[0.7, 0, 0.6, 0.4], [-0.25, -0.3, 0, 0]] * 6, dtype=torch.float64)
+    assert torch.equal(mask, ~apart.isnan())
+    close(value, (r[:, None] - want) * mask, 1e-12)
+    lengths = mask.sum(1)
+    white = credit((Penalize(0.1, each=True), WhitenTokens()), r, divergence=apart, lengths=lengths)
+    each = value[mask]
+    close(white[0][mask], (each - each.mean()) / (each.var() + 1e-8).sqrt(), 1e-12)
+    with pytest.raises(UserError, match="behind what compares samples"):
+        credit((Penalize(0.1, each=True), Standardize()), r, divergence=apart)
 
 
 @pytest.mark.parametrize(

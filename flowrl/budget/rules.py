@@ -18,9 +18,12 @@ from samplers.noise import generator
 
 
 def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
-    """Values and mask of the samples themselves: the last decision point's, [g group r]."""
+    """Values and mask of the samples themselves: those of the last decision point that each has,
+    [g group r]."""
     shape = (-1, context.columns.group, credit.value.shape[-1])
-    return credit.value[:, -1].reshape(shape), credit.mask[:, -1].reshape(shape)
+    last = credit.mask.long().cumsum(1).argmax(1, keepdim=True)
+    value, mask = (part.gather(1, last).reshape(shape) for part in credit)
+    return value, mask
 
 
 def _only(credit: Credit, kept: Tensor, context: Context) -> Credit:

@@ -60,23 +60,22 @@ class LengthBaseline:
 @dataclass(frozen=True)
 class WhitenTokens:
     """(value - mean) / sqrt(variance + eps) over all tokens of the batch: a sample counts as often
-    as it is long (REINFORCE++, arXiv:2501.03262). After a group's mean is taken off, it is the
-    paper's variant with a baseline."""
+    as it is long, shared out over its decision points (REINFORCE++, arXiv:2501.03262). After a
+    group's mean is taken off, it is the paper's variant with a baseline."""
 
     eps: float = 1e-8
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        def rule(value: Tensor, mask: Tensor, length: Tensor) -> Tensor:
-            weight = length * mask
-            total = weight.sum((0, 1), keepdim=True)
-            mean = (weight * value).sum((0, 1), keepdim=True) / total.clamp(min=1)
-            square = (weight * (value - mean).square()).sum((0, 1), keepdim=True)
-            variance = square / (total - 1).clamp(min=1)
-            flat = variance.sqrt() <= NONE * (value * mask).abs().amax((0, 1), keepdim=True)
-            return torch.where(flat, 0.0, (value - mean) / (variance + self.eps).sqrt())
-
         lengths = given(context.lengths, "lengths", "WhitenTokens").double().cpu()
-        return _weighed(credit, lengths, rule, context.columns.group)
+        value, mask = credit
+        weight = lengths[:, None, None] / mask.sum(1, keepdim=True).clamp(min=1) * mask
+        total = weight.sum((0, 1), keepdim=True)
+        mean = (weight * value).sum((0, 1), keepdim=True) / total.clamp(min=1)
+        square = (weight * (value - mean).square()).sum((0, 1), keepdim=True)
+        variance = square / (total - 1).clamp(min=1)
+        flat = variance.sqrt() <= NONE * (value * mask).abs().amax((0, 1), keepdim=True)
+        white = torch.where(flat, 0.0, (value - mean) / (variance + self.eps).sqrt())
+        return credit._replace(value=white * mask)
 
 
 @dataclass(frozen=True)
@@ -111,16 +110,24 @@ class GreedyBaseline:
 
 @dataclass(frozen=True)
 class Penalize:
-    """value - weight times the sample's divergence from the start, summed over its tokens: a KL in
-    the reward instead of the loss (RLOO, REINFORCE++)."""
+    """value - weight times the divergence from the start: a KL in the reward instead of the loss.
+
+    Of the whole sample, which is one action (RLOO, ReMax), or with `each` for every token that of
+    itself and the tokens after it: what follows is its doing, what came before is not (REINFORCE++,
+    arXiv:2501.03262). Credit then has a column a token, masked where the model wrote none, and
+    comparisons among samples come before.
+    """
 
     weight: float
+    each: bool = False
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         apart = given(context.divergence, "divergences from the start", "Penalize").double().cpu()
-        return credit._replace(
-            value=(credit.value - self.weight * apart[:, None, None]) * credit.mask
-        )
+        rest = apart.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
+        if not self.each:
+            return credit._replace(value=(credit.value - self.weight * rest[:, :1]) * credit.mask)
+        mask = credit.mask & ~apart.isnan()[..., None]
+        return Credit((credit.value - self.weight * rest) * mask, mask)
 
 
 @dataclass(frozen=True)

@@ -147,15 +147,16 @@ def text_reinforce(
     only, and takes its KL off the reward.
 
     kl_in  loss    a term by the k2 estimate, whose gradient is that of KL(new | start)
-           reward  `kl` times log(policy / start) of the completion, off its reward; the paper takes
-                   it off token by token, so that a token answers for those after it only
+           reward  as in the paper: `kl` times log(policy / start) of a token and of all after it is
+                   taken off the outcome, so that each token has credit of its own, and then
+                   whitened with it; with `baseline`, after the group's mean
     """
-    taken, kept = penalised(kl, kl_in)
+    taken, kept = penalised(kl, kl_in, each=True)
     centre = (Standardize(scale=None),) if baseline else ()
     return Algorithm(
         steps=length,
         plan=Completions(group, temperature, top_p),
-        advantage=Estimator((*taken, *centre, WhitenTokens())),
+        advantage=Estimator((*centre, *taken, WhitenTokens())),
         likelihood=Token(kl_form="k2"),
         loss=Surrogate(clip, clip, anchors=kept),
     )

@@ -58,17 +58,15 @@ class Token:
     def rows(
         self, rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
     ) -> list[TokenRows]:
-        """One `Rows` with all completions, or with all pairs of them."""
-        nodes, group = rollout.passed, rollout.plan.group
-        value, some = (
-            part.to(rollout.ids.device) for part in shared(advantage, mask, nodes, group)
-        )
-        kept = some.gather(1, rollout.point) & rollout.own
+        """One `Rows` with all completions, or with all pairs of them. `advantage` has a column a
+        decision point, or one a token."""
+        value, some = by_token(rollout, advantage, mask)
+        kept = some & rollout.own
         if self.cut == "mask":
             kept = kept & rollout.stopped[:, None]
-        spread = value.gather(1, rollout.point).to(rollout.logp.dtype)
+        spread = value.to(rollout.logp.dtype).masked_fill(~kept, 0.0)
         every, drawn = self.whole(rollout)
-        rows = replace(every, advantage=spread.masked_fill(~kept, 0.0)[drawn], mask=kept[drawn])
+        rows = replace(every, advantage=spread[drawn], mask=kept[drawn])
         if not self.paired:
             return [rows]
         best = Matching.pairs(advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.plan.group)
@@ -106,6 +104,19 @@ class Token:
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TokenRows) -> Float[Tensor, "b t"]:
         return divergence(new.logp, ref.logp, self.kl_form)
+
+
+def by_token(
+    rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+) -> tuple[Float[Tensor, "n t"], Bool[Tensor, "n t"]]:
+    """Credit of decision points at each of their tokens; credit of tokens as it is."""
+    nodes, device = rollout.passed, rollout.ids.device
+    if advantage.shape[1] != nodes.shape[1]:
+        assert advantage.shape[1] == rollout.ids.shape[1], "a column a decision point, or a token"
+        return advantage.to(device), mask.to(device)
+    found = shared(advantage, mask, nodes, rollout.plan.group)
+    value, some = (part.to(device).gather(1, rollout.point) for part in found)
+    return value, some
 
 
 def shared(

@@ -27,13 +27,15 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
 Place = Literal["loss", "reward"]
 
 
-def penalised(kl: float, place: Place) -> tuple[tuple[Penalize, ...], tuple[Anchor, ...]]:
+def penalised(
+    kl: float, place: Place, each: bool = False
+) -> tuple[tuple[Penalize, ...], tuple[Anchor, ...]]:
     """A KL to the start of weight `kl` as a part of credit, or as a term of the loss."""
     if place == "loss":
         return (), anchors(kl)
     if kl <= 0:
         raise UserError(f"kl_in: reward takes kl off the reward, and kl is {kl}: set it above 0")
-    return (Penalize(kl),), ()
+    return (Penalize(kl, each),), ()
 
 
 def text_grpo(
@@ -102,8 +104,9 @@ def text_dapo(
     the same, no KL, completions that were cut off are masked, and groups that all score the same
     are left out. 16 completions a prompt, 20,480 tokens.
 
-    Differences: groups left out are not drawn anew. Its soft penalty of long completions is the
-    reward `length`.
+    The paper draws further prompts in place of groups left out (dynamic sampling): that is the
+    setting `budget.flat: resample`; the recipe alone only drops them. Its soft penalty of long
+    completions is the reward `length`.
     """
     return Algorithm(
         steps=length,
