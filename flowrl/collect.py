@@ -57,9 +57,7 @@ def collect(session: Session, iteration: int) -> Experience:
 
 def _said(session: Session, rounds: Sequence[Round]) -> dict[str, float]:
     """What the first round's samples look like, what rewards report, and what all rounds cost."""
-    first = rounds[0]
-    part = first.parts[0]
-    seen = first.batch.statistics(part.rollout, part.samples.media) if first.counts else {}
+    seen = rounds[0].said
     metrics = _mean(gather_object([seen])) | _mean(gather_object([reports(session.rewards)]))
     metrics["count/sampling"] = sum(r.batch.meter.total() for r in rounds)
     own = sum(len(p.rollout.prompt) for r in rounds for p in r.parts)

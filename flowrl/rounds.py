@@ -42,6 +42,7 @@ class Round:
     batch: Batch
     parts: tuple[Part, ...]
     looked: int  # samples that were scored on the way
+    said: dict[str, float]  # what the first plan's samples look like, as drawn; nothing of company
     asked: int = 0  # evaluations that credit asked this process for
 
     @property
@@ -90,7 +91,8 @@ def sample(session: Session, iteration: int, draws: Draws, seconds: dict[str, fl
             scored = ahead.scores()
     drawn = zip(rollouts, shown, scored, strict=True)
     parts = tuple(_part(session, draws, *each) for each in drawn)
-    made = Round(draws, mine, counts, batch, parts, looked)
+    said = batch.statistics(rollouts[0], shown[0].media) if counts else {}
+    made = Round(draws, mine, counts, batch, parts, looked, said)
     return _measured(session, made, seconds) if algorithm.apart else made
 
 

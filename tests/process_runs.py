@@ -68,9 +68,10 @@ def _train(job: Job, out: Path, name: str) -> None:
         for parameter in kept.policies.parameters.values():
             parameter.register_hook(lambda grad: grad * float("nan"))
     progress, alarms, first = Progress(), Alarms(), kept.policies.state()
-    metrics: dict[str, float] = {}
+    metrics, replayed = dict[str, float](), 0.0
     for _ in range(job["iterations"]):
         metrics = iterate(kept, progress, alarms)
+        replayed += metrics.get("budget/replayed", 0.0)
     weights = kept.policies.state()
     company = kept.parallel.lockstep.company if kept.parallel.lockstep else 0
     every = gather_object([company])
@@ -78,7 +79,7 @@ def _train(job: Job, out: Path, name: str) -> None:
         save_file({k: v.contiguous() for k, v in weights.items()}, out / f"{name}.safetensors")
         moved = max(float((weights[n] - first[n]).abs().max()) for n in first if "current/" in n)
         told = {"metrics": metrics, "processes": str(kept.parallel), "company": every}
-        told["moved"] = moved
+        told |= {"moved": moved, "replayed": replayed}  # the latter over all iterations
         (out / f"{name}.json").write_text(json.dumps(told))
 
 

@@ -5,6 +5,8 @@ import pytest
 from tests import tiny_lm
 from tests.process_runs import DDP, Job, alone, apart, together, told
 from tests.test_budget_run import EVERYTHING, picture_tree, text_tree
+from tests.test_replay import KL, OFF
+from tests.test_replay import settings as turns_tree
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +17,11 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     written = text_tree(model, folder / "texts", EVERYTHING, updates=2)
     pictured["prompts"]["per_iteration"] = 3
     made: dict[str, Job] = {}
-    for name, settings in (("pictures", pictured), ("texts", written)):
+    turns = turns_tree(model, folder / "turns", KL | OFF, EVERYTHING, updates=2)
+    for name, settings in (("pictures", pictured), ("texts", written), ("turns", turns)):
         settings["model"]["dtype"] = "float64"
         settings["train"]["self_test"] = "off"  # its reward is too rare for a few shown texts
-        made[name] = {"settings": settings, "iterations": 3}
+        made[name] = {"settings": settings, "iterations": 4}
     return made
 
 
@@ -33,3 +36,5 @@ def test_two_processes_spend_as_one(jobs, tmp_path):
         spent = {key for key in one if key.startswith("budget/")}
         assert {key: one[key] for key in spent} == {key: two[key] for key in spent}
         assert one["reward"] == pytest.approx(two["reward"]) and "budget/rounds" in spent
+    assert one["kl_sample"] == pytest.approx(two["kl_sample"]) and abs(one["kl_sample"]) > 1e-3
+    assert told(folder, "turns")["replayed"] > 0

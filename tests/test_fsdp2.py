@@ -9,7 +9,7 @@ from diffusers import StableDiffusion3Pipeline
 
 from tests import process_runs, runs, text_runs, tiny_lm, tiny_pipelines
 from tests.process_runs import FSDP2, Job, alone, apart, launch, together, told
-from tests.test_processes import REWARDS, job
+from tests.test_processes import KL, REWARDS, job
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +70,22 @@ def test_an_error_on_one_process_ends_the_calls_of_the_other(pair):
 
 @pytest.mark.slow
 def test_texts_of_different_lengths_need_different_numbers_of_calls(tmp_path):
+    """With a KL in the loss, and with one that is taken off the reward: there the start is asked
+    while experience is collected, of each process's own completions."""
     model = tiny_lm.write(tmp_path / "lm")
-    settings = text_runs.tree(model, tmp_path, text_runs.GRPO | {"kl": 0.01}, updates=2, lr=1e-3)
-    settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
-    settings["prompts"]["per_iteration"] = 3
-    jobs: dict[str, Job] = {"text": {"settings": settings, "iterations": 2}}
-    weights = together(FSDP2, jobs, tmp_path / "pair")["text"]
-    assert max(told(tmp_path / "pair", "text")["company"]) > 0
-    assert apart(alone(jobs["text"], tmp_path), weights) < 1e-10
+    jobs: dict[str, Job] = {}
+    for name, recipe in (("text", text_runs.GRPO | {"kl": 0.01}), ("text kl", KL)):
+        settings = text_runs.tree(model, tmp_path, recipe, updates=2, lr=1e-3)
+        settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
+        settings["prompts"]["per_iteration"] = 3
+        jobs[name] = {"settings": settings, "iterations": 2}
+    found = together(FSDP2, jobs, tmp_path / "pair")
+    for name, weights in found.items():
+        assert max(told(tmp_path / "pair", name)["company"]) > 0
+        assert apart(alone(jobs[name], tmp_path), weights) < 1e-10
+    kl = told(tmp_path, "alone")["metrics"]["kl_sample"]
+    assert told(tmp_path / "pair", "text kl")["metrics"]["kl_sample"] == pytest.approx(kl)
+    assert abs(kl) > 1e-5
 
 
 @pytest.mark.slow
