@@ -74,7 +74,7 @@ def _finish(result: "object") -> int:
     for name, value in result.first.items():
         if name == "image/diversity" or not name.startswith("image/"):
             print(f"held-out {name.removeprefix('image/')}: {value:.3f} -> {result.last[name]:.3f}")
-    print(f"pictures: {result.folder / 'samples'}  weights: {result.weights}")
+    print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
     return code
 
 

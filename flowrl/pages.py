@@ -1,6 +1,5 @@
-"""Samples as files to look at: a page of pictures or films, or lines of text."""
+"""Samples as files to look at: a page of pictures, films or texts."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from flowrl import pictures, videos
-from flowrl.errors import UserError
+from flowrl import pictures, texts, videos
 from rewards import Samples
 
 
@@ -22,12 +20,12 @@ class Page:
     title: str
 
     def save(self, folder: Path, name: str) -> Path:
-        """`folder/name.png`, of films `name.gif` too, of texts `name.jsonl` with a line each.
+        """`folder/name.png`, of films `name.gif` too, of texts `name.html` and `name.jsonl`.
 
-        Gives what was written, of films the page that moves.
+        Gives what was written, of films the page that moves, of texts the page to look at.
         """
         if self.texts:
-            return _save_lines(self, folder, name)
+            return texts.save(_lines(self), self.title, folder, name)
         pictures.save(_picture(self), folder / f"{name}.png")
         if not self.films:
             return folder / f"{name}.png"
@@ -37,7 +35,7 @@ class Page:
     def save_beside(self, folder: Path, earlier: str, name: str) -> None:
         """This page and the saved page `earlier` of the same prompts as one, if there is that."""
         if self.texts and (folder / f"{earlier}.jsonl").is_file():
-            _lines_beside(self, folder / f"{earlier}.jsonl", folder / f"{name}.jsonl")
+            texts.save_beside(_lines(self), self.title, folder, earlier, name)
         elif (folder / f"{earlier}.png").is_file():
             before = Image.open(folder / f"{earlier}.png").convert("RGB")
             pictures.save(pictures.beside(before, _picture(self)), folder / f"{name}.png")
@@ -70,29 +68,6 @@ def _film(page: Page) -> list[Image.Image]:
     return videos.page(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 
-def _save_lines(page: Page, folder: Path, name: str) -> Path:
+def _lines(page: Page) -> list[dict[str, Any]]:
     rows = zip(page.samples.prompts, page.samples.media, page.scores, strict=True)
-    lines = [{"prompt": prompt, "text": text, "score": score} for prompt, text, score in rows]
-    return _write(lines, folder / f"{name}.jsonl")
-
-
-def _lines_beside(page: Page, earlier: Path, out: Path) -> None:
-    before = [json.loads(line) for line in earlier.read_text().splitlines()]
-    rows = zip(before, page.samples.media, page.scores, strict=True)
-    lines = [
-        {
-            "prompt": old["prompt"], "before": old["text"], "after": text,
-            "score_before": old["score"], "score_after": score,
-        }
-        for old, text, score in rows
-    ]  # fmt: skip
-    _write(lines, out)
-
-
-def _write(lines: Sequence[dict[str, Any]], path: Path) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    except OSError as error:
-        raise UserError(f"{path}: cannot write the samples: {error}") from error
-    return path
+    return [{"prompt": prompt, "text": text, "score": score} for prompt, text, score in rows]

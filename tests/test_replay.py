@@ -1,5 +1,5 @@
-"""Replayed completions keep what they were: their tokens, who wrote which, and how far they were from
-the start when they were drawn. Of several turns, with a KL off the reward, and with both."""
+"""Replayed completions keep what they were: their tokens, who wrote which, and how far from the
+start they were when they were drawn. Of several turns, with a KL off the reward, and with both."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -58,8 +58,10 @@ def test_answers_are_the_same_in_any_form_and_no_others_are(reward):
 
 def test_only_a_box_counts_where_boxes_are_asked_for():
     reward = load("math_answer", find="boxed", processes=1)
-    got = reward(of([r"\boxed{7}", "The answer is 7.", "$7$", r"7 \boxed{8}"], ["7"] * 4))
-    assert got.tolist() == [1, 0, 0, 0]
+    texts = [r"\boxed{7}", "The answer is 7.", "$7$", r"7 \boxed{8}"]
+    empty = [r"\boxed{} so $7$", r"$7$ \boxed{8", r"$7$ \boxed"]  # boxes that hold nothing
+    got = reward(of(texts + empty, ["7"] * 7))
+    assert got.tolist() == [1, 0, 0, 0, 0, 0, 0]
     reward.workers.close()
 
 

@@ -69,6 +69,9 @@ def test_a_run_leaves_what_it_promises(model, tmp_path, capsys, recipe):
             old["prompt"], old["text"], new["text"],
         )  # fmt: skip
         assert both["score_after"] == new["score"]
+    page = (folder / "samples" / "before_after.html").read_text()
+    assert "run, iteration 3: share" in page and page.count("<tr") == 5
+    assert f"samples: {folder / 'samples'}  weights:" in said and "pictures:" not in said
     plain = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert AutoTokenizer.from_pretrained(folder / "model")("ab").input_ids == [2, 3]
     assert plain.generation_config.repetition_penalty == 1.7
