@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.advantages import Context, Estimator, LeaveOneOut, Standardize, Sum
+from flowrl.advantages import Context, Credit, Estimator, LeaveOneOut, Standardize, Sum
 from flowrl.budget.rules import (
     DropFlat,
     KeepRate,
@@ -35,6 +35,8 @@ def test_flat_groups_and_rates_are_masked():
     r = torch.tensor([0, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1.0])
     assert kept((DropFlat(), Standardize()), r, 4).view(4, 4).all(1).tolist() == [0, 1, 0, 1]
     assert kept((KeepRate(0.3, 0.8),), r, 4).view(4, 4).all(1).tolist() == [0, 1, 0, 0]
+    for low, high in ((0.25, 0.75), (0.75, 0.9)):  # the rates themselves are inside
+        assert kept((KeepRate(low, high),), r, 4).view(4, 4).all(1).tolist() == [0, 1, 0, low < 0.5]
     noisy = r + 0.01 * torch.arange(16).remainder(2)
     assert kept((DropFlat(0.1),), noisy, 4).view(4, 4).all(1).tolist() == [0, 1, 0, 1]
     everyone = Estimator((DropFlat(), Standardize()))
@@ -70,6 +72,18 @@ def test_statistics_before_a_subset_are_of_all():
     whole, _ = Estimator((Standardize(),))(scores, context)
     some, mask = Estimator((Standardize(), MaxVariance(4)))(scores, context)
     assert torch.equal(some[mask], whole[mask]) and int(mask.sum()) == 4
+
+
+def test_a_sample_s_own_value_is_that_of_the_last_decision_point_that_it_has():
+    """Credit a token: two columns are padding for some, and what stands there says nothing."""
+    value = torch.tensor([[9.0, 0.0, 0.0], [9.0, 1.0, 0.0], [9.0, 9.0, 5.0], [9.0, 4.0, 0.0]])
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+    credit = Credit(value.double()[..., None], mask[..., None])
+    context = Context(columns((4,)), torch.ones(1))
+    left = MaxVariance(2)(credit, context).mask[..., 0]  # own values 9, 1, 5 and 4
+    assert torch.equal(left, mask & torch.tensor([[True], [True], [False], [False]]))
+    rates = KeepRate(4.7, 4.8)(credit, context).mask[..., 0]
+    assert torch.equal(rates, mask), "their mean is 4.75"
 
 
 @settings(max_examples=20, deadline=None)

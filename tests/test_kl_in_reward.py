@@ -151,6 +151,8 @@ def test_unscored_completions_have_no_part_in_what_tokens_are_compared_with(mode
     assert torch.equal(rows.mask, rows.written & scored[:, None])
     apart = by_hand(kept, model, experience)
     own = [each for each, some in zip(apart, scored, strict=True) if some]
+    mean = sum(map(sum, own)) / len(own)
+    assert experience.metrics["kl_sample"] == pytest.approx(mean, abs=NEAR)
     want = plus(experience.scores.values[scored].double(), own)
     for got, mask, values in zip(rows.advantage[scored], rows.mask[scored], want, strict=True):
         torch.testing.assert_close(got[mask], torch.tensor(values), atol=NEAR, rtol=0)

@@ -95,6 +95,8 @@ def test_prompts_outside_of_the_range_come_last_and_come_again():
     assert set(order[:2]) == {2, 3} and set(order[2:]) == {0, 1}
     firsts = [rates.order(how, 13, torch.ones(4), (0, "prompts", i))[0] for i in range(60)]
     assert set(firsts) == {0, 1, 2, 3}, "ten iterations later all may be drawn"
+    seen = [[rates.guess(i, how, at) for i in (0, 1, 3)] for at in (12, 13)]
+    assert seen == [[0.0, 1.0, 0.5], [0.5, 0.5, 0.5]], "forgotten, it counts as an even chance"
     sure = Difficulty(uncertain=True)
     firsts = [rates.order(sure, 5, torch.ones(4), (0, "x", i))[0] for i in range(400)]
     # the unknown one counts as 1/2 too: 0.05, 0.05, 0.55, 0.55
@@ -140,6 +142,35 @@ def test_draws_go_where_they_teach_and_are_one_group():
     scores[at + 1] = [1.0, 1.0]  # the two draws of prompt 4 differ from each other only
     kept = again.kept(call(count=6), [found(drawn, *scores)])
     assert kept.nonzero().flatten().tolist() == [at, at + 1]
+
+
+def test_a_group_is_worth_it_whose_spread_exceeds_the_bound_under_any_plan():
+    rationed = Rationed(Budget(flat="resample", spread=0.3), 2)
+    draws = rationed.draws(call(), [])
+    noisy = found(draws, [0.0, 0.5], [0.0, 0.7], [0.4, 0.4])  # stds 0.25, 0.35 and 0
+    assert rationed.kept(call(), [noisy]).tolist() == [False, True, False]
+    flat = torch.zeros(6)
+    for totals in ((noisy.totals[0], flat), (flat, noisy.totals[0])):
+        assert rationed.kept(call(), [Found(draws, totals)]).tolist() == [False, True, False]
+
+
+def test_a_group_of_several_draws_is_kept_as_a_whole_or_not():
+    """Of four draws that are worth it three are wanted: the second group of two does not fit."""
+    rationed = Rationed(Budget(flat="resample", repeat=2), 2)
+    rounds = [
+        found(Draws((0, 1, 2), (0, 0, 1), (2, 1)), [0, 1], [1, 1], [0, 0]),
+        found(Draws((3, 4, 5), (2, 2, 3), (2, 1)), [0, 1], [1, 1], [0, 0]),
+    ]
+    assert rationed.kept(call(), rounds).tolist() == [True, True] + [False] * 4
+
+
+def test_metrics_are_of_one_iteration():
+    rationed = Rationed(Budget(flat="resample", rates=(0.2, 0.8)), 2)
+    drawn = rationed.draws(call(), [])
+    rationed.kept(call(), [found(drawn, [0, 1], [1, 1], [0, 0])])
+    said = rationed.metrics()
+    assert said["budget/outside"] == 0 and said["budget/kept"] == 1
+    assert rationed.metrics() == {}
 
 
 @dataclass(frozen=True)

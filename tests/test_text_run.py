@@ -18,6 +18,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods import Transition
 from flowrl.losses import Surrogate
 from flowrl.models.causal_lm import CausalPolicy
+from flowrl.objective import Counts, reduced
 from flowrl.paths import PROJECT
 from flowrl.session import open_accelerator, open_session
 from flowrl.statistics import Alarms, text_statistics
@@ -188,21 +189,29 @@ def test_one_estimator_and_one_loss_serve_pictures_and_text():
     want = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
 
     (plan,) = Chain(FlowSDE(0.7), 4)([1.0, 0.6, 0.3, 0.0], 0, 0)
-    (pictures,) = roll((plan,), TinyFlow(2), (2,), (0, 1), seed=0, iteration=0)
-    policy = tiny_policy()
+    flow, policy = TinyFlow(2), tiny_policy()
+    (pictures,) = roll((plan,), flow, (2,), (0, 1), seed=0, iteration=0)
     batch = policy.open(["a:", "cab :"], [], 5)
     (texts,) = batch.rollouts(Completions(4), (0, 1), seed=0, iteration=0)
     shift = 0.3
-    for rollout, likelihood, made in (
-        (pictures, Transition(), TinyFlow(2)),
-        (texts, Token(), batch.policy),
+    written = torch.arange(5) < texts.lengths[:, None]
+    assert len(texts.lengths.unique()) > 1
+    for rollout, likelihood, made, model, entries_of in (
+        (pictures, Transition(), flow, flow, torch.ones(8, 1, dtype=torch.bool)),
+        (texts, Token(), batch.policy, policy.model, written),
     ):
         context = Context(rollout.columns, torch.ones(1))
         advantage, mask = estimator(scores, context)
         assert advantage.shape == (8, len(rollout.columns.nodes))
         for column in advantage.unbind(1):
             torch.testing.assert_close(column, want.flatten())
-        for rows in likelihood.rows(rollout, advantage, mask):
+        every = likelihood.rows(rollout, advantage, mask)
+        assert len(every) == (2 if rollout is pictures else 1), "trained steps, or one for all"
+        for rows in every:
+            assert torch.equal(rows.mask, entries_of), "all of them, and no padding"
+            each = want.flatten().float()[:, None].expand_as(rows.mask)
+            torch.testing.assert_close(rows.advantage[rows.mask], each[rows.mask])
+            check_gradient(loss, likelihood, likelihood.evaluate(made, rows), rows, model)
             with torch.no_grad():
                 new = likelihood.evaluate(made, rows)
             moved = {"new": new._replace(logp=rows.old.logp + shift), "old": rows.old}
@@ -213,6 +222,18 @@ def test_one_estimator_and_one_loss_serve_pictures_and_text():
             torch.testing.assert_close(entries.value[rows.mask], by_hand[rows.mask])
             same = loss(likelihood, {"new": new, "old": rows.old}, rows)
             torch.testing.assert_close(same.value[rows.mask], -a[rows.mask], atol=1e-4, rtol=1e-4)
+
+
+def check_gradient(loss, likelihood, new, rows, model) -> None:
+    """On fresh samples it is REINFORCE's: the mean of -A times the gradient of log p."""
+    entries = loss(likelihood, {"new": new, "old": new._replace(logp=new.logp.detach())}, rows)
+    plain = -(rows.advantage * new.logp)[rows.mask].mean()
+    weights = [p for p in model.parameters() if p.requires_grad]
+    value = reduced(entries, rows.mask, Counts.of([rows.mask]))
+    got, want = (torch.autograd.grad(v, weights, retain_graph=True) for v in (value, plain))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    assert max(float(g.abs().max()) for g in got) > 1e-3
 
 
 def tiny_policy() -> CausalPolicy:

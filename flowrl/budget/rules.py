@@ -69,8 +69,8 @@ class KeepRate:
 class MaxVariance:
     """Trains on the `keep` samples of each group whose values differ most; the others are masked.
 
-    The subset of greatest variance has the j highest and the keep - j lowest, for the best j. Put
-    it behind what normalises, so that statistics are of all samples.
+    The subset of greatest variance has the j highest and the keep - j lowest, for the best j (PODS,
+    arXiv:2504.13818). Put it behind what normalises, so that statistics are of all samples.
     """
 
     keep: int
