@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from flowrl.errors import UserError
 from flowrl.rows import Rows, take
 from flowrl.session import Session
 
@@ -22,7 +23,7 @@ def measured(session: Session, policy: Any, rollout: Any) -> Float[Tensor, "n t"
     """log p of each entry under the policy that sampled, less that under the start, in nats: the k1
     estimate of KL(policy | start), of either sign; a sample's sum is its own. NaN where there is
     nothing of the policy's: behind the end, in what it was told, and in samples that no rows are of
-    (greedy ones).
+    (greedy ones). UserError where the model says what is no number.
 
     Stored log-probabilities are the sampler's, unless another engine drew them or the run
     recomputes them (`train.recompute_old`).
@@ -36,6 +37,11 @@ def measured(session: Session, policy: Any, rollout: Any) -> Float[Tensor, "n t"
         old = rows.old.logp
     apart = (old - _says(session, "ref", policy, rows)).double()
     found = apart.new_full((len(rollout.prompt), apart.shape[1]), torch.nan)
+    if not apart[rows.mask].isfinite().all():
+        raise UserError(
+            "the model's log-probabilities are no finite numbers any more; lower train.lr or use "
+            f"model.dtype: float32. The last good weights are in {session.folder / 'best'}"
+        )
     found[samples] = apart.masked_fill(~rows.mask, torch.nan)
     return found
 

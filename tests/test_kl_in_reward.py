@@ -200,6 +200,14 @@ def test_what_another_engine_said_is_not_read(model, tmp_path):
     assert own.nansum(1).abs().min() > 1e-3
 
 
+def test_weights_that_are_no_numbers_are_not_taken_for_tokens_that_are_not_there(model, tmp_path):
+    kept = opened(model, tmp_path, PLUS | OFF)
+    for start in kept.policies._weights["ref"].values():
+        start.fill_(torch.nan)
+    with pytest.raises(UserError, match="no finite numbers any more; lower train.lr"):
+        collect(kept, 0)
+
+
 def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
     """A constant reward has no gradient; with the KL off it, steps lead back to the start."""
 
