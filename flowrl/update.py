@@ -105,7 +105,7 @@ def share_of(session: Session, experience: Experience, iteration: int, number: i
     assert rows_per_call is not None  # the session chose it
     chunks: Chunks = []
     for place, rows in enumerate(experience.rows):
-        chosen: list[Tensor] = []
+        chosen = [torch.empty(0, dtype=torch.int64)]  # another process may hold all draws
         for at, draw in enumerate(experience.draws):
             own = torch.nonzero(rows.prompt.cpu() == at)[:, 0]
             own = own.view(len(own) // unit, unit)

@@ -10,6 +10,7 @@ from flowrl.budget.spending import LATER, Rationed
 from flowrl.checkpoint import Progress
 from flowrl.collect import collect
 from flowrl.errors import UserError
+from flowrl.rows import take
 from flowrl.session import Session
 from flowrl.statistics import Alarms
 from flowrl.train import iterate
@@ -128,6 +129,16 @@ def test_further_rounds_are_learned_from_under_their_own_prompts(model, tmp_path
     floor = selfcheck.noise_floor(kept, experience)
     assert floor is not None and floor < 2e-5, "each row is scored after its own prompt"
     assert experience.metrics["count/scored"] == 4 * experience.metrics["budget/drawn"]
+
+
+def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(model, tmp_path):
+    """Of further rounds another process may hold all draws that are kept."""
+    kept = texts(model, tmp_path, {"flat": "resample"})
+    experience = collect(kept, 0)
+    none = torch.empty(0, dtype=torch.int64)
+    empty = replace(experience, draws=(), rows=tuple(take(r, none) for r in experience.rows))
+    assert [update.share_of(kept, empty, 0, number) for number in (0, 1)] == [[], []]
+    assert selfcheck.noise_floor(kept, empty) is None
 
 
 def test_further_rounds_of_pictures(pipeline, tmp_path):
