@@ -124,7 +124,7 @@ ROWS = (
      "among = torch.minimum(among, torch.minimum(place[..., None], place[:, None]))", "pass",
      "test_forks.py"),
     ("forks-nodes", "samplers/forks.py", "starts[:, 0] = 0", "pass", "test_forks.py"),
-    ("forks-shared", "flowrl/text/likelihood.py", "nodes, group = rollout.passed,",
-     "nodes, group = rollout.passed * 0,", "test_forks.py test_causal_lm.py"),
+    ("forks-shared", "flowrl/text/likelihood.py", "nodes, device = rollout.passed,",
+     "nodes, device = rollout.passed * 0,", "test_forks.py test_causal_lm.py"),
 )
 # fmt: on
