@@ -6,7 +6,6 @@ from itertools import compress
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.advantages import Context
@@ -57,12 +56,12 @@ def collect(session: Session, iteration: int) -> Experience:
 
 def _said(session: Session, rounds: Sequence[Round]) -> dict[str, float]:
     """What the first round's samples look like, what rewards report, and what all rounds cost."""
-    seen = rounds[0].said
-    metrics = _mean(gather_object([seen])) | _mean(gather_object([reports(session.rewards)]))
-    metrics["count/sampling"] = sum(r.batch.meter.total() for r in rounds)
+    every = session.parallel.every
+    metrics = _mean(every(rounds[0].said)) | _mean(every(reports(session.rewards)))
+    metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds)
     own = sum(len(p.rollout.prompt) for r in rounds for p in r.parts)
     own += sum(r.looked for r in rounds)
-    metrics["count/scored"] = float(sum(gather_object([own])))
+    metrics["count/scored"] = float(sum(every(own)))
     return metrics
 
 

@@ -100,8 +100,8 @@ def evaluate(session: Session) -> Evaluation | None:
     with session.parallel.together():
         with session.policies.using(evaluated(session)):
             drawn = draw(session.policy, trial.part(mine))
-        scores = score_all(session.judges, drawn.samples)
-    return merged(drawn, scores, counts)
+        scores = session.score(session.judges, drawn.samples)
+    return merged(drawn, scores, counts and session.parallel.leads)
 
 
 def evaluated(session: Session) -> str:

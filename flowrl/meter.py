@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
-from accelerate.utils import gather_object
 
 from flowrl.rows import TokenRows
 
@@ -36,7 +35,9 @@ class Meter:
         else:
             self.frozen += count
 
-    def total(self, kind: Literal["graded", "frozen"] | None = None) -> float:
-        """Over all processes."""
+    def total(
+        self, every: Callable[[int], list[int]], kind: Literal["graded", "frozen"] | None = None
+    ) -> float:
+        """Over all processes, as `Parallel.every` gathers."""
         mine = {"graded": self.graded, "frozen": self.frozen, None: self.graded + self.frozen}[kind]
-        return float(sum(gather_object([mine])))
+        return float(sum(every(mine)))

@@ -66,12 +66,14 @@ def sample(session: Session, iteration: int, draws: Draws, seconds: dict[str, fl
     def lookahead(rollout: Rollout) -> Tensor:
         nonlocal looked
         looked += len(rollout.prompt)
-        return totals(session, score_all(session.rewards, show(rollout)), iteration)
+        seen = show(rollout)
+        found = session.parallel.once(lambda: score_all(session.rewards, seen))
+        return totals(session, found, iteration)
 
     def show(rollout: Rollout) -> Samples:
         return decode(batch, rollout, session.prompts, rows)
 
-    score = partial(score_all, session.rewards)
+    score = partial(session.score, session.rewards)
     with session.parallel.together(), Ahead(show, score) as ahead:
         with timed(seconds, "encode"):
             batch = session.policy.open(*session.prompts.take(rows), algorithm.steps)

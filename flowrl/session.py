@@ -16,13 +16,14 @@ from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
 from flowrl.models.source import DTYPES, open_model
 from flowrl.policies import Policies
+from flowrl.processes import context
 from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
 from flowrl.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
 from flowrl.trackers import Tracker
-from rewards import Reward, load
+from rewards import Reward, Samples, Scores, load, score_all
 from rewards.contract import Prompts, self_test
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
@@ -50,6 +51,14 @@ class Session:
     @property
     def device(self) -> torch.device:
         return self.accelerator.device
+
+    def score(self, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
+        """Of those that share calls, and so have the same samples, one asks the rewards. What the
+        others get is unscored, and `Parallel.every` never takes it."""
+        if self.parallel.leads:
+            return score_all(rewards, samples)
+        nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
+        return Scores(nothing, nothing.bool(), tuple(rewards))
 
     def weights(self, iteration: int) -> torch.Tensor:
         """[r] of the rewards."""
@@ -108,9 +117,10 @@ def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
 
 def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
     how = sharding(accelerator)  # before weights are loaded, for what it refuses
+    context.refuse(run.model, accelerator.num_processes)
     algorithm = run.algorithm()
     policy = load_policy(run, accelerator.device, folder)
-    parallel = Parallel.open(accelerator, policy.roots(), how)
+    parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
     policies = Policies(
         policy.trainable(),
         averages(run, algorithm),

@@ -41,7 +41,7 @@ class Tally:
         self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
 
     def means(self) -> dict[str, float]:
-        """Over all processes; `ratio` also with its extremes, `mismatch` with its largest."""
+        """Over all processes, where what some say alike weighs alike; `ratio` also with its extremes, `mismatch` with its largest."""
         total = Tally()
         for part in gather_object([self]):
             for name in part.sums:
@@ -73,7 +73,7 @@ def update(session: Session, experience: Experience, progress: Progress) -> dict
             shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
     norms: list[float] = []
     for share in shares:
-        counts = counted(share)
+        counts = counted(session, share)
         with session.parallel.together():
             for chunk in share:
                 entries, mask = evaluate(session, experience, chunk)
@@ -87,8 +87,8 @@ def update(session: Session, experience: Experience, progress: Progress) -> dict
     return {
         **tally.means(),
         **scale,
-        "count/training": meter.total("graded"),
-        "count/frozen": meter.total("frozen"),
+        "count/training": meter.total(session.parallel.every, "graded"),
+        "count/frozen": meter.total(session.parallel.every, "frozen"),
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }
@@ -156,10 +156,10 @@ def evaluate(session: Session, experience: Experience, chunk: Rows) -> tuple[Ent
     return loss(likelihood, says, chunk), chunk.mask
 
 
-def counted(share: Chunks) -> Counts:
+def counted(session: Session, share: Chunks) -> Counts:
     """What sums are divided by: counted over the whole optimizer step and all processes."""
     own = Counts.of([chunk.mask for chunk in share])
-    return Counts(*torch.tensor(gather_object([tuple(own)])).sum(0).tolist())
+    return Counts(*torch.tensor(session.parallel.every(tuple(own))).sum(0).tolist())
 
 
 def step(session: Session, progress: Progress) -> float:

@@ -82,6 +82,8 @@ def prove(session: Session) -> None:
     meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
     for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):
         session.terminal.say(sentence)
+    for sentence in session.parallel.proofs():
+        session.terminal.say(sentence)
     for sentence in prove_rewards(session.rewards, session.run, session.prompts):
         session.terminal.say(sentence)
     if session.run.held_out_rewards and session.held_out is not None:

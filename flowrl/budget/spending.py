@@ -189,13 +189,14 @@ class Rationed:
             return
         rare = won.any(1) & (won.double().mean(1) <= RARE)
         mine = outcome.mine if outcome.counts else range(0)
-        own, group = [], won.shape[1]
+        own, group = dict[int, tuple[int, Success]](), won.shape[1]
         for draw in (d for d in mine if rare[d]):
             sample = draw * group + int(won[draw].int().argmax())
             pieces = cut(rollout, sample - mine.start * group)
             scores = outcome.scores.values[sample].clone(), outcome.scores.scored[sample].clone()
-            own.append((outcome.draws.rows[draw], Success(*scores, pieces)))
-        for prompt, success in gather_object(own):
+            own[draw] = outcome.draws.rows[draw], Success(*scores, pieces)
+        every = {draw: found for part in gather_object([own]) for draw, found in part.items()}
+        for prompt, success in every.values():
             self.successes.add(prompt, signature(rollout), success)
 
     def _worth(self, found: Sequence[Found]) -> Bool[Tensor, " g"]:

@@ -1,23 +1,29 @@
 """The processes of a run: what each of them holds, and how they stay together.
 
-Draws are split over processes; a tree of samples stays on one. Weights are whole everywhere (DDP),
-or their blocks are shared out (FSDP2). See docs/processes.md.
+Draws are split over processes; a tree of samples stays on one. Processes that share each call of
+the denoiser (`model.context_parallel`) have the same draws. Weights are whole everywhere (DDP), or
+their blocks are shared out (FSDP2). See docs/processes.md.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
+from flowrl.processes import context
+from flowrl.processes.context import Shared
 from flowrl.processes.lockstep import Elsewhere, Lockstep, Weights
 from flowrl.processes.sharding import Sharding, gathered, local, shard, sum_gradients
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,48 +34,95 @@ class Parallel:
     roots: Mapping[str, nn.Module]  # what is trained
     units: tuple[Any, ...] = ()  # blocks that are shared out
     lockstep: Lockstep | None = None  # there where they are
+    members: int = 1  # processes that share a call
+    shared: Mapping[str, Shared] = field(default_factory=dict)  # whose calls those are
+    circle: Any = None  # their process group, for what is said beside calls
 
     @classmethod
     def open(
-        cls, accelerator: Accelerator, roots: Mapping[str, nn.Module], how: Sharding | None
+        cls,
+        accelerator: Accelerator,
+        roots: Mapping[str, nn.Module],
+        how: Sharding | None,
+        members: int = 1,
     ) -> "Parallel":
-        """Shares weights out, in place, if `flowrl.processes.launch` says how."""
-        world = (accelerator.num_processes, accelerator.process_index, accelerator.device.type)
+        """Shares weights out, in place, if `flowrl.processes.launch` says how, and calls among
+        `members` processes each."""
+        made = cls(
+            accelerator.num_processes, accelerator.process_index, accelerator.device.type, roots
+        )
+        if members > 1:
+            shared = context.share(roots, members, accelerator.device)
+            circle, _ = dist.new_subgroups(members, backend="gloo")
+            made = replace(made, members=members, shared=shared, circle=circle)
         if how is None:
-            return cls(*world, roots)
+            return made
         units = shard(roots, how, accelerator.device)
-        return cls(*world, roots, tuple(units), Lockstep(roots))
+        return replace(made, units=tuple(units), lockstep=Lockstep(roots))
 
     def __str__(self) -> str:
         if self.processes == 1:
             return "1 process"
+        calls = "" if self.members == 1 else f"; {self.members} share each call"
         if self.lockstep is None:
-            return f"{self.processes} processes, DDP: each holds all weights ({self.device})"
+            return (
+                f"{self.processes} processes, DDP: each holds all weights ({self.device}){calls}"
+            )
         parameters = [p for root in self.roots.values() for p in root.parameters()]
         here, whole = sum(local(p).numel() for p in parameters), sum(p.numel() for p in parameters)
         return (
             f"{self.processes} processes, FSDP2: this one holds {here / 1e6:.4g} of "
-            f"{whole / 1e6:.4g} million weights ({self.device})"
+            f"{whole / 1e6:.4g} million weights ({self.device}){calls}"
         )
 
     @property
     def main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def leads(self) -> bool:
+        """Whether it speaks for those that it shares calls with: they have the same to say."""
+        return self.rank % self.members == 0
+
     def share(self, count: int) -> tuple[range, bool]:
         """This process's contiguous share of `count` draws, and whether it counts.
 
         Shares differ by one at most. A process without any goes through the first draw, so that
-        it makes the same calls as the others, and what comes of it is thrown away.
+        it makes the same calls as the others, and what comes of it is thrown away. Processes that
+        share calls have one share.
         """
-        first, end = (-(-count * r // self.processes) for r in (self.rank, self.rank + 1))
+        place, places = self.rank // self.members, self.processes // self.members
+        first, end = (-(-count * r // places) for r in (place, place + 1))
         return (range(first, end), True) if end > first else (range(1), False)
 
     def gatherer(self, count: int) -> Callable[[Tensor], Tensor]:
         """Puts what processes say of their shares of `count` draws together, on the CPU."""
         _, counts = self.share(count)
         kept = slice(None if counts else 0)
-        return lambda mine: torch.cat(gather_object([mine[kept].cpu()]))
+        return lambda mine: torch.cat(self.every(mine[kept].cpu()))
+
+    def every(self, mine: T) -> list[T]:
+        """What each process says; those that share calls say the same, and say it once."""
+        return gather_object([mine] if self.leads else [])
+
+    def once(self, do: Callable[[], T]) -> T:
+        """What one process makes, for all that it shares calls with."""
+        if self.members == 1:
+            return do()
+        box = [do() if self.leads else None]
+        first = self.rank // self.members * self.members
+        dist.broadcast_object_list(box, src=first, group=self.circle)
+        made: Any = box[0]
+        return made
+
+    def proofs(self) -> Iterator[str]:
+        """What was seen of shared calls so far."""
+        for name, shared in self.shared.items():
+            if shared.away is not None:
+                yield (
+                    f"{name}: a call that {self.members} processes share is {shared.away:.1e} of "
+                    "its size from a whole one"
+                )
 
     def follow(self, weights: Weights) -> None:
         if self.lockstep is not None:
@@ -118,6 +171,8 @@ class Together:
         lockstep = self.parallel.lockstep
         if error is not None and not isinstance(error, Exception):
             return False  # to be stopped at once
+        if error is not None and self.parallel.members > 1:
+            return False  # others may wait inside a call: the launcher will end them
         if lockstep is not None:
             if lockstep.broken:  # the others wait inside a call: the launcher will end them
                 return False

@@ -66,6 +66,9 @@ class Model(Settings):
     """An attention backend of diffusers: native, flash, flex, xformers, ..."""
     compile: bool = False
     """torch.compile of the denoiser's repeated blocks."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Processes that share each call of the denoiser, a part of its tokens each: for films and
+    pictures whose activations one process cannot hold."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> "Model":
@@ -73,7 +76,7 @@ class Model(Settings):
             raise ValueError("give either pipeline (images, video) or language (text)")
         of = {
             "pipeline": {"height", "width", "guidance", "call"}
-            | {"offload", "vae", "attention", "compile"},
+            | {"offload", "vae", "attention", "compile", "context_parallel"},
             "language": {"gguf_file", "system", "stop", "server", "environment"},
         }
         strangers = of["language" if self.language is None else "pipeline"]
@@ -83,6 +86,11 @@ class Model(Settings):
             ):
                 other = "language" if name in of["language"] else "pipeline"
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
+        if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):
+            raise ValueError(
+                f"context_parallel: {self.context_parallel} was proven with diffusers' native "
+                "attention, not compiled: leave attention and compile out"
+            )
         if self.server is not None and self.environment is not None:
             raise ValueError(
                 "environment: turns are drawn by the model itself so far; leave server out"
