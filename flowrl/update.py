@@ -41,7 +41,8 @@ class Tally:
         self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
 
     def means(self) -> dict[str, float]:
-        """Over all processes, where what some say alike weighs alike; `ratio` also with its extremes, `mismatch` with its largest."""
+        """Over all processes (some say the same, and weigh as much each); `ratio` also with its
+        extremes, `mismatch` with its largest."""
         total = Tally()
         for part in gather_object([self]):
             for name in part.sums:

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import diffusers
 import torch
 import torch.distributed as dist
-from diffusers.hooks import HookRegistry
 from diffusers.hooks.context_parallel import (
     ContextParallelGatherHook,
     ContextParallelSplitHook,
     _get_submodule_by_name,
 )
+from diffusers.hooks.hooks import HookRegistry
 from diffusers.models._modeling_parallel import (
     ContextParallelConfig,
     ContextParallelInput,
@@ -40,7 +39,9 @@ PROVEN = {
     "WanTransformer3DModel": "Wan",
     "FluxTransformer2DModel": "FLUX.1",
     "Flux2Transformer2DModel": "FLUX.2",
+    "QwenImageTransformer2DModel": "Qwen-Image",
 }
+TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 SETTING = "model.context_parallel"
 
 
@@ -66,11 +67,9 @@ def refuse(m: Model, processes: int) -> None:
 def check(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:
     """UserError for a denoiser of a pipeline, by its class and its configuration."""
     if kind not in PROVEN:
-        plan = getattr(getattr(diffusers, kind, None), "_cp_plan", None)
-        why = "has no plan for it in diffusers" if plan is None else "is not proven to learn so"
         raise UserError(
-            f"{SETTING}: {name} ({kind}) {why}; those that can be shared are the pipelines of "
-            f"{', '.join(PROVEN.values())}: leave it out"
+            f"{SETTING}: diffusers has no plan for sharing calls of the {name} ({kind}), or none "
+            f"that was proven to learn; it has for {', '.join(PROVEN.values())}: leave it out"
         )
     heads = config["num_attention_heads"]
     if heads % degree:
@@ -80,9 +79,7 @@ def check(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:
         )
 
 
-def share(
-    denoisers: Mapping[str, nn.Module], degree: int, device: torch.device
-) -> dict[str, "Shared"]:
+def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> dict[str, "Shared"]:
     """From now on each `degree` processes, by their ranks, share all calls of these."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shape, names = (world // degree, 1, degree), ("data", "ring", "ulysses")
@@ -92,7 +89,7 @@ def share(
     config.setup(rank, world, device, mesh=mesh)
     made = {}
     for name, denoiser in denoisers.items():
-        check(name, type(denoiser).__name__, vars(denoiser)["_internal_dict"], degree)
+        check(name, type(denoiser).__name__, denoiser.config, degree)
         made[name] = Shared(denoiser, config, degree)
     return made
 
@@ -100,7 +97,7 @@ def share(
 class Shared:
     """A denoiser whose calls are shared. The first one is also made whole, to compare."""
 
-    def __init__(self, denoiser: Any, config: ParallelConfig, degree: int) -> None:
+    def __init__(self, denoiser: Any, config: Any, degree: int) -> None:
         self.denoiser, self.config, self.degree = denoiser, config, degree
         self.on = True
         self.away: float | None = None  # of the first call from a whole one, beside its size
@@ -135,11 +132,26 @@ class Shared:
             self._attend(self.config)
 
     def _first(self, *args: Any, **named: Any) -> Any:
-        result = self._forward(*args, **named)
+        result = self._forward(*args, **self._padded(named))
         if self.away is None and not torch.is_grad_enabled():
             with self.whole():
                 self._compare(result, self._forward(*args, **named))
         return result
+
+    def _padded(self, named: dict[str, Any]) -> dict[str, Any]:
+        """A text that is as long as the longest of its batch, in a model that takes a mask for
+        that, is padded until it can be shared evenly."""
+        text = named.get(TEXT)
+        if MASK not in named or text is None or text.shape[1] % self.degree == 0:
+            return named
+        rows, tokens, width = text.shape
+        more = -tokens % self.degree
+        mask = named[MASK]
+        mask = text.new_ones(rows, tokens, dtype=torch.bool) if mask is None else mask
+        return named | {
+            TEXT: torch.cat([text, text.new_zeros(rows, more, width)], 1),
+            MASK: torch.cat([mask, mask.new_zeros(rows, more)], 1),
+        }
 
     def _compare(self, shared: Any, whole: Any) -> None:
         ours, theirs = (
@@ -182,7 +194,7 @@ class Split(ContextParallelSplitHook):
 
 class Gather(ContextParallelGatherHook):
     def __init__(self, plan: Any, shared: Shared) -> None:
-        listed = list(plan) if isinstance(plan, list | tuple) else [plan]
+        listed: Any = list(plan) if isinstance(plan, list | tuple) else [plan]
         super().__init__(listed, shared.config.context_parallel_config)
         self.shared = shared
 

@@ -65,9 +65,7 @@ class Parallel:
             return "1 process"
         calls = "" if self.members == 1 else f"; {self.members} share each call"
         if self.lockstep is None:
-            return (
-                f"{self.processes} processes, DDP: each holds all weights ({self.device}){calls}"
-            )
+            return f"{self.processes} processes, DDP: each holds all weights ({self.device}){calls}"
         parameters = [p for root in self.roots.values() for p in root.parameters()]
         here, whole = sum(local(p).numel() for p in parameters), sum(p.numel() for p in parameters)
         return (
