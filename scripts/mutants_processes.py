@@ -29,5 +29,14 @@ ROWS = (
     ("sharding-norm", "flowrl/processes/sharding.py", "    dist.all_reduce(pieces)\n", "",
      "test_fsdp2.py"),
     ("compile-limit", "flowrl/models/savings.py", "GRAPHS = 64", "GRAPHS = 8", "test_compile.py"),
+    ("context-twice", "flowrl/processes/parallel.py", "[mine] if self.leads else []", "[mine]",
+     "test_context.py"),
+    ("context-draws", "flowrl/processes/parallel.py",
+     "self.rank // self.members, self.processes // self.members", "self.rank, self.processes",
+     "test_context.py"),
+    ("context-attention", "flowrl/processes/context.py", "        self._attend(config)", "        pass",
+     "test_context.py"),
+    ("context-nan", "flowrl/processes/context.py", "if not away <= NEAR[ours.dtype]:",
+     "if away > NEAR[ours.dtype]:", "test_context.py"),
 )
 # fmt: on

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowrl.config import decode
 from flowrl.errors import UserError
@@ -23,11 +24,11 @@ def other_elsewhere(samples):
 """
 PIPES = {
     "wan": partial(tiny_pipelines.wan, 2),
-    "image": tiny_pipelines.wan_image,
     "flux": tiny_pipelines.flux,
     "flux2": flux2,
     "qwen": qwen_image,
 }
+FLUX2 = {"max_sequence_length": 32, "text_encoder_out_layers": [0, 1, 2]}
 GUIDED = {"sample": 3.0, "train": 3.0}
 NEAR = 1e-6  # in float64; Wan's own norms and FLUX's embeddings of positions are in float32
 SAME = ("reward", "grad_norm", "count/", "budget/", "ratio_max")
@@ -109,7 +110,7 @@ def test_tokens_that_cannot_be_parted_evenly_are_refused_by_number(pair):
 
 @pytest.mark.slow
 def test_so_it_is_for_other_models_recipes_and_guidance(pipes, tmp_path):
-    for name in ("image", "flux2", "qwen"):
+    for name in ("flux2", "qwen"):
         PIPES[name]().save_pretrained(pipes[name])
     jobs = {
         "wan": shared(pipes["wan"], tmp_path, runs.NFT, gradient_checkpointing=True),
@@ -119,6 +120,7 @@ def test_so_it_is_for_other_models_recipes_and_guidance(pipes, tmp_path):
         "steered": shared(pipes["flux"], tmp_path, runs.NFT),
         "budget": shared(pipes["flux"], tmp_path, runs.FLOW_GRPO),
     }
+    jobs["flux2"]["settings"]["model"]["call"] |= FLUX2
     jobs["guided"]["settings"]["model"] |= {"guidance": GUIDED}
     jobs["guided"]["settings"]["model"]["call"]["negative_prompt"] = "two small dogs"
     jobs["steered"]["settings"]["steer"] = {"iterations": [0, 2], "strength": 200.0}
@@ -199,3 +201,15 @@ def test_settings_that_were_not_proven_with_it_are_refused(pipes, tmp_path, more
     settings["model"] = {"pipeline": "x", "context_parallel": 2, **more}
     with pytest.raises(UserError, match=wanted):
         decode(settings, "test")
+
+
+def test_a_call_that_is_off_a_whole_one_stops_the_run():
+    """As a wrong mask, or texts that were not parted, would make it."""
+    shared = object.__new__(context.Shared)
+    shared.denoiser, shared.degree, shared.away = torch.nn.Identity(), 2, None
+    said = torch.linspace(-1, 1, 9)
+    shared._compare((said,), (said + 1e-4,))
+    assert shared.away == pytest.approx(1e-4, rel=1e-2)
+    for wrong in (said + 0.01, said * float("nan")):
+        with pytest.raises(UserError, match="a call of Identity that 2 processes share is off"):
+            shared._compare((wrong,), (said,))
