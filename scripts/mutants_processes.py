@@ -5,8 +5,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 """
 
 STEPS = (
-    "test_interruptions.py::"
-    "test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
+    "test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
 )
 SHARING = "test_sharing.py"
 
@@ -34,7 +33,7 @@ ROWS = (
     ("context-draws", "flowrl/processes/parallel.py",
      "self.rank // self.members, self.processes // self.members", "self.rank, self.processes",
      "test_context.py"),
-    ("context-attention", "flowrl/processes/context.py", "        self._attend(config)", "        pass",
+    ("context-attention", "flowrl/processes/context.py", "self._attend(config)", "pass",
      "test_context.py"),
     ("context-nan", "flowrl/processes/context.py", "if not away <= NEAR[ours.dtype]:",
      "if away > NEAR[ours.dtype]:", "test_context.py"),

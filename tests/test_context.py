@@ -92,7 +92,8 @@ def pair(jobs, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["wan", "flux"])
 def test_shared_calls_end_in_the_weights_of_whole_ones(jobs, pair, tmp_path, name):
-    check(jobs, name, *pair, tmp_path)
+    folder, weights = pair
+    check(jobs, name, folder, weights, tmp_path)
 
 
 def test_calls_are_proven_against_whole_ones_and_the_pipelines_own(pair):
