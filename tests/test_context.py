@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowrl import memory
 from flowrl.config import decode
 from flowrl.errors import UserError
 from flowrl.processes import context
@@ -187,6 +188,14 @@ def test_a_model_without_a_plan_is_refused_with_those_that_have_one(pipeline, tm
     settings = shared(pipeline, tmp_path, runs.NFT)["settings"]
     with pytest.raises(UserError, match=r"SD3Transformer2DModel\).* it has for Wan, FLUX.1, FLUX"):
         context.refuse(decode(settings, "test").model, 2)
+
+
+def test_activations_are_estimated_for_a_part_of_the_tokens(pipes, tmp_path):
+    made = shared(pipes["wan"], tmp_path, runs.NFT, rows_per_call=4)
+    made["settings"]["model"]["dtype"] = "float32"
+    found = [memory.estimate(decode(each["settings"], "test")) for each in (made, whole(made))]
+    parted, everything = (each.phases["training"] for each in found if each is not None)
+    assert parted == pytest.approx(everything / 2, rel=1e-3)
 
 
 @pytest.mark.parametrize(

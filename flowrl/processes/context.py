@@ -56,8 +56,9 @@ def refuse(m: Model, processes: int) -> None:
             f"{processes}: start more with accelerate launch or torchrun, or leave it out"
         )
     folder = local(m.pipeline or "")
-    for name in DENOISERS if folder is not None else ():
-        assert folder is not None
+    if folder is None:
+        return  # `share` tells once it is here
+    for name in DENOISERS:
         path = folder / name / "config.json"
         if path.is_file():
             config = json.loads(path.read_text())
