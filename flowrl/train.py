@@ -4,7 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +50,8 @@ class Result:
 def train(session: Session, resume: Path | None = None) -> Result:
     """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder."""
     main = session.accelerator.is_main_process
-    with Told(session.folder), memory.explained(session.run), Interrupt() as interrupt:
+    told, explained = Told(session.folder), memory.explained(session.run)
+    with told, explained, closing(session.policy), Interrupt() as interrupt:
         progress, alarms = begin(session, resume)
         stop = interrupt.asked(session.accelerator)
         if not stop:

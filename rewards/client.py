@@ -97,21 +97,21 @@ class Client:
                     raise ValueError(f"no answer from {self.url}{path} ({why})") from error
                 time.sleep(0.2)
 
-    def tell(self, path: str, body: Mapping[str, Any]) -> str:
-        """The words that answer a POST, tried again while the server is busy or out of reach.
-        ValueError says why there are none."""
+    def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
+        """The words that answer a POST, tried again while the server is busy or out of reach, but
+        not where it failed (500). ValueError says why there are none."""
         import httpx
 
-        why = ""
-        for attempt in range(self.patience.tries):
+        how, why = patience or self.patience, ""
+        for attempt in range(how.tries):
             if attempt > 0:
-                time.sleep(min(self.patience.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
+                time.sleep(min(how.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
             try:
                 answer = httpx.post(
                     self.url + path,
                     json=body,
                     headers=self._headers,
-                    timeout=self.patience.timeout,
+                    timeout=how.timeout,
                     verify=self._tls,
                 )
             except httpx.HTTPError as error:
@@ -120,7 +120,7 @@ class Client:
             if answer.status_code < 300:
                 return answer.text
             why = f"status {answer.status_code}, {answer.text[:500]}"
-            if answer.status_code < 500 and answer.status_code not in LATER:
+            if answer.status_code <= 500 and answer.status_code not in LATER:
                 break
         raise ValueError(f"{self.url}{path} ({why})")
 

@@ -1,10 +1,12 @@
-"""A small server of OpenAI's completions on localhost, as vLLM speaks it, that runs a tiny model.
+"""A small server of OpenAI's completions on localhost that runs a tiny model, with the statuses and
+the answers that vLLM 0.32 was heard to give, and those that SGLang 0.5.23 gives by its source.
 
 It can be told to serve other weights, to leave things out, and to fail.
 """
 
 import json
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,7 +27,7 @@ TREE = {"name": "text_tree", "length": 4, "roots": 2, "branch": 2, "at": [2]}
 
 
 class Gone(Exception):
-    """Answered with a status: (status, words)."""
+    """Answered with a status: (status, words). Status 0: done, and the answer is lost."""
 
 
 @dataclass
@@ -33,8 +35,11 @@ class CompletionsServer:
     """Serves the model in `source`; `scale` multiplies its logits: other weights, so to say.
 
     raw     log-probabilities before the temperature, as vLLM gives them by default
+    sglang  speak as SGLang
     spoil   changes the one choice of an answer on its way
     trouble statuses that the next requests are answered with
+    ailing  statuses that the next loads of an adapter are answered with
+    forgets how many requests it answers before it is started anew, once
     """
 
     source: Path
@@ -42,8 +47,11 @@ class CompletionsServer:
     raw: bool = False
     lora: bool = True
     words: bool = False  # name tokens by words alone
+    sglang: bool = False
     spoil: Any = None
     trouble: list[int] = field(default_factory=list)
+    ailing: list[int] = field(default_factory=list)
+    forgets: int | None = None
     loaded: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -63,37 +71,67 @@ class CompletionsServer:
 
     def answer(self, path: str, body: dict[str, Any]) -> str:
         with self.lock:
-            if path.endswith("load_lora_adapter"):
+            if path in self.admin:
                 return self.adapt(path, body)
             if path != "/v1/completions":
                 raise Gone(404, "no such address")
             self.bodies.append(body)
-            if self.trouble:
-                raise Gone(self.trouble.pop(0), "too long for me")
+            if self.forgets == len(self.bodies):
+                self.restart()
+            status = self.trouble.pop(0) if self.trouble else 200
+            if status != 200:
+                raise Gone(status, "too long for me")
             choice = self.complete(body)
             if self.spoil is not None:
                 self.spoil(choice)
             usage = {"prompt_tokens": len(body["prompt"])}
             return json.dumps({"choices": [choice], "usage": usage})
 
+    def restart(self) -> None:
+        """Started anew, it has no adapters."""
+        self.loaded.clear()
+
+    @property
+    def admin(self) -> tuple[str, ...]:
+        if not self.lora:
+            return ()
+        where = "" if self.sglang else "/v1"
+        return f"{where}/load_lora_adapter", f"{where}/unload_lora_adapter"
+
     def adapt(self, path: str, body: dict[str, Any]) -> str:
         self.told.append((path, body))
         name = body["lora_name"]
-        if not self.lora:
-            raise Gone(404, "not enabled")
-        if "unload" in path:
+        known = name in self.loaded
+        if path == self.admin[1]:
+            if not known:
+                raise Gone(400 if self.sglang else 404, f"The lora adapter '{name}' is not found.")
             del self.loaded[name]
-        else:
-            base = AutoModelForCausalLM.from_pretrained(self.source)
-            self.loaded[name] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
-        return f"Success: LoRA adapter '{name}'"
+            return f"Success: LoRA adapter '{name}' removed successfully."
+        if known:
+            raise Gone(400, f"The lora adapter '{name}' has already been loaded.")
+        ailing = self.ailing.pop(0) if self.ailing else None
+        if ailing:
+            raise Gone(ailing, "LoRA rank 2 is greater than max_lora_rank 1.")
+        base = AutoModelForCausalLM.from_pretrained(self.source)
+        self.loaded[name] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+        if ailing == 0:
+            raise Gone(0)
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def served(self, name: str) -> Any:
+        """The model of a name that was asked for."""
+        if name == "tiny":
+            return self.base
+        own = name.removeprefix("tiny:") if self.sglang else name
+        if own not in self.loaded or (self.sglang and own == name):
+            words = f"The model `{name}` does not exist. Valid aliases: tiny."
+            raise Gone(400 if self.sglang else 404, words)
+        return self.loaded[own]
 
     @torch.no_grad()
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """Token by token from the model's full logits, by a generator of the request's seed."""
-        if body["model"] not in ("tiny", *self.loaded):
-            raise Gone(404, "no such model")
-        model = self.loaded.get(body["model"], self.base)
+        model = self.served(body["model"])
         rng, ids, said = torch.Generator().manual_seed(body["seed"]), [], []
         reason = "length"
         while len(ids) < body["max_tokens"]:
@@ -108,9 +146,10 @@ class CompletionsServer:
             if token in body["stop_token_ids"]:
                 reason = "stop"
                 break
-        names = [f"w{i}" if self.words else f"token_id:{i}" for i in ids]
-        choice = {"index": 0, "text": "...", "finish_reason": reason}
-        choice["logprobs"] = {"tokens": names, "token_logprobs": said}
+        names = [f"w{i}" if self.words or self.sglang else f"token_id:{i}" for i in ids]
+        choice = {"index": 0, "text": "...", "finish_reason": reason, "stop_reason": None}
+        tops = [{name: p} for name, p in zip(names, said, strict=True)]
+        choice["logprobs"] = {"tokens": names, "token_logprobs": said, "top_logprobs": tops}
         if not self.words:
             choice |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
         return choice
@@ -129,14 +168,17 @@ def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
             try:
                 self.reply(200, server.answer(self.path, body))
             except Gone as gone:
-                self.reply(gone.args[0], json.dumps({"message": gone.args[1]}))
+                if gone.args[0] != 0:
+                    error = {"message": gone.args[1], "code": gone.args[0]}
+                    self.reply(gone.args[0], json.dumps({"error": error}))
 
         def reply(self, status: int, text: str) -> None:
             data = text.encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):  # a client that heard a 404 waits for no more
+                self.end_headers()
+                self.wfile.write(data)
 
     return Handler
 
@@ -147,6 +189,7 @@ def tree(
     made = text_runs.tree(server.source, folder, recipe, lr=2e-2)
     made["model"]["lora"] = {"rank": 2, "alpha": 8} if server.lora else None
     own = {"url": server.url, "model": "tiny", "tries": 3}
+    own |= {"engine": "sglang"} if server.sglang else {}
     made["model"]["server"] = own | {"sync": "lora" if server.lora else "none"} | settings
     return made
 

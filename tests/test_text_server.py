@@ -152,6 +152,7 @@ def test_a_run_with_a_server_trains_evaluates_and_needs_none_afterwards(model, t
         assert "draws completions; its log-probabilities are" in capsys.readouterr().out
         kept = sum("/load" in path for path, _ in server.told)
         assert kept == 4, "the start, and once after each of three updates"
+        assert not server.loaded and not list((folder / "served").iterdir()), "taken away"
     assert lines(folder)[1]["mismatch_max"] < 1e-5
     assert flowrl("sample", folder, "cab :", "--out", tmp_path / "out") == 0
 

@@ -213,6 +213,11 @@ class CausalPolicy:
         """The reverse of `save`, into a policy of the same base."""
         text_lora.load(self.model, folder)
 
+    def close(self) -> None:
+        """A server has no adapter of the run any more."""
+        if self.server is not None:
+            self.server.close()
+
 
 class _Listener(LogitsProcessor):
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from flowrl.errors import UserError
-from flowrl.models.served_adapters import Adapters
+from flowrl.models.served_adapters import Adapters, served
 from flowrl.models.token_scores import Reader
 from flowrl.rows import TokenRows
 from rewards.calls import Ask, Failure, Malformed
@@ -99,6 +99,24 @@ class CompletionsServer:
         return True
 
     def __call__(self, asked: Asked) -> Part:
+        outcomes = self._outcomes(asked)
+        drawn = [one for one in outcomes if not isinstance(one, Failure)]
+        if len(drawn) < len(outcomes):
+            failed = [one for one in outcomes if isinstance(one, Failure)]
+            why = failed[0].words or failed[0].reason
+            raise UserError(
+                f"model.server: {len(failed)} of {len(outcomes)} completions did not come from "
+                f"{self.client.url} ({why}); once it is well, flowrl train --resume goes on"
+            )
+        return self._part(drawn, asked.noise.device)
+
+    def close(self) -> None:
+        """The server keeps nothing of the run."""
+        if self.adapters is not None:
+            self.adapters.close()
+
+    def _outcomes(self, asked: Asked, again: bool = True) -> list[Drawn | Failure]:
+        """Asked `again` of a server that was started anew: it has no adapter until it is told."""
         name = self.model if self.adapters is None else self.adapters.current()
         seeds = (asked.noise & (2**31 - 1)).tolist()  # what every engine takes
         asks = [
@@ -108,20 +126,13 @@ class CompletionsServer:
             )
         ]
         try:
-            outcomes = self.client.ask(asks, self._read)
+            return self.client.ask(asks, self._read)
         except UserError:
             raise
         except ValueError as error:
+            if again and self.adapters is not None and self.adapters.lost():
+                return self._outcomes(asked, again=False)
             raise UserError(f"model.server: {error}") from error
-        drawn = [one for one in outcomes if not isinstance(one, Failure)]
-        if len(drawn) < len(outcomes):
-            failed = [one for one in outcomes if isinstance(one, Failure)]
-            why = failed[0].words or failed[0].reason
-            raise UserError(
-                f"model.server: {len(failed)} of {len(asks)} completions did not come from "
-                f"{self.client.url} ({why}); once it is well, flowrl train --resume goes on"
-            )
-        return self._part(drawn, asked.noise.device)
 
     def _body(
         self, name: str, context: Sequence[int], seed: int, room: int, asked: Asked
@@ -212,7 +223,12 @@ class CompletionsServer:
         self, model: Any, contexts: Sequence[Sequence[int]], apart: bool, steps: int
     ) -> list[str]:
         """It is there, has the model, takes its weights, and says of tokens what the model says."""
-        known = self._known()
+        try:
+            known = served(self.client)
+        except ValueError as error:
+            raise UserError(
+                f"model.server: {error}; start a server, or leave model.server out"
+            ) from error
         if self.model not in known:
             raise UserError(
                 f"model.server.model: {self.client.url} serves {', '.join(known) or 'nothing'}, "
@@ -243,16 +259,6 @@ class CompletionsServer:
         )
         own = "it keeps its own weights: the further training gets, the less its samples fit"
         return [said] if self.exact else [said, own]
-
-    def _known(self) -> list[str]:
-        try:
-            listed = self.client.get("/models")
-        except ValueError as error:
-            raise UserError(
-                f"model.server: {error}; start a server, or leave model.server out"
-            ) from error
-        rows = listed.get("data", []) if isinstance(listed, dict) else []
-        return [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
 
     @staticmethod
     @torch.no_grad()

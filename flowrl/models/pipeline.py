@@ -247,6 +247,9 @@ class PipelinePolicy:
         """The reverse of `save`, into a policy that was loaded from the same base."""
         lora.load(self.pipe, self.loop.driver.denoisers, folder)
 
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
+
     def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
         """Rows that go into one call each: of the same images, and of one sigma unless mixed."""
         alike = columns.by_image(extras) if extras else [list(range(len(sigma)))]

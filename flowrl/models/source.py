@@ -67,6 +67,8 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
 
 
 def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
+    from accelerate import PartialState
+
     from flowrl.models.completions_server import CompletionsServer
     from flowrl.models.served_adapters import Adapters
     from rewards.calls import Patience
@@ -83,6 +85,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
     vllm = s.engine == "vllm"
     admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
     prefix = "" if vllm else f"{s.model}:"
+    own = policy.model, folder / "served", client, admin, prefix, PartialState().process_index
     algorithm = run.algorithm()
     (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
     assert isinstance(plan, TextPlan)
@@ -92,7 +95,7 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
         tuple(policy.stop),
         policy.model.config.get_text_config().vocab_size,
         plan.temperature,
-        Adapters(policy.model, folder / "served", admin, prefix) if s.sync == "lora" else None,
+        Adapters(*own) if s.sync == "lora" else None,
     )
 
 
