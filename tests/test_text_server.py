@@ -1,6 +1,7 @@
 """A server draws the completions: the same numbers where it has the same weights, and their size
 and the formula of the correction where it has not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from flowrl.settings import Correction
 from flowrl.statistics import Alarms
 from flowrl.text.likelihood import Token
 from flowrl.train import iterate
-from samplers.write import Sampler
+from samplers.write import Asked, Sampler
 from tests import tiny_lm
 from tests.completion_servers import GRPO, PROMPTS, TREE, CompletionsServer, only, opened, tree
 from tests.runs import flowrl, lines, write
@@ -155,6 +156,18 @@ def test_a_run_with_a_server_trains_evaluates_and_needs_none_afterwards(model, t
         assert not server.loaded and not list((folder / "served").iterdir()), "taken away"
     assert lines(folder)[1]["mismatch_max"] < 1e-5
     assert flowrl("sample", folder, "cab :", "--out", tmp_path / "out") == 0
+
+
+def test_requests_of_one_key_that_begin_apart_have_seeds_apart(model, tmp_path):
+    """Later turns and segments of a row come with its own key, further on in its noise."""
+    with CompletionsServer(model) as server:
+        sampler = opened(tree(server, tmp_path), tmp_path).policy.server
+        noise = torch.tensor([7, -(2**63), 2**63 - 1])
+        asked = Asked([[2]] * 3, noise, torch.tensor([1] * 3), 1.0, 1.0)
+        for first in (0, 1, 4, 400):
+            sampler(replace(asked, first=first))
+        seeds = [body["seed"] for body in server.bodies]
+    assert len(set(seeds)) == 12 and all(0 <= seed < 2**31 for seed in seeds)
 
 
 def test_evaluations_are_drawn_here_where_the_server_keeps_its_own_weights(model, tmp_path):

@@ -72,7 +72,7 @@ def test_a_server_without_the_model_is_not_told_adapters_for_ever(model, tmp_pat
         only(collect(kept, 0).rows)
 
 
-def test_a_load_whose_answer_was_lost_is_found_and_one_that_failed_is_told_at_once(model, tmp_path):
+def test_a_load_with_a_lost_answer_is_found_and_a_failed_one_told_at_once(model, tmp_path):
     with CompletionsServer(model, ailing=[0]) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
         collect(kept, 0)
@@ -109,7 +109,7 @@ def test_a_run_that_stops_takes_its_adapter_away_with_it(model, tmp_path, ends):
         assert not list((folder / "served").iterdir())
 
 
-def test_what_a_killed_run_left_is_taken_away_by_the_one_that_goes_on(model, tmp_path):
+def test_what_a_killed_run_left_is_taken_away(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
         collect(kept, 0)

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-httpx = pytest.importorskip("httpx")
+pytest.importorskip("httpx")
+
+import httpx
 
 from flowrl.checkpoint import Progress
 from flowrl.collect import collect

@@ -23,6 +23,7 @@ from samplers.write import Asked, Part, Writer
 
 PROMPTS, TOKENS = 8, 8  # what is drawn to see that a server says what the model says
 ANOTHER = 1.0  # nats a token that only another model is away from ours
+APART = 0x9E3779B1  # odd, so that requests of one key and unlike `first` have unlike seeds
 ID = "token_id:"
 PLAIN: Mapping[str, Any] = {  # what servers else take from the model's generation settings
     "n": 1,
@@ -118,7 +119,7 @@ class CompletionsServer:
     def _outcomes(self, asked: Asked, again: bool = True) -> list[Drawn | Failure]:
         """Asked `again` of a server that was started anew: it has no adapter until it is told."""
         name = self.model if self.adapters is None else self.adapters.current()
-        seeds = (asked.noise & (2**31 - 1)).tolist()  # what every engine takes
+        seeds = ((asked.noise + asked.first * APART) & (2**31 - 1)).tolist()  # all engines take
         asks = [
             Ask("/completions", self._body(name, context, seed, room, asked), {"row": row})
             for row, (context, seed, room) in enumerate(
