@@ -8,8 +8,8 @@ from typing import Any
 class Again(Exception):
     """This try failed, the next may not. `after`: seconds that the server asks to wait."""
 
-    def __init__(self, reason: str, after: float = 0.0) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, after: float = 0.0, words: str | None = None) -> None:
+        super().__init__(words or reason)
         self.reason, self.after = reason, after
 
 

@@ -242,7 +242,7 @@ class Client:
             after = _seconds(answer.headers.get("Retry-After"))
             if after > MOST_WAIT:
                 raise Refused(f"it asks to wait {after:.0f} s")
-            raise Again("status", after)
+            raise Again("status", after, f"status {code}, {answer.text[:500]}")
         if code >= 300:
             raise Refused(f"status {code}, {answer.text[:500]}")
 

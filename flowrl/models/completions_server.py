@@ -107,7 +107,7 @@ class CompletionsServer:
             why = failed[0].words or failed[0].reason
             raise UserError(
                 f"model.server: {len(failed)} of {len(outcomes)} completions did not come from "
-                f"{self.client.url} ({why}); once it is well, flowrl train --resume goes on"
+                f"{self.client.url} ({why})"
             )
         return self._part(drawn, asked.noise.device)
 
