@@ -53,7 +53,12 @@ class Sum:
             grouped = credit.mask.view(-1, group, *credit.mask.shape[1:])
             present = grouped.any(1).repeat_interleave(group, 0)
             mask = mask & (credit.mask | ~present).all(-1, keepdim=True)
-        total = (credit.value * credit.mask) @ context.weights.to(credit.value)
+        weights = context.weights.to(credit.value)
+        if context.exists is None:
+            total = (credit.value * credit.mask) @ weights
+        else:  # by themselves, so that turns agree to the bit whatever their number
+            parts = (credit.value * credit.mask).unbind(1)
+            total = torch.stack([part.contiguous() @ weights for part in parts], 1)
         return Credit(total[..., None] * mask, mask)
 
 

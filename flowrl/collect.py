@@ -173,6 +173,8 @@ def context_of(session: Session, rounds: Sequence[Round], index: int) -> Context
         lengths=gathered(lambda each: each.rollout.lengths),
         prompts=torch.tensor([row for r in rounds for row in r.draws.rows]),
         nodes=None if rollout.nodes is None else gathered(lambda each: each.rollout.nodes),
+        exists=None if rollout.exists is None else gathered(lambda each: each.rollout.exists),
+        states=None if rollout.states is None else gathered(lambda each: each.rollout.states),
         divergence=gathered(lambda each: each.apart) if session.algorithm.apart else None,
     )
 

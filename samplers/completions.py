@@ -29,6 +29,8 @@ class TextPlan:
     exact        only the weights in force may draw it, not a server that may have others
     greedy       the last completion of a draw takes the likeliest tokens: to compare with, and
                  never to be trained on
+    turns        most turns of a completion, each a decision point: `samplers.write.Writer` knows
+                 them. A completion may have fewer, see `TextRollout.exists`
     Raises ValueError for cuts and nodes that make no tree.
     """
 
@@ -40,6 +42,7 @@ class TextPlan:
     forking: Forking | None = None
     exact: bool = False
     greedy: bool = False
+    turns: int = 1
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -51,6 +54,7 @@ class TextPlan:
         assert len(self.nodes) == len(self.cuts) + 1, "a node count for each segment"
         assert self.forking is None or not self.cuts, "a tree forks or is cut"
         assert not self.greedy or not (self.cuts or self.forking), "a tree has no greedy leaf"
+        assert self.turns == 1 or not (self.cuts or self.forking), "a tree has no turns"
         wrong = [cut for cut in self.cuts if not 0 < cut < self.length]
         if wrong or list(self.cuts) != sorted(set(self.cuts)):
             raise ValueError(
@@ -66,7 +70,9 @@ class TextPlan:
 
     @property
     def columns(self) -> Columns:
-        nodes = self.nodes if self.forking is None else (self.group,) * self.forking.points
+        nodes = self.nodes * self.turns
+        if self.forking is not None:
+            nodes = (self.group,) * self.forking.points
         ones = (1.0,) * len(nodes)
         return Columns(nodes, (True,) * len(nodes), std=ones, h=ones)
 
@@ -143,7 +149,7 @@ TextPlanner = Completions | Segments | Forks
 class Say:
     """A segment's tokens under the sampler, one entry a node: as `Edges` are for pictures."""
 
-    step: int  # the segment
+    step: int  # the segment, or turn
     logp: Float[Tensor, " nodes"]  # mean over its tokens; 0 where the node has none
 
 
@@ -160,6 +166,8 @@ class TextRollout:
     elsewhere  another engine drew them: `logp` is what that one said
     told       tokens that an environment put between the model's turns, whose `logp` is 0; None
                where there is no environment
+    states     with an environment: ids of the states that turns were taken in, 0 where there is
+               no such turn
     """
 
     plan: TextPlan
@@ -176,6 +184,7 @@ class TextRollout:
     common: Int[Tensor, "n g"] | None = None
     elsewhere: bool = False
     told: Bool[Tensor, "n t"] | None = None
+    states: Int[Tensor, "n k"] | None = None
 
     @property
     def columns(self) -> Columns:
@@ -187,7 +196,7 @@ class TextRollout:
         if self.common is not None:
             return passed(self.common, self.plan.length, len(self.columns.nodes))
         place = torch.arange(len(self.ids), device=self.ids.device) % self.plan.group
-        nodes = torch.tensor(self.plan.nodes, device=self.ids.device)
+        nodes = torch.tensor(self.columns.nodes, device=self.ids.device)
         return place[:, None] * nodes // self.plan.group
 
     @property
@@ -209,19 +218,44 @@ class TextRollout:
 
     @property
     def point(self) -> Int[Tensor, "n t"]:
-        """The segment or node, so the decision point, that a position belongs to."""
+        """The segment, node or turn, so the decision point, that a position belongs to. What an
+        environment says belongs to the turn that follows."""
         if self.common is not None:
             return points(self.common, self.ids.shape[1])
+        if self.told is not None:
+            return self._began.cumsum(1)
         cuts = torch.tensor(self.plan.cuts, dtype=torch.int64, device=self.ids.device)
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         return torch.bucketize(places, cuts, right=True).expand(len(self.ids), -1)
+
+    @property
+    def _began(self) -> Bool[Tensor, "n t"]:
+        """Positions at which somebody else began to speak."""
+        assert self.told is not None
+        before = torch.nn.functional.pad(self.told[:, :-1], (1, 0))
+        return self.told & ~before
+
+    @property
+    def last(self) -> Int[Tensor, " n"]:
+        """Each sample's last decision point."""
+        if self.told is None:
+            return torch.full_like(self.lengths, len(self.columns.nodes) - 1)
+        return self._began.sum(1)
+
+    @property
+    def exists(self) -> Bool[Tensor, "n k"] | None:
+        """Which turns a sample has; None where all have all decision points."""
+        if self.told is None:
+            return None
+        turns = torch.arange(self.plan.turns, device=self.ids.device)
+        return turns <= self.last[:, None]
 
     @property
     def own(self) -> Bool[Tensor, "n t"]:
         """Tokens, each of which is counted at the first leaf of the node that wrote it only."""
         if self.common is not None:
             return self.written & owned(self.common, self.ids.shape[1])
-        nodes = torch.tensor(self.plan.nodes, device=self.ids.device)
+        nodes = torch.tensor(self.columns.nodes, device=self.ids.device)
         leaves = self.plan.group // nodes[self.point]
         place = torch.arange(len(self.ids), device=self.ids.device)[:, None] % self.plan.group
         return self.written & (place % leaves == 0)
@@ -232,7 +266,7 @@ class TextRollout:
         if self.common is not None:
             return ()
         found = []
-        for k, nodes in enumerate(self.plan.nodes):
+        for k, nodes in enumerate(self.columns.nodes):
             leaves = self.plan.group // nodes
             here = (self.written & (self.point == k))[::leaves]
             mean = (self.logp[::leaves] * here).sum(1) / here.sum(1).clamp(min=1)

@@ -47,6 +47,16 @@ class Rollout:
         """Trees of steps are uniform: which node a sample passed follows from its place."""
         return None
 
+    @property
+    def exists(self) -> None:
+        """Every sample has every step."""
+        return None
+
+    @property
+    def states(self) -> None:
+        """No two steps of different samples are taken in the same state but a tree's."""
+        return None
+
 
 @dataclass(frozen=True)
 class _Trunk:

@@ -1,16 +1,26 @@
 """Texts of several turns: somebody else answers the model, and the model goes on.
 
 What the other says becomes tokens of the completion that the model did not draw. Without them a
-completion's turns are a single one. t tokens of a completion.
+completion's turns are a single one. Each turn is a decision, taken in a state that has an id. t
+tokens of a completion.
 """
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from samplers.noise import number
+
+
+class Answer(NamedTuple):
+    """Tokens to go on from, at least one, and the id of what the model then decides in."""
+
+    ids: Sequence[int]
+    state: int
 
 
 @runtime_checkable
@@ -22,10 +32,19 @@ class Environment(Protocol):
         """Most turns of the model."""
         ...
 
-    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> Sequence[int] | None:
-        """Tokens to go on from, at least one, after the model's turns `said` on the context
-        `prompt`, each with its stop token. None ends the completion."""
+    def start(self, prompt: int) -> int:
+        """The id of the state that the first turn on the context `prompt` is taken in."""
         ...
+
+    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> Answer | None:
+        """What follows the model's turns `said` on the context `prompt`, each with its stop token.
+        None ends the completion."""
+        ...
+
+
+def state_id(name: str) -> int:
+    """A hash of a state's name, in 0 to 2^63 - 1: the same in every process and run."""
+    return number("state", name) >> 1
 
 
 def own_turns(ids: Int[Tensor, " t"], told: Bool[Tensor, " t"], end: int) -> list[list[int]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from samplers.completions import TextPlan, TextRollout
 from samplers.forks import Grown, choose, grow
 from samplers.tokens import row_keys
-from samplers.turns import Environment, own_turns, packed
+from samplers.turns import Answer, Environment, own_turns, packed
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,8 @@ class Writer:
 
     @torch.no_grad()
     def write(self, plan: TextPlan, index: int = 0) -> TextRollout:
+        if self.environment is not None:
+            plan = replace(plan, turns=self.environment.turns)
         draft, nodes = Draft.blank(len(self.draws), plan.length, self.device), 1
         rows = torch.arange(len(self.draws), device=self.device)
         for k, count in enumerate(plan.nodes):
@@ -176,14 +178,14 @@ class Writer:
         common = None
         if plan.forking is not None:
             draft, common = self._fork(draft, plan, index)
-        lengths, told = draft.lengths, None
+        lengths, told, states = draft.lengths, None, None
         if self.environment is not None:
-            draft, told = self._converse(draft, plan, index, self.environment)
+            draft, told, states = self._converse(draft, plan, index, self.environment)
             lengths = draft.lengths - told.sum(1)
         return TextRollout(
             plan, draft.ids, draft.logp, lengths, draft.stopped, draft.kept,
             rows.repeat_interleave(plan.group), self.draws, self.seed, self.iteration, index,
-            common, self.sampler.elsewhere, told,
+            common, self.sampler.elsewhere, told, states,
         )  # fmt: skip
 
     def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
@@ -218,21 +220,25 @@ class Writer:
 
     def _converse(
         self, draft: Draft, plan: TextPlan, index: int, environment: Environment
-    ) -> tuple[Draft, Bool[Tensor, "m t"]]:
-        """Further turns of completions that have stopped, and which tokens are not the model's.
-        Turn k's noise begins at k times the plan's length, where that of earlier turns has ended.
+    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"]]:
+        """Further turns of completions that have stopped, which tokens are not the model's, and the
+        states of turns. Turn k's noise begins at k times the plan's length, where that of earlier
+        turns has ended.
         """
         assert plan.forking is None and not plan.cuts, "a tree has no turns"
         told = torch.zeros_like(draft.ids, dtype=torch.bool)
         noise, live = self._noise(index, 0, plan.group), draft.stopped
-        for turn in range(1, environment.turns):
-            draft, more = self._answered(draft, told, live, environment)
+        states = draft.ids.new_zeros(len(draft.ids), plan.turns)
+        starts = [environment.start(prompt) for prompt in range(len(self.draws))]
+        states[:, 0] = draft.ids.new_tensor(starts).repeat_interleave(plan.group)
+        for turn in range(1, plan.turns):
+            draft, more, states[:, turn] = self._answered(draft, told, live, environment)
             told = told | more
             live = more.any(1)
             rows = live.nonzero()[:, 0]
             draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
             live = live & draft.stopped
-        return draft, told
+        return draft, told, states
 
     def _answered(
         self,
@@ -240,29 +246,34 @@ class Writer:
         told: Bool[Tensor, "m t"],
         live: Bool[Tensor, " m"],
         environment: Environment,
-    ) -> tuple[Draft, Bool[Tensor, "m t"]]:
-        """With what live rows were answered, and where it stands. One that leaves the model no room
-        for a token is not put down: the completion is then cut off."""
+    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"]]:
+        """With what live rows were answered, where it stands, and the states that it leads to. One
+        that leaves the model no room for a token is not put down: the completion is then cut off.
+        """
         each, before = len(draft.ids) // len(self.draws), draft.lengths
-        replies, cut = dict[int, Sequence[int]](), torch.zeros_like(live)
+        replies, cut = dict[int, Answer](), torch.zeros_like(live)
         for row in live.nonzero()[:, 0].tolist():
             end = int(before[row])
             reply = environment(row // each, own_turns(draft.ids[row], told[row], end))
             if reply is None:
                 continue
-            assert len(reply) > 0, "a reply has a token"
-            if end + len(reply) < draft.ids.shape[1]:
+            assert len(reply.ids) > 0, "a reply has a token"
+            if end + len(reply.ids) < draft.ids.shape[1]:
                 replies[row] = reply
             else:
                 cut[row] = True
         draft = replace(draft, stopped=draft.stopped & ~cut)
+        states = torch.zeros_like(before)
         if replies:
-            ids, lengths = packed(list(replies.values()), self.device)
+            rows = torch.tensor(list(replies), device=self.device)
+            ids, lengths = packed([reply.ids for reply in replies.values()], self.device)
             blank = draft.logp.new_zeros(ids.shape)
             part = Part(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
-            draft = draft.extended(torch.tensor(list(replies), device=self.device), part)
+            draft = draft.extended(rows, part)
+            states[rows] = states.new_tensor([reply.state for reply in replies.values()])
         places = torch.arange(draft.ids.shape[1], device=self.device)
-        return draft, (places >= before[:, None]) & (places < draft.lengths[:, None])
+        told = (places >= before[:, None]) & (places < draft.lengths[:, None])
+        return draft, told, states
 
     def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
         rule, draws = plan.forking, len(self.draws)

@@ -26,6 +26,14 @@ def at_once(prompt, meta, turns):
     return None
 
 
+def named(prompt, meta, turns):
+    """The state is what is known of the letter; one state is called as the prompt."""
+    said = reply(prompt, meta, turns)
+    if said is None:
+        return {"reply": None, "state": "over"}
+    return {"reply": said, "state": prompt if len(turns) == 2 else said.strip()}
+
+
 def broken(prompt, meta, turns):
     return {"a:": "hi", "cab :": "hi"}[prompt]
 
@@ -67,8 +75,32 @@ def rollout(policy, plan=None, steps=24, draws=range(4), prompts=PROMPTS, meta=M
     return found, batch
 
 
+def by_hand(
+    policy, found: TextRollout, row: int, function: str = "reply"
+) -> list[tuple[list[int], bool]]:
+    """The turns of a completion, replayed: its tokens are cut at stop tokens, and the function says
+    what must follow each."""
+    prompt = int(found.prompt[row])
+    ids, parts, texts = found.ids[row, : int(found.ends[row])].tolist(), [], []
+    names = {}
+    exec(GUESS, names)
+    while ids:
+        end = ids.index(1) + 1 if 1 in ids else len(ids)
+        parts.append((ids[:end], False))
+        texts.append(policy.tokenizer.decode(ids[:end], skip_special_tokens=True))
+        if ids := ids[end:]:
+            reply = names[function](PROMPTS[prompt], META[prompt], texts)
+            reply = reply["reply"] if isinstance(reply, dict) else reply
+            told = policy.tokenizer(reply).input_ids
+            assert ids[: len(told)] == told
+            parts.append((told, True))
+            ids = ids[len(told) :]
+    return parts
+
+
 def rows_of(found: TextRollout, **likelihood) -> TokenRows:
     credit = torch.linspace(-1, 1, len(found.ids), dtype=torch.float64)[:, None]
+    credit = credit.expand(-1, found.plan.turns)
     (rows,) = Token(**likelihood).rows(found, credit, torch.ones_like(credit, dtype=torch.bool))
     return rows
 

@@ -12,33 +12,13 @@ from flowrl.models.environment import Replies
 from flowrl.paths import PROJECT
 from flowrl.rows import Evaluation, TokenRows
 from flowrl.text.likelihood import Token
-from samplers.completions import Completions, TextRollout
-from tests.environments import GUESS, META, PROMPTS, WARPED, made, rollout, rows_of
+from samplers.completions import Completions
+from tests.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
 
 
 @pytest.fixture
 def policy(tmp_path):
     return made(tmp_path)
-
-
-def by_hand(policy, found: TextRollout, row: int) -> list[tuple[list[int], bool]]:
-    """The turns of a completion, replayed: its tokens are cut at stop tokens, and the function says
-    what must follow each."""
-    prompt = int(found.prompt[row])
-    ids, parts, texts = found.ids[row, : int(found.ends[row])].tolist(), [], []
-    names = {}
-    exec(GUESS, names)
-    while ids:
-        end = ids.index(1) + 1 if 1 in ids else len(ids)
-        parts.append((ids[:end], False))
-        texts.append(policy.tokenizer.decode(ids[:end], skip_special_tokens=True))
-        if ids := ids[end:]:
-            reply = names["reply"](PROMPTS[prompt], META[prompt], texts)
-            told = policy.tokenizer(reply).input_ids
-            assert ids[: len(told)] == told
-            parts.append((told, True))
-            ids = ids[len(told) :]
-    return parts
 
 
 def test_turns_and_replies_alternate_as_the_function_says(policy):
@@ -231,8 +211,16 @@ def test_a_template_s_own_end_of_a_turn_is_not_said_twice(tmp_path):
 
 def test_the_example_of_the_documentation_answers():
     page = (PROJECT / "docs" / "language.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, named = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(code, names)
     asked = [names["reply"]("guess", {"answer": "42"}, ["9", text]) for text in ("17?", "42", "no")]
     assert asked == ["higher", None, "Say a number."]
+    exec(named, names)
+    turns = (["17"], ["17", "90"], ["90", "17"], ["90", "17", "no"], ["no"], ["90", "42"])
+    asked = [names["reply"]("guess", {"answer": "42"}, turn) for turn in turns]
+    found = [None if answer is None else tuple(answer.values()) for answer in asked]
+    assert found == [
+        ("higher", "17 to 101"), ("lower", "17 to 90"), ("higher", "17 to 90"),
+        ("Say a number.", "17 to 90"), ("Say a number.", "guess"), None,
+    ]  # fmt: skip

@@ -10,8 +10,10 @@ from jinja2 import TemplateError
 
 from flowrl.errors import UserError
 from flowrl.settings import Environment
+from samplers.turns import Answer, state_id
 
 TURN = "the turn before"  # stands for the model's own words while a reply is rendered
+KEYS = ("reply", "state")  # of a mapping that the function gives
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,11 @@ class Conversation:
     def turns(self) -> int:
         return self.by.how.turns
 
-    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> list[int] | None:
-        """UserError if the function raises, or gives neither text nor None."""
+    def start(self, prompt: int) -> int:
+        return state_id(self.prompts[prompt])
+
+    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> Answer | None:
+        """UserError if the function raises, or gives what `read` does not take."""
         stop, how = self.by.stop, self.by.how
         texts = self.by.tokenizer.batch_decode(
             [turn[:-1] if turn[-1] in stop else turn for turn in said],
@@ -90,19 +95,38 @@ class Conversation:
             clean_up_tokenization_spaces=False,
         )
         with _Named(how.name, self.prompts[prompt], len(said)):
-            reply = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
-        if reply is None:
+            found = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
+        if (answer := read(found, how.name)) is None:
             return None
-        if not isinstance(reply, str):
-            raise UserError(
-                f"model.environment: {how.name} must give a text or None, not {reply!r}"
-            )
+        reply, state = answer
         if not (ids := self.by.encode(reply)):
             raise UserError(
                 f"model.environment: {how.name} answered {reply!r}, which has no token; None ends "
                 "a text"
             )
-        return ids
+        return Answer(ids, state_id(state))
+
+
+def read(found: Any, name: str) -> tuple[str, str] | None:
+    """The reply, and the name of the state that the model then decides in: the reply itself, if the
+    function `name` does not say. None for the end, UserError for what is neither."""
+    parts = found if isinstance(found, Mapping) else {"reply": found}
+    if unknown := [key for key in parts if key not in KEYS]:
+        raise UserError(
+            f"model.environment: {name} gave {', '.join(map(repr, unknown))}, and only 'reply' and "
+            "'state' are known"
+        )
+    if "reply" not in parts:
+        raise UserError(f"model.environment: {name} gave no 'reply'; None there ends a text")
+    reply = parts["reply"]
+    if reply is None:
+        return None
+    state = parts.get("state", reply)
+    if not isinstance(reply, str):
+        raise UserError(f"model.environment: {name} must give a text or None, not {reply!r}")
+    if not isinstance(state, str):
+        raise UserError(f"model.environment: {name} must name a state by a text, not {state!r}")
+    return reply, state
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from flowrl.meter import Meter
@@ -48,6 +48,12 @@ class Rollout(Protocol):
 
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None: ...  # passed by each, where trees are ragged
+
+    @property
+    def exists(self) -> Bool[Tensor, "n k"] | None: ...  # decision points of each; None: all
+
+    @property
+    def states(self) -> Int[Tensor, "n k"] | None: ...  # ids of what each decided in, if known
 
     @property
     def iteration(self) -> int: ...  # of the run, which weights of rewards may depend on

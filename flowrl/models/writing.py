@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from flowrl.meter import Meter
@@ -92,11 +93,19 @@ class Writing:
 
     def statistics(self, rollout: TextRollout, media: Sequence[str]) -> dict[str, float]:
         """And `surprise`: minus the mean log-probability of a token under the sampler, in nats;
-        `turns` of the model, where there is an environment."""
+        where there is an environment `turns` of the model, and `met`, the share of them that were
+        taken in a state that another turn of the draw was taken in too."""
         found = text_statistics(media, rollout.prompt.cpu(), rollout.lengths, rollout.stopped)
         tokens = max(int(rollout.lengths.sum()), 1)
         found["surprise"] = -float(rollout.logp.double().sum()) / tokens
-        if rollout.told is not None:
-            began = rollout.told[:, 1:] & ~rollout.told[:, :-1]  # the first token is the model's
-            found["turns"] = 1 + float(began.sum(1).double().mean())
+        if rollout.exists is not None and rollout.states is not None:
+            found["turns"] = 1 + float(rollout.last.double().mean())
+            found["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
         return {f"text/{name}": value for name, value in found.items()}
+
+
+def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> float:
+    draw = (torch.arange(len(states), device=states.device) // group)[:, None].expand_as(states)
+    pairs = torch.stack([draw[exists], states[exists]], 1)
+    _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+    return float((counts[place] > 1).double().mean())

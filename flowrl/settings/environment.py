@@ -17,7 +17,11 @@ from samplers.completions import TextPlan
 class Environment(Settings):
     """A function of your own, `reply(prompt, meta, turns, **settings)`: `meta` is the prompt's row
     of the file, `turns` are the texts that the model has written so far. It gives what is answered,
-    or None, which ends the text. It must answer the same to the same."""
+    or None, which ends the text. It must answer the same to the same.
+
+    Instead of a text it may give {"reply": text, "state": name}: turns of a prompt that are taken
+    in the same state are compared by recipes that tell turns apart. A state that is not named is
+    the reply itself, that of the first turn is the prompt."""
 
     name: str
     """A function of a file, such as my_env.py:reply."""
@@ -43,6 +47,12 @@ class Environment(Settings):
         except ValueError as error:
             raise UserError(f"model.environment: {error}") from error
         return found
+
+    def told(self, length: int) -> str:
+        return (
+            f"{self.name} answers in between: up to {self.turns} turns of the model, which share "
+            f"{length} tokens with the replies"
+        )
 
     def check(self, algorithm: Algorithm) -> None:
         """UserError for trees, whose branches would each need replies of their own."""

@@ -34,9 +34,9 @@ class Token:
     cut       completions that were cut off at the length: trained on, or masked (DAPO's overlong
               filter, arXiv:2503.14476)
 
-    All turns of a completion have its credit, so that a trajectory's outcome is broadcast to its
-    turns (AgentFlow's Flow-GRPO, arXiv:2510.05592); what an environment said between them is in
-    the context, and in no loss.
+    Each turn of a completion has its own credit, which is the same for all of them unless credit
+    tells turns apart: a trajectory's outcome is then broadcast to its turns (AgentFlow's Flow-GRPO,
+    arXiv:2510.05592). What an environment said between them is in the context, and in no loss.
 
     In a tree a token that leaves share is in the loss once, with the mean of their credit.
     """
@@ -69,7 +69,9 @@ class Token:
         rows = replace(every, advantage=spread[drawn], mask=kept[drawn])
         if not self.paired:
             return [rows]
-        best = Matching.pairs(advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.plan.group)
+        last = rollout.last[:, None].to(advantage.device)  # a sample may lack the others' last turn
+        value, some = (part.gather(1, last)[:, 0].cpu() for part in (advantage, mask))
+        best = Matching.pairs(value, some, rollout.plan.group)
         keep, apart = (part.to(rollout.ids.device) for part in best)
         pairs = take(rows, keep)
         whole = pairs.written & apart[:, None]  # a pair is compared as whole completions
