@@ -11,7 +11,7 @@ from flowrl.likelihoods import Likelihood, Transition
 from flowrl.losses import NFT, Objective, Preference, Weighted
 from flowrl.matching import Matching
 from flowrl.objective import RatioLoss
-from flowrl.text.credit import GreedyBaseline, Penalize
+from flowrl.text.credit import ByTurn, GreedyBaseline, Penalize
 from flowrl.text.likelihood import Token
 from flowrl.text.weights import HighEntropy
 from flowrl.trackers import NoTracker, Tracker
@@ -103,6 +103,11 @@ class Algorithm:
     def apart(self) -> bool:
         """Does credit read how far samples are from the start?"""
         return any(isinstance(t, Penalize) for t in self.advantage.transforms)
+
+    @property
+    def by_turn(self) -> bool:
+        """Do a sample's turns differ in credit?"""
+        return any(isinstance(t, ByTurn) for t in self.advantage.transforms)
 
     @property
     def roles(self) -> frozenset[str]:

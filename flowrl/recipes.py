@@ -43,12 +43,15 @@
 | text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
 | text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
 | text_treerl     | Forks        | to the draw and the parent   | Token             | Surrogate  |
+| text_gigpo      | Completions  | group, and among equal states| Token             | Surrogate  |
+| text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
+| text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `rewards.WinRate(judge)`: it needs no line here.
 The transition recipes are in `flowrl/grpo_recipes.py`, the matching ones in
 `flowrl/matching_recipes.py`, those of language models in `flowrl/text/recipes.py`,
-`further_recipes.py`, `baseline_recipes.py` and `tree_recipes.py` beside it.
+`further_recipes.py`, `baseline_recipes.py`, `tree_recipes.py` and `turn_recipes.py` beside it.
 """
 
 from collections.abc import Callable
@@ -97,6 +100,7 @@ from flowrl.text.recipes import (
     text_tree,
 )
 from flowrl.text.tree_recipes import text_treerl
+from flowrl.text.turn_recipes import text_gigpo, text_rebn, text_turns
 
 PICTURES = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
@@ -106,7 +110,7 @@ TEXTS = (
     text_grpo, text_rloo, text_dr_grpo, text_dapo, text_gspo, text_tree, text_cispo, text_forking,
     text_sapo, text_vespo, text_gmpo, text_gppo, text_luspo, text_reinforce, text_opo, text_maxrl,
     text_pass_at_k, text_bnpo, text_riskpo, text_stream, text_dpo, text_spo_tree, text_tempo,
-    text_remax, text_treerl,
+    text_remax, text_treerl, text_gigpo, text_turns, text_rebn,
 )  # fmt: skip
 
 Table = dict[str, Callable[..., Algorithm]]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import process_runs, runs, text_runs, tiny_lm
+from tests import environments, process_runs, runs, text_runs, tiny_lm
 from tests.process_runs import DDP, Job, Weights, alone, apart, together, told
 
 NEAR = {"float64": 1e-10, "float32": 2e-5}  # 3e-6 was seen, of weights that moved by 1e-2
@@ -15,6 +15,7 @@ RECIPES = {
     "awm": {"name": "awm", "steps": 4, "group": 4, "draws": 2},
     "nft": runs.NFT,
 }
+TURNS = {"name": "text_gigpo", "length": 24, "group": 4, "kl": 0.0}
 KL = {"name": "text_reinforce", "length": 6, "group": 4, "kl": 10.0, "kl_in": "reward"}
 LATER = ("mix_grpo", "branch_grpo", "awm", "float32", "text tree")
 Ran = tuple[Path, dict[str, Weights]]
@@ -66,6 +67,10 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
         settings = text_runs.tree(model, words, recipe, updates=2, lr=1e-3)
         settings["model"]["dtype"] = "float64"
         made[name] = {"settings": settings, "iterations": 2}
+    talk = tmp_path_factory.mktemp("talk")
+    settings = environments.tree(model, talk, "named", TURNS, updates=2, lr=1e-3, self_test="off")
+    settings["model"]["dtype"] = "float64"
+    made["turns"] = {"settings": settings, "iterations": 2}
     own.write_text(REWARDS)
     return made
 
@@ -92,7 +97,7 @@ def check(job: Job, name: str, ran: Ran, here: Path) -> None:
     assert told(folder, name)["moved"] > 1e-4
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "nft", "one draw", "text", "text kl"])
+@pytest.mark.parametrize("name", ["flow_grpo", "nft", "one draw", "text", "text kl", "turns"])
 def test_processes_and_chunks_change_nothing_but_rounding(jobs, pair, tmp_path, name):
     check(jobs[name], name, pair, tmp_path)
 

@@ -144,8 +144,10 @@ class Loop:
     def rows(self, rollout: TextRollout) -> list[TokenRows]:
         scores = solved(rollout)
         context = Context(
-            rollout.columns, torch.ones(1), lengths=rollout.lengths, prompts=torch.arange(PROMPTS)
-        )
+            rollout.columns, torch.ones(1), lengths=rollout.lengths, prompts=torch.arange(PROMPTS),
+            exists=torch.ones_like(rollout.lengths[:, None]).bool(),
+            states=rollout.prompt[:, None],
+        )  # fmt: skip
         context = self.tracker.before(context)
         credit = self.algorithm.advantage(scores, context)
         self.tracker.after(scores, context)

@@ -67,6 +67,11 @@ class Budget(Settings):
             )
         if self.subset is not None and any(isinstance(t, BestWorst | Exponential) for t in last):
             raise UserError("budget.subset: this recipe chooses its samples itself: leave it out")
+        if self.subset is not None and algorithm.by_turn:
+            raise UserError(
+                "budget.subset: a sample of this recipe has an advantage for each of its turns, "
+                "and this compares one: leave it out"
+            )
         if self.flat == "resample" and algorithm.tracker is not NoTracker:
             raise UserError(
                 "budget.flat: this recipe's credit remembers every prompt that was drawn, so none "

@@ -84,6 +84,11 @@ class Run(Settings):
             algorithm = self.model.server.around(algorithm)
         if self.model.environment is not None and algorithm.text:
             self.model.environment.check(algorithm)
+        elif algorithm.by_turn:
+            raise UserError(
+                "this recipe compares the turns of a text, and without model.environment a text "
+                "has one: name a function there that answers, or take another recipe"
+            )
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         return self.budget.around(algorithm)

@@ -232,3 +232,6 @@ class WhitenTurns:
         centred = value - masked_mean(value, mask, (0, 1))
         std = masked_std(value, mask, (0, 1), 0)
         return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
+
+
+ByTurn = Turns | Discount | States | WhitenTurns  # what tells a sample's turns apart
