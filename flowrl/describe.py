@@ -27,9 +27,11 @@ def _texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
         raise UserError("--svg draws noise levels, and text has none: leave it out")
     draws = run.prompts.per_iteration
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
+    environment = run.model.environment
+    between = "" if environment is None else f"\n{environment.told(plans[0].length)}"
     return (
-        f"\n{describe_texts(plans)}\nan iteration: {draws} draws, {samples} completions to score, "
-        f"at most {tokens} tokens generated and trained on"
+        f"\n{describe_texts(plans)}{between}\nan iteration: {draws} draws, {samples} completions "
+        f"to score, at most {tokens} tokens generated and trained on"
     )
 
 

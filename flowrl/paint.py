@@ -1,8 +1,9 @@
 """Use a run's weights: paint prompts, or write on them, and score what comes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -15,7 +16,7 @@ from flowrl.evaluate import Drawn, Trial, draw, judge
 from flowrl.evaluation.suites import load_suite, told
 from flowrl.models.policy import Policy
 from flowrl.pages import Page
-from flowrl.paths import numbered
+from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.session import load_policy, load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
@@ -65,7 +66,7 @@ def sample(run: Run, given: Sample) -> None:
     if given.guidance is not None:
         run = override(run, ["--model.guidance.sample", str(given.guidance)])
     policy = policy_of(run, given.run, given.weights)
-    prompts = PromptSet(given.prompts, tuple({"prompt": p} for p in given.prompts))
+    prompts = with_rows(run, given.prompts)
     steps = given.steps or run.evaluation_steps
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.steer == "no":
@@ -88,6 +89,22 @@ def sample(run: Run, given: Sample) -> None:
     page.save_each(out)
     whole = page.save(out, "grid")
     print(f"{len(shown)} samples in {out}; all on one page: {whole}")
+
+
+def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
+    """Prompts, each with the row that an environment is told: the first of the run's files that has
+    this prompt, or the prompt alone."""
+    known: dict[str, Mapping[str, Any]] = {}
+    if run.model.environment is not None:
+        for source in (run.prompts.train, run.prompts.held_out):
+            if source is not None and find(source).is_file():
+                rows = PromptSet.read(source, run.prompts.column, "prompts")
+                known |= dict(zip(rows.texts[::-1], rows.meta[::-1], strict=True))
+        for text in dict.fromkeys(texts):
+            if text not in known:
+                name = run.model.environment.name
+                print(f"{text!r} is in no prompt file of the run: {name} is told the prompt alone")
+    return PromptSet(texts, tuple(known.get(text, {"prompt": text}) for text in texts))
 
 
 def evaluate(run: Run, given: Evaluate) -> None:
