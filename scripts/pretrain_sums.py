@@ -36,23 +36,23 @@ class Work:
     layers: int = 3
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """A token a character; texts are decoded without spaces between them."""
-    words = {word: i for i, word in enumerate((PAD, END, *CHARACTERS))}
+    words = {word: i for i, word in enumerate((PAD, END, *characters))}
     inner = Tokenizer(models.WordLevel(words, unk_token=PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, eos_token=END)
 
 
-def model(work: Work, vocabulary: int) -> LlamaForCausalLM:
+def model(width: int, layers: int, vocabulary: int, positions: int = 32) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=work.width,
-        intermediate_size=2 * work.width,
-        num_hidden_layers=work.layers,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
         num_attention_heads=4,
-        max_position_embeddings=32,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         pad_token_id=0,
         bos_token_id=None,
@@ -143,7 +143,7 @@ def main() -> None:
     work = Work(clean=3, careless=2, batch=8) if given.quick else Work()
     torch.manual_seed(given.seed)
     words = tokenizer()
-    lm = model(work, len(words))
+    lm = model(work.width, work.layers, len(words))
     print(f"{sum(p.numel() for p in lm.parameters()):,} weights")
     train(work, lm, words, given.seed)
     save(lm, words, given.out)

@@ -1,0 +1,74 @@
+"""The world of the demo of several turns: find the way through a maze, one move a turn.
+
+The maze has 25 cells, A to Y in rows of five from the north-west, and walls. A prompt such as `CH:`
+says from where to where. A turn is a move, n, e, s or w; who runs into a wall stays, and the reply
+is the cell that one is then in. `flowrl/demo/maze.py:reply` is the environment, `reached` a reward.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from random import Random
+from typing import Any, Literal
+
+import torch
+
+from rewards import Samples
+from samplers.noise import number
+
+SIDE = 5
+CELLS = "ABCDEFGHIJKLMNOPQRSTUVWXY"
+MOVES = {"n": -SIDE, "e": 1, "s": SIDE, "w": -1}
+WALLS = {"BG", "CH", "DI", "LQ", "MR", "NS"}  # between cells of a row and of the next one
+TURNS = 12
+Split = Literal["train", "held_out"]
+
+
+def step(cell: str, move: str) -> str:
+    """The cell behind a move; the same one where a wall is."""
+    at, to = CELLS.index(cell), CELLS.index(cell) + MOVES[move]
+    inside = to // SIDE == at // SIDE if move in "ew" else 0 <= to < len(CELLS)
+    if not inside or "".join(sorted(cell + CELLS[to])) in WALLS:
+        return cell
+    return CELLS[to]
+
+
+def walk(start: str, text: str) -> str:
+    """The cell that one ends in. Letters that are no moves count for nothing."""
+    cell = start
+    for letter in text:
+        cell = step(cell, letter) if letter in MOVES else cell
+    return cell
+
+
+def reply(prompt: str, meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, str] | None:
+    """The state is the cell; who comes back to the start is in the state that the prompt is."""
+    start, goal = prompt[:2]
+    cell = walk(start, "".join(turns))
+    if cell == goal:
+        return None
+    return {"reply": cell, "state": prompt if cell == start else cell}
+
+
+def reached(samples: Samples) -> list[float]:
+    """1 for transcripts that end at the goal."""
+    pairs = zip(samples.prompts, samples.media, strict=True)
+    return [float(walk(prompt[0], text) == prompt[1]) for prompt, text in pairs]
+
+
+def examples() -> Samples:
+    """The better one first."""
+    return Samples(["sFs", "sFe"], ["AK:"] * 2, torch.zeros(2, dtype=torch.long))
+
+
+def compass(cell: str, goal: str, dice: Random) -> str:
+    """A move towards the goal, by someone who does not know of walls."""
+    (y, x), (v, u) = (divmod(CELLS.index(place), SIDE) for place in (cell, goal))
+    return dice.choice("s" * (v > y) + "n" * (v < y) + "e" * (u > x) + "w" * (u < x))
+
+
+def prompts(split: Split) -> list[str]:
+    """All pairs of cells in a fixed order without meaning; one in eight is held out."""
+    found = ["".join(pair) + ":" for pair in permutations(CELLS, 2)]
+    found = [p for p in found if (number("maze", p) % 8 == 0) == (split == "held_out")]
+    Random(0).shuffle(found)
+    return found

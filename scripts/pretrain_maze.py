@@ -1,0 +1,104 @@
+"""Train the maze demo's language model from scratch, on walkers with a compass and no map.
+
+    python scripts/pretrain_maze.py --out flowrl/demo/maze-lm
+
+Half of their moves go towards the goal as if there were no walls, half anywhere. So the model knows
+the form of the game and where goals are, and runs into walls. Also writes the prompt files. Takes
+about half a minute on one core.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+import torch.nn.functional as F
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts, step
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from scripts.pretrain_sums import END, PROJECT, model, save, tokenizer, write_lines
+
+
+@dataclass(frozen=True)
+class Work:
+    steps: int = 500
+    batch: int = 128
+    lr: float = 3e-3
+    knows: float = 0.5  # of the moves, towards the goal
+    width: int = 64
+    layers: int = 2
+
+
+def journey(prompt: str, knows: float, dice: Random) -> tuple[list[str], bool]:
+    """The moves of a walker, each with the cell that it leads to, and whether it gets there."""
+    cell, goal, said = prompt[0], prompt[1], []
+    for _ in range(TURNS):
+        move = compass(cell, goal, dice) if dice.random() < knows else dice.choice("nesw")
+        cell = step(cell, move)
+        said.append(move + cell)
+        if cell == goal:
+            return said, True
+    return said, False
+
+
+def encoded(
+    words: PreTrainedTokenizerFast, work: Work, pairs: list[str], dice: Random
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [n t], padded, and which of them are the walker's: moves, and ends of turns."""
+    width = 3 + 3 * TURNS
+    ids, own = torch.zeros(work.batch, width, dtype=torch.int64), torch.zeros(work.batch, width)
+    for row, prompt in enumerate(dice.choices(pairs, k=work.batch)):
+        said, _ = journey(prompt, work.knows, dice)
+        text = words(prompt + "".join(move[0] + END + move[1] for move in said)).input_ids
+        ids[row, : len(text)] = torch.tensor(text)
+        own[row, 3 : len(text)] = torch.tensor([1.0, 1.0, 0.0] * len(said))
+    return ids, own.bool()
+
+
+def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed: int) -> None:
+    dice, pairs = Random(seed), prompts("train")
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=work.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    began = time.perf_counter()
+    for number in range(work.steps):
+        for group in optimizer.param_groups:
+            left = 1 - number / work.steps
+            group["lr"] = work.lr * min(1.0, number / 50) * max(0.02, left**0.5)
+        ids, own = encoded(words, work, pairs, dice)
+        logits = lm(input_ids=ids[:, :-1]).logits
+        loss = F.cross_entropy(logits[own[:, 1:]], ids[:, 1:][own[:, 1:]])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if (number + 1) % 100 == 0 or number + 1 == work.steps:
+            seconds = time.perf_counter() - began
+            print(f"step {number + 1}: loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=PROJECT / "flowrl" / "demo" / "maze-lm")
+    parser.add_argument("--prompts", type=Path, default=PROJECT / "configs" / "prompts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a few steps, for tests")
+    given = parser.parse_args()
+    work = Work(steps=3, batch=8) if given.quick else Work()
+    torch.manual_seed(given.seed)
+    words = tokenizer(CELLS + "".join(MOVES) + ":")
+    lm = model(work.width, work.layers, len(words), positions=64)
+    print(f"{sum(p.numel() for p in lm.parameters()):,} weights")
+    train(work, lm, words, given.seed)
+    save(lm, words, given.out)
+    given.prompts.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "held_out"):
+        rows = [{"prompt": prompt} for prompt in prompts(split)]
+        write_lines(rows, given.prompts / f"maze_{split}.jsonl")
+
+
+if __name__ == "__main__":
+    main()
