@@ -43,7 +43,7 @@
 | text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
 | text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
 | text_treerl     | Forks        | to the draw and the parent   | Token             | Surrogate  |
-| text_gigpo      | Completions  | group, and among equal states| Token             | Surrogate  |
+| text_gigpo      | Completions  | group, and equal states      | Token             | Surrogate  |
 | text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
