@@ -176,6 +176,7 @@ def context_of(session: Session, rounds: Sequence[Round], index: int) -> Context
         exists=None if rollout.exists is None else gathered(lambda each: each.rollout.exists),
         states=None if rollout.states is None else gathered(lambda each: each.rollout.states),
         divergence=gathered(lambda each: each.apart) if session.algorithm.apart else None,
+        points=gathered(lambda each: each.rollout.point) if session.algorithm.apart else None,
     )
 
 

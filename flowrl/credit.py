@@ -38,6 +38,7 @@ class Context:
                at the end, and before that by transforms that compare turns
     states     ids of the states that a sample decided in: GiGPO compares equal ones of a draw
     divergence from the start of each token; NaN where a sample has none of its own
+    points     the decision point that each token belongs to, beside `divergence`
     quantiles  tracked quantiles of scores (low, high): RiskPO
     """
 
@@ -51,6 +52,7 @@ class Context:
     exists: Bool[Tensor, "n k"] | None = None
     states: Int[Tensor, "n k"] | None = None
     divergence: Float[Tensor, "n t"] | None = None
+    points: Int[Tensor, "n t"] | None = None
     quantiles: tuple[float, float] | None = None
 
 
@@ -126,7 +128,7 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> valu
 def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
     """Apply `rule` to the nodes of each decision point by itself; masked entries stay 0."""
     columns, done = context.columns, []
-    if credit.value.shape[1] != len(columns.nodes):
+    if of_tokens(credit, context):
         raise UserError(
             "credit of single tokens is not compared any more: put Penalize(each=True) behind "
             "what compares samples"
@@ -184,11 +186,17 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
 
 
 def existing(credit: Credit, context: Context) -> Credit:
-    """Without the decision points that a sample does not have (`Context.exists`)."""
-    if context.exists is None:
+    """Without the decision points that a sample does not have (`Context.exists`). Credit of single
+    tokens is of those that exist."""
+    if context.exists is None or of_tokens(credit, context):
         return credit
     mask = credit.mask & context.exists.cpu()[..., None]
     return Credit(credit.value * mask, mask)
+
+
+def of_tokens(credit: Credit, context: Context) -> bool:
+    """Has credit a column a token, and not one a decision point any more?"""
+    return credit.value.shape[1] != len(context.columns.nodes)
 
 
 def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fusion) -> Credit:

@@ -85,16 +85,33 @@ def test_a_value_from_elsewhere_is_the_baseline():
 def test_a_token_answers_for_itself_and_for_those_after_it():
     r, nan = rewards(), torch.nan
     apart = torch.tensor([[1, nan, 2, 4], [0.5, -3, nan, nan]] * 6, dtype=torch.float64)
-    value, mask = credit((Penalize(0.1, each=True),), r, divergence=apart)
+    known = {"divergence": apart, "points": torch.zeros(12, 4, dtype=torch.int64)}
+    value, mask = credit((Penalize(0.1, each=True),), r, **known)
     want = torch.tensor([[0.7, 0, 0.6, 0.4], [-0.25, -0.3, 0, 0]] * 6, dtype=torch.float64)
     assert torch.equal(mask, ~apart.isnan())
     close(value, (r[:, None] - want) * mask, 1e-12)
     lengths = mask.sum(1)
-    white = credit((Penalize(0.1, each=True), WhitenTokens()), r, divergence=apart, lengths=lengths)
+    white = credit((Penalize(0.1, each=True), WhitenTokens()), r, **known, lengths=lengths)
     each = value[mask]
     close(white[0][mask], (each - each.mean()) / (each.var() + 1e-8).sqrt(), 1e-12)
     with pytest.raises(UserError, match="behind what compares samples"):
-        credit((Penalize(0.1, each=True), Standardize()), r, divergence=apart)
+        credit((Penalize(0.1, each=True), Standardize()), r, **known)
+
+
+def test_a_token_starts_from_the_credit_of_its_turn():
+    """Two turns with a reply between them, or one: Discount halves what the first is worth."""
+    r, nan = rewards(), torch.nan
+    apart = torch.tensor([[1, nan, 2, 4], [0.5, -3, nan, nan]] * 6, dtype=torch.float64)
+    points = torch.tensor([[0, 1, 1, 1], [0, 0, 0, 0]] * 6)
+    exists = torch.tensor([[True, True], [True, False]] * 6)
+    value, mask = credit(
+        (Discount(0.5), Penalize(0.1, each=True)), r, (GROUP,) * 2,
+        divergence=apart, points=points, exists=exists,
+    )  # fmt: skip
+    share = torch.tensor([[0.5, 0, 1, 1], [1, 1, 0, 0]] * 6, dtype=torch.float64)
+    want = torch.tensor([[0.7, 0, 0.6, 0.4], [-0.25, -0.3, 0, 0]] * 6, dtype=torch.float64)
+    assert torch.equal(mask, ~apart.isnan())
+    close(value, share * r[:, None] - want, 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.credit import Context
 from rewards.types import Scores
 
-BY_SAMPLE = ("lengths", "nodes", "exists", "states", "divergence")  # a context's entries
+BY_SAMPLE = ("lengths", "nodes", "exists", "states", "divergence", "points")  # a context's entries
 
 
 @dataclass(frozen=True)

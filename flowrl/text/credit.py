@@ -126,8 +126,11 @@ class Penalize:
         rest = apart.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
         if not self.each:
             return credit._replace(value=(credit.value - self.weight * rest[:, :1]) * credit.mask)
-        mask = credit.mask & ~apart.isnan()[..., None]
-        return Credit((credit.value - self.weight * rest) * mask, mask)
+        points = given(context.points, "decision points of tokens", "Penalize").cpu()[..., None]
+        points = points.expand(-1, -1, credit.value.shape[-1])
+        value, mask = (part.gather(1, points) for part in existing(credit, context))
+        mask = mask & ~apart.isnan()[..., None]
+        return Credit((value - self.weight * rest) * mask, mask)
 
 
 @dataclass(frozen=True)
