@@ -91,10 +91,6 @@ class Model(Settings):
                 f"context_parallel: {self.context_parallel} was proven with diffusers' native "
                 "attention, not compiled: leave attention and compile out"
             )
-        if self.server is not None and self.environment is not None:
-            raise ValueError(
-                "environment: turns are drawn by the model itself so far; leave server out"
-            )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(
                 "server.sync: lora sends adapters, and all weights are trained (lora: null); train "
