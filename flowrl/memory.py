@@ -23,7 +23,7 @@ from samplers import Plan
 
 GIB = 2**30
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # (adapters, half precision): adapters keep their inputs in float32, full weights also the others'
 KEPT = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
 BETWEEN = 1.7
@@ -95,18 +95,19 @@ def estimate(run: Run, iteration: int = 0) -> Estimate | None:
 
 def _weights(run: Run, found: Sizes) -> dict[str, int]:
     m, wide = run.model, BYTES[run.model.dtype]
+    fine = max(wide, 4)  # what steps are taken of is float32 at least
     trained = found.trained if m.lora is None else found.adapters * m.lora.rank
     algorithm = run.algorithm()
-    kept = len(averages(run, algorithm)) * 4 * trained
+    kept = len(averages(run, algorithm)) * fine * trained
     if "ref" in algorithm.roles:
-        kept += trained * (wide if m.lora is None else 4)
-    own = 4 * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
+        kept += trained * (wide if m.lora is None else fine)
+    own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     return {
         "trained model": found.trained * wide,
         "adapters" if m.lora is not None else "masters": own,
         "frozen parts": 0 if m.offload else sum(found.frozen.values()) * wide,
-        "gradients": 4 * trained,
-        "optimizer": (2 if run.train.optimizer == "adamw8bit" else 8) * trained,
+        "gradients": fine * trained,
+        "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
         "averages and start": kept,
     }
 
