@@ -1,8 +1,9 @@
 """What can be said of a pipeline before it runs: load it, check its arguments, refuse it."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,6 +16,7 @@ from flowrl.errors import UserError
 from flowrl.models.columns import FRAMES, images
 from flowrl.models.drive import DENOISERS, ENCODERS
 from flowrl.models.schedule import Kind
+from flowrl.models.standin import FAILURES
 
 # arguments of __call__ that flowrl sets itself
 OURS = frozenset(
@@ -24,11 +26,6 @@ OURS = frozenset(
         "callback_on_step_end", "callback_on_step_end_tensor_inputs",
     )
 )  # fmt: skip
-# what a pipeline's own code raises when its loop does not bear a way in
-FAILURES = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
-    NotImplementedError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
 
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -37,15 +34,21 @@ def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserEr
     return UserError(f"{owner} refuses its arguments {call}: {type(error).__name__}: {error}")
 
 
-@contextmanager
-def its_own(owner: str, call: Mapping[str, Any]) -> Iterator[None]:
-    """What a pipeline's own code raises, said as what the user can do about it."""
-    try:
-        yield
-    except (UserError, torch.OutOfMemoryError):
-        raise
-    except FAILURES as error:
-        raise refused(owner, call, error) from error
+@dataclass(frozen=True)
+class its_own(AbstractContextManager[None]):
+    """What a pipeline's own code raises, said as what the user can do about it.
+
+    Some raise a plain Exception, of which everything else is a kind: only itself counts here.
+    """
+
+    owner: str
+    call: Mapping[str, Any]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
+            return
+        if isinstance(error, FAILURES) or type(error) is Exception:
+            raise refused(self.owner, self.call, error) from error
 
 
 def refuse_class(kind: type) -> None:

@@ -61,7 +61,7 @@ def _value(name: str, row: Mapping[str, Any], i: int) -> Any:
     value = row.get(name)
     if TEXTS.fullmatch(name):
         return value or ""
-    if not value:
+    if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"prompt {i + 1} of the batch has no {name}, and others do")
     if isinstance(value, str | Path):
         return opened(str(value))

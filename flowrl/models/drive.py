@@ -23,6 +23,7 @@ from flowrl.models.conditioning import Calls
 from flowrl.models.entry import Entry, injected
 from flowrl.models.memo import Memo
 from flowrl.models.standin import (
+    FAILURES,
     Control,
     OneStep,
     Patch,
@@ -74,6 +75,7 @@ class Driver:
         self.memo = Memo(pipe)
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self._shapes: dict[Any, Any] = {}  # of denoisers' outputs, by their inputs' shapes
+        self.stubbed = True  # whether its loop bears denoisers that give zeros
         self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
@@ -99,17 +101,14 @@ class Driver:
 
         Where the target is None the denoiser is a stub: only the state is of interest.
         """
-        control, patches = Control(), []
         if target is None:
-            patches += self._stubs(NEVER)
+            stop = self._driven(call, Control(), [], until=NEVER)
         elif target.index is not None:
-            control = Control(stop_at=target.index)
-            patches += self._stubs(target.index)
+            stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
         else:
             times = target.times
-            control.pinned = OneStep([PerRow(times)]) if times.ndim else times.reshape(1)
-            patches += self._whole_list()
-        stop = self._driven(call, control, patches)
+            pinned = OneStep([PerRow(times)]) if times.ndim else times.reshape(1)
+            stop = self._driven(call, Control(pinned=pinned), self._whole_list())
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
                 f"{type(self.pipe).__name__} came to its end without the expected call of "
@@ -124,14 +123,14 @@ class Driver:
         """
         with torch.no_grad():
             if through:
-                return self._driven(call, Control("visit"), self._stubs(NEVER))
+                return self._driven(call, Control("visit"), [], until=NEVER)
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 
     def visited(self, call: Call) -> list[Any]:
         """The timesteps of the loop's steps, in order; the real scheduler's lists are then set."""
         with torch.no_grad():
             control = Control("visit")
-            self._driven(call, control, self._stubs(NEVER))
+            self._driven(call, control, [], until=NEVER)
             return [record.timestep for record in control.records]
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
@@ -145,7 +144,7 @@ class Driver:
 
     def begun(self, call: Call, draws: Draws) -> Tensor:
         """The loop's first state, made of the given draws."""
-        stop = self._driven(call, Control(), [*self._stubs(NEVER), *draws.patches(self.pipe)])
+        stop = self._driven(call, Control(), draws.patches(self.pipe), until=NEVER)
         assert isinstance(stop, Stop) and stop.received is not None
         return stop.received.sample
 
@@ -169,10 +168,30 @@ class Driver:
             seen.append(real(*args, **named))
             return seen[-1]
 
-        patches = [Patch(self.pipe, "prepare_latents", keep), *self._stubs(NEVER)]
-        self._driven(replace(call, x=None), Control(), patches)
+        patches = [Patch(self.pipe, "prepare_latents", keep)]
+        self._driven(replace(call, x=None), Control(), patches, until=NEVER)
 
-    def _driven(self, call: Call, control: Control, patches: Sequence[Patch]) -> Any:
+    def _driven(
+        self, call: Call, control: Control, patches: Sequence[Patch], *, until: int = 0
+    ) -> Any:
+        """One call, its denoisers stubbed until a step.
+
+        A loop that looks into its denoisers (for attention maps, for keys and values) does not
+        bear stubs: there they run.
+        """
+        if not (until and self.stubbed):
+            return self._once(call, control, patches)
+        try:
+            return self._once(call, control, [*patches, *self._stubs(until)])
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES:
+            control.records.clear()
+            result = self._once(call, control, patches)
+            self.stubbed = False
+            return result
+
+    def _once(self, call: Call, control: Control, patches: Sequence[Patch]) -> Any:
         arguments = self._seeded(call.arguments)
         patches = [*patches, self._hand_back(call.encoded)]
         if call.x is not None and call.entry.place is None:

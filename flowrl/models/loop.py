@@ -7,7 +7,6 @@ found by trying it out once.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from flowrl.models.columns import Extra
 from flowrl.models.conditioning import SHORT, SINGLE, Calls, Conditioning, Layout, flatten, learn
 from flowrl.models.drive import Call, Driver, Target
 from flowrl.models.entry import Entry
+from flowrl.models.own_call import media_of
 from flowrl.models.schedule import Kind, Schedule, Start, Way
 from flowrl.models.standin import Received
 from samplers.adapt import flow_velocity, to_vp
@@ -25,6 +25,7 @@ from samplers.adapt import flow_velocity, to_vp
 SIDE = 64  # pixels of a picture for trying out, where the call gives no size
 FRAMES = 9  # of a film for trying out, likewise
 MANY = 20  # steps of a call that ends before the first
+TRIED = 2.0  # guidance of calls that try something out: with negative prompts
 
 
 class Loop:
@@ -114,7 +115,7 @@ class Loop:
     def start(self, steps: int) -> Start:
         if steps not in self._starts:
             blank = self._blank
-            given = self.arguments(blank.prompts, steps, None, blank.extras)
+            given = self.arguments(blank.prompts, steps, self._guided, blank.extras)
             call = Call(given, blank.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
                 first = self.driver.received(call, None).folded(1).sample
@@ -138,7 +139,8 @@ class Loop:
         sigma, parts = self.start(steps).schedule.sigmas[0], {}
         for rows in columns.by_image(conditioning.extras):
             one = conditioning.take(rows[:1])
-            call = Call(self.arguments(one.prompts, steps, None, one.extras), one.calls())
+            given = self.arguments(one.prompts, steps, self._guided, one.extras)
+            call = Call(given, one.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
                 made = picture(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
             if made is None:  # what begins at noise alone does so for every picture
@@ -193,7 +195,7 @@ class Loop:
             rows = range(len(x0))
             return torch.cat([self.decode(x0[[i]], conditioning.take([i]), way) for i in rows])
         call = self._at(x0.detach(), conditioning, way.steps, way.guidance)
-        return _media(self.driver.finished(call, through=way.through)[0])
+        return media_of(self.driver.finished(call, through=way.through)[0])
 
     def record(
         self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None
@@ -211,8 +213,26 @@ class Loop:
             return joined, torch.cat(media), all(repeatable)
         with checks.its_own(self.name, self.call):
             given = self.arguments(prompts, steps, guidance, extras)
-            records, result, repeatable = self.driver.recorded(given)
-            return [r.folded(len(prompts)) for r in records], _media(result[0]), repeatable
+            try:
+                records, result, repeatable = self.driver.recorded(given)
+                media = media_of(result[0])
+            except torch.OutOfMemoryError:
+                raise
+            except checks.FAILURES:
+                if len(prompts) < 2:
+                    raise
+                self._apart()
+                return self.record(prompts, extras, steps, guidance)
+            return [r.folded(len(prompts)) for r in records], media, repeatable
+
+    def _apart(self) -> None:
+        """What does not bear two rows gets one: the decoder (HunyuanVideo 1.5), else the call."""
+        vae = vars(self.pipe).get("vae")
+        if vae is not None and vars(vae).get("use_slicing") is False:
+            vae.use_slicing = True
+        else:
+            self.single = True
+            self._layouts.clear()
 
     def _at(
         self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
@@ -228,11 +248,15 @@ class Loop:
         return self.driver.encoded(self._tried(prompts, extras))
 
     def _tried(self, prompts: Sequence[str], extras: Sequence[Extra]) -> dict[str, Any]:
-        """Arguments of a call that ends before its first step, with negative prompts."""
-        guidance = None if self.guidance is None else 2.0
+        """Arguments of a call that ends before its first step."""
         # a strength leaves a part of the steps, which must not be none
         steps = MANY if "strength" in self.driver.parameters else 2
-        return self.arguments(prompts, steps, guidance, extras)
+        return self.arguments(prompts, steps, self._guided, extras)
+
+    @property
+    def _guided(self) -> float | None:
+        """Some cannot be called without any guidance (Ideogram 4)."""
+        return None if self.guidance is None else TRIED
 
     def _layout(self, extra: Extra) -> tuple[Layout, bool]:
         """How encodings are cut, and whether a pipeline wants its image once a row."""
@@ -288,10 +312,3 @@ class Loop:
         if isinstance(reason, UserError):
             raise reason
         raise checks.refused(self.name, self.call, reason) from reason
-
-
-def _media(result: Any) -> Tensor:
-    """Pictures as tensors; some pipelines give arrays of channels last for all but PIL."""
-    if isinstance(result, np.ndarray):
-        return torch.from_numpy(result).movedim(-1, -3).float()
-    return result.float()

@@ -41,9 +41,11 @@ class PipelinePolicy:
         self.device = torch.device("cpu")  # where samples are drawn
         self.frozen = Frozen()  # parts that rest while they are not used
         pipe.set_progress_bar_config(disable=True)
-        for module in pipe.components.values():
+        for name, module in pipe.components.items():
             if isinstance(module, nn.Module):
                 module.eval()
+                if name not in DENOISERS:  # control networks ask for it, and not all have it
+                    vars(module).setdefault("gradient_checkpointing", False)
         self.loop = Loop(pipe, call)
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())

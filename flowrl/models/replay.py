@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -11,12 +10,14 @@ from diffusers.schedulers import scheduling_flow_match_euler_discrete as flow_ma
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.checks import FAILURES
+from flowrl.models import own_call
+from flowrl.models.checks import its_own
 from flowrl.models.columns import Extra
 from flowrl.models.conditioning import Conditioning
 from flowrl.models.loop import Loop
+from flowrl.models.own_call import apart, shown
 from flowrl.models.schedule import Kind, Schedule, Way
-from flowrl.models.standin import Received
+from flowrl.models.standin import FAILURES, Received
 from samplers import euler
 from samplers.adapt import from_vp
 
@@ -82,7 +83,7 @@ class Subject:
         what the scheduler takes it for, where guidance has no effect, and where no gradient comes
         through.
         """
-        self._check_between()
+        own_call.unbroken(self.loop.name, self.own)
         way = self._way()
         self._check_alone(way)
         through = self._decoder(way)
@@ -114,17 +115,13 @@ class Subject:
     @cached_property
     def recorded(self) -> tuple[list[Received], Tensor, bool]:
         """The pipeline's own call: its steps, its media, whether it draws no noise."""
-        visits = len(self.schedule.visits)
         call = (self.prompts, self.extras, self.steps, self.guidance)
         steps, media, repeatable = self.loop.record(*call)
-        if not _shown(media) and self.loop.form == "pt":
+        if not shown(media) and self.loop.form == "pt":
             self.loop.form = "np"  # some pipelines scale to 0..1 only there
             steps, media, repeatable = self.loop.record(*call)
-        if len(steps) != visits:
-            raise UserError(
-                f"{self.loop.name} calls scheduler.step {len(steps)} times in {self.steps} steps, "
-                f"its loop {visits} times: pipelines of several states or loops cannot be driven"
-            )
+        visits, rows = len(self.schedule.visits), len(self.prompts)
+        own_call.counted(self.loop.name, steps, self.steps, visits, rows)
         return steps, media, repeatable
 
     @property
@@ -139,17 +136,6 @@ class Subject:
         state = self.own[step].state
         assert state is not None
         return state
-
-    def _check_between(self) -> None:
-        """A loop that blends its state with something (inpainting) has no plan of ours."""
-        for step, (received, after) in enumerate(pairwise(self.own)):
-            assert received.following is not None
-            away = _apart(received.following.to(after.sample.dtype), after.sample)
-            if away != 0:
-                raise UserError(
-                    f"{self.loop.name} changes its state between steps (by {away:.3g} after step "
-                    f"{step}), as inpainting does: our samplers would leave that out"
-                )
 
     def _way(self) -> Way:
         reasons = []
@@ -174,7 +160,7 @@ class Subject:
                 with torch.no_grad():
                     x, sigma = self.state(step), self.sigma(step)
                     driven = self.loop.received(x, sigma, self.conditioning, way)
-                away = _apart(driven.output, received.output)
+                away = apart(driven.output, received.output)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
@@ -189,7 +175,7 @@ class Subject:
             x, taken = self.state(0)[1:2], self.conditioning.take([1])
             alone = self.loop.received(x, self.sigma(0)[1:2], taken, way).output
         beside = self.own[0].output[1:2]
-        away, size = _apart(alone, beside), float(beside.float().abs().max())
+        away, size = apart(alone, beside), float(beside.float().abs().max())
         if away > NEAR[beside.dtype] * size:
             raise UserError(
                 f"{self.loop.name} says something else of a prompt alone than beside another "
@@ -210,7 +196,7 @@ class Subject:
             try:
                 with torch.no_grad():
                     driven = self.loop.received(x, sigma, self.conditioning, way)
-                if _apart(driven.output, wanted) != 0:
+                if apart(driven.output, wanted) != 0:
                     return False
             except torch.OutOfMemoryError:
                 raise
@@ -226,13 +212,14 @@ class Subject:
             how = Way(self.steps, self.guidance, way.forward, way.mixed, through)
             try:
                 decoded = self.loop.decode(last, self.conditioning, how)
-                away = _apart(decoded, self.recorded[1])
+                away = apart(decoded, self.recorded[1])
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
                 reasons.append(f"fails ({type(error).__name__}: {error})")
                 continue
-            if away == 0 and _shown(decoded):
+            own_call.coloured(self.loop.name, decoded)
+            if away == 0 and shown(decoded):
                 return through
             if away == 0:
                 raise UserError(
@@ -288,12 +275,12 @@ class Subject:
         x, theirs = self.state(step).float().cpu(), received.following.cpu()
         if self.loop.kind in ("flow", "inverted"):
             ours = euler(x, v, sigma, following).to(theirs.dtype)
-            return _apart(ours, theirs), float(theirs.abs().max())
+            return apart(ours, theirs), float(theirs.abs().max())
         ours = euler(from_vp(x, sigma), v, sigma, following)
         scaled = not torch.equal(received.sample, self.state(step))  # x0 + (s / alpha) noise
         theirs = theirs.float()
         theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)
-        return _apart(ours, theirs), float(theirs.abs().max())
+        return apart(ours, theirs), float(theirs.abs().max())
 
     def _check_guidance(self, way: Way) -> None:
         """Guidance that does nothing (a missing negative prompt) is a mistake, not a setting."""
@@ -309,22 +296,10 @@ class Subject:
 
     def _check_gradient(self, way: Way) -> None:
         x = self.state(0)[:1].float().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), its_own(self.loop.name, self.loop.call):
             taken = self.conditioning.take([0])
             driven = self.loop.received(x, self.sigma(0)[:1], taken, way)
         if not driven.output.requires_grad:
             raise UserError(
                 f"{self.loop.name} cuts the gradient inside its loop: it cannot be trained"
             )
-
-
-def _shown(media: Tensor) -> bool:
-    return -1e-3 <= float(media.min()) <= float(media.max()) <= 1.001
-
-
-def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference; infinite where shapes differ or a value is not a number."""
-    if ours.shape != theirs.shape:
-        return float("inf")
-    away = (ours.float() - theirs.float().to(ours.device)).abs().max()
-    return float("inf") if bool(away.isnan()) else away.item()

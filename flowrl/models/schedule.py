@@ -139,7 +139,9 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
         start += 1
     if len(places) < len(passed):
         raise UserError(
-            f"{type(scheduler).__name__}: the loop's timesteps {passed.tolist()} are not its own"
+            "loops of several states (a film with its sound, frames at levels of their own) cannot "
+            f"be driven: it steps at the times {passed.tolist()}, those of its "
+            f"{type(scheduler).__name__} are {listed.tolist()}"
         )
     found = sigmas[places]
     if levels is not None:  # its sigmas are s / alpha

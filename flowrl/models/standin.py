@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 _ABSENT = object()
+# what a pipeline's own code raises when its loop does not bear a way in
+FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
+    NotImplementedError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class Received(NamedTuple):
