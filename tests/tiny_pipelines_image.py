@@ -2,30 +2,22 @@
 
 import torch
 from diffusers import (
-    AutoencoderDC,
-    AutoencoderKLFlux2,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     Flux2Pipeline,
-    Flux2Transformer2DModel,
     FluxKontextPipeline,
     FluxPipeline,
-    FluxTransformer2DModel,
     Lumina2Pipeline,
-    Lumina2Transformer2DModel,
     QwenImageEditPipeline,
     QwenImagePipeline,
-    QwenImageTransformer2DModel,
     SanaPipeline,
-    SanaTransformer2DModel,
-    SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     ZImagePipeline,
-    ZImageTransformer2DModel,
 )
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, T5EncoderModel
 
+from tests.tiny_models import model
 from tests.tiny_pipelines_edit import Looker, Reader
 from tests.tiny_pipelines_parts import (
     chat_tokenizer,
@@ -37,23 +29,12 @@ from tests.tiny_pipelines_parts import (
     tokenizer,
     vae,
 )
+from tests.tiny_zoo_settings import FLOW
 
 
 def sd3(shift: float = 3.0) -> StableDiffusion3Pipeline:
     torch.manual_seed(0)
-    transformer = SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        caption_projection_dim=16,
-        pooled_projection_dim=32,
-        pos_embed_max_size=8,
-    )
+    transformer = model("SD3Transformer2DModel")
     pipe = StableDiffusion3Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=shift),
@@ -71,18 +52,7 @@ def sd3(shift: float = 3.0) -> StableDiffusion3Pipeline:
 def flux(kind: type[FluxPipeline] | type[FluxKontextPipeline] = FluxPipeline) -> FluxPipeline:
     """Guidance is embedded, latents are packed, the schedule is shifted by resolution."""
     torch.manual_seed(0)
-    transformer = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        pooled_projection_dim=16,
-        axes_dims_rope=(4, 4, 8),
-        guidance_embeds=True,
-    )
+    transformer = model("FluxTransformer2DModel")
     pipe = kind(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
@@ -97,20 +67,7 @@ def flux(kind: type[FluxPipeline] | type[FluxKontextPipeline] = FluxPipeline) ->
 
 def lumina2() -> Lumina2Pipeline:
     torch.manual_seed(0)
-    transformer = Lumina2Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        hidden_size=24,
-        num_layers=2,
-        num_refiner_layers=1,
-        num_attention_heads=3,
-        num_kv_heads=1,
-        multiple_of=8,
-        axes_dim_rope=(4, 2, 2),
-        axes_lens=(64, 32, 32),
-        cap_feat_dim=16,
-    )
+    transformer = model("Lumina2Transformer2DModel")
     pipe = Lumina2Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
@@ -121,25 +78,11 @@ def lumina2() -> Lumina2Pipeline:
     return ready(pipe)
 
 
-def qwen_transformer() -> QwenImageTransformer2DModel:
-    return QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        guidance_embeds=False,
-        axes_dims_rope=(4, 6, 6),
-    )
-
-
 def qwen_image() -> QwenImagePipeline:
     """Prompts are padded to the longest of a batch; the mask is left out where nothing is."""
     torch.manual_seed(0)
     pipe = QwenImagePipeline(
-        transformer=qwen_transformer(),
+        transformer=model("QwenImageTransformer2DModel"),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=qwen_vae(),
         text_encoder=decoder(),
@@ -156,7 +99,7 @@ def qwen_image_edit() -> QwenImageEditPipeline:
     torch.manual_seed(0)
     vars(pipeline_qwenimage_edit)["calculate_dimensions"] = lambda area, ratio: (16, 16, None)
     pipe = QwenImageEditPipeline(
-        transformer=qwen_transformer(),
+        transformer=model("QwenImageTransformer2DModel"),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=qwen_vae(),
         text_encoder=Reader(),
@@ -169,25 +112,8 @@ def qwen_image_edit() -> QwenImageEditPipeline:
 def flux2() -> Flux2Pipeline:
     """Packs the latents that it is given; text ids are a part of its encoding."""
     torch.manual_seed(0)
-    transformer = Flux2Transformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=48,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-    )
-    coder = AutoencoderKLFlux2(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=4,
-        norm_num_groups=4,
-        sample_size=16,
-    )
+    transformer = model("Flux2Transformer2DModel")
+    coder = model("AutoencoderKLFlux2")
     pipe = Flux2Pipeline(
         transformer=transformer,
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
@@ -202,17 +128,7 @@ def flux2() -> Flux2Pipeline:
 def z_image() -> ZImagePipeline:
     """Encodings are lists of tensors, and so are the denoiser's inputs and outputs."""
     torch.manual_seed(0)
-    transformer = ZImageTransformer2DModel(
-        in_channels=4,
-        dim=32,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        cap_feat_dim=16,
-        axes_dims=[8, 4, 4],
-        axes_lens=[256, 32, 32],
-    )
+    transformer = model("ZImageTransformer2DModel")
     with torch.no_grad():  # these come as whatever was in memory
         transformer.x_pad_token.normal_()
         transformer.cap_pad_token.normal_()
@@ -229,35 +145,11 @@ def z_image() -> ZImagePipeline:
 def sana() -> SanaPipeline:
     """A solver of second order on a flow's levels; linear attention."""
     torch.manual_seed(0)
-    transformer = SanaTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=8,
-        cross_attention_dim=16,
-        caption_channels=16,
-        sample_size=16,
-    )
-    coder = AutoencoderDC(
-        latent_channels=4,
-        attention_head_dim=2,
-        encoder_block_types=("ResBlock", "EfficientViTBlock"),
-        decoder_block_types=("ResBlock", "EfficientViTBlock"),
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        encoder_layers_per_block=(1, 1),
-        decoder_layers_per_block=(1, 1),
-        encoder_qkv_multiscales=((), (5,)),
-        decoder_qkv_multiscales=((), (5,)),
-    )
+    transformer = model("SanaTransformer2DModel")
+    coder = model("AutoencoderDC")
     pipe = SanaPipeline(
         transformer=transformer,
-        scheduler=DPMSolverMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-        ),
+        scheduler=DPMSolverMultistepScheduler(**FLOW),
         vae=coder,
         text_encoder=decoder(),
         tokenizer=tokenizer(64),

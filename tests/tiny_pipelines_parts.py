@@ -7,6 +7,8 @@ from diffusers import AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLWan
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPTextConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2Model, T5Config
 
+from tests.tiny_models import model
+
 WORDS = (
     "a", "photo", "of", "small", "large", "red", "blue", "green", "yellow", "cube", "ball", "cat",
     "dog", "on", "the", "wide", "table", "left", "right", "one", "two", "three", "bad", "blurry",
@@ -52,31 +54,26 @@ def clip_config(tokens: int = TOKENS) -> CLIPTextConfig:
 
 def vae(channels: int = 4) -> AutoencoderKL:
     """Halves the side once."""
-    return AutoencoderKL(
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        latent_channels=channels,
-        norm_num_groups=4,
-        sample_size=16,
-        scaling_factor=1.5,
-        shift_factor=0.1,
+    return model("AutoencoderKL", latent_channels=channels)
+
+
+def decoder_config(
+    length: int = 2048, words: int = len(SPECIAL) + len(WORDS), layers: int = 2
+) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=words,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=length,
     )
 
 
-def decoder(length: int = 2048, words: int = len(SPECIAL) + len(WORDS)) -> Qwen2Model:
+def decoder(**settings: int) -> Qwen2Model:
     """Stands for the language models that encode prompts of Lumina and Qwen-Image."""
-    return Qwen2Model(
-        Qwen2Config(
-            vocab_size=words,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=length,
-        )
-    )
+    return Qwen2Model(decoder_config(**settings))
 
 
 def t5_config() -> T5Config:
@@ -87,30 +84,12 @@ def t5_config() -> T5Config:
 
 def qwen_vae() -> AutoencoderKLQwenImage:
     """Halves the side once."""
-    return AutoencoderKLQwenImage(
-        base_dim=8,
-        z_dim=4,
-        dim_mult=[1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False],
-        latents_mean=[0.1] * 4,
-        latents_std=[1.5] * 4,
-    )
+    return model("AutoencoderKLQwenImage")
 
 
 def wan_vae() -> AutoencoderKLWan:
     """A quarter of the side, half of the frames."""
-    return AutoencoderKLWan(
-        base_dim=4,
-        z_dim=4,
-        dim_mult=[1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        scale_factor_temporal=2,
-        scale_factor_spatial=4,
-        latents_mean=[0.1] * 4,
-        latents_std=[1.5] * 4,
-    )
+    return model("AutoencoderKLWan")
 
 
 # a chat, its messages behind one another; contents are texts or lists of parts

@@ -13,28 +13,11 @@ from diffusers import (
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from tests.tiny_pipelines_parts import clip_config, ready, tokenizer, vae
-
-# as Stable Diffusion's checkpoints say
-TRAINED: dict[str, Any] = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "steps_offset": 1,
-}
+from tests.tiny_zoo_settings import TRAINED, UNET, XL
 
 
 def unet(**more: Any) -> UNet2DConditionModel:
-    settings: dict[str, Any] = {
-        "sample_size": 8,
-        "block_out_channels": (8, 16),
-        "layers_per_block": 1,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
-        "cross_attention_dim": 16,
-        "norm_num_groups": 4,
-        "attention_head_dim": 2,
-    }
-    return UNet2DConditionModel(**settings | more)
+    return UNet2DConditionModel(**UNET | more)
 
 
 def sd15(scheduler: type = DDIMScheduler, **more: Any) -> StableDiffusionPipeline:
@@ -58,13 +41,7 @@ def sdxl() -> StableDiffusionXLPipeline:
     """Its scheduler scales the initial noise and every input of the denoiser."""
     torch.manual_seed(0)
     pipe = StableDiffusionXLPipeline(
-        unet=unet(
-            cross_attention_dim=32,
-            addition_embed_type="text_time",
-            addition_time_embed_dim=8,
-            projection_class_embeddings_input_dim=64,
-            use_linear_projection=True,
-        ),
+        unet=unet(**XL),
         scheduler=EulerDiscreteScheduler(**TRAINED, timestep_spacing="leading"),
         vae=vae(),
         text_encoder=CLIPTextModel(clip_config()),

@@ -19,6 +19,7 @@ from tests.tiny_pipelines_parts import chat_tokenizer, ready, tokenizer
 from tests.tiny_zoo_models import MODELS
 from tests.tiny_zoo_settings import SCHEDULERS
 from tests.tiny_zoo_text import ENCODERS
+from tests.tiny_zoo_vision import OLDER
 
 # parts that do not belong to what is driven
 LEFT_OUT = frozenset(
@@ -100,6 +101,8 @@ def part(name: str, classes: list[str], more: Mapping[str, Any]) -> Any:
             return stirred(getattr(diffusers, found)(**{**MODELS[found], **more}))
         if found in ENCODERS:
             return stirred(ENCODERS[found](**more))
+        if found in OLDER:
+            return stirred(OLDER[found](**more))
     if "tokenizer" in name:
         length = 77 if any("CLIP" in found for found in classes) else 512
         return (tokenizer if length == 77 else chat_tokenizer)(more.get("length", length))

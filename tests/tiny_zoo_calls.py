@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from diffusers import (
     AdaptiveProjectedMixGuidance,
-    ClassifierFreeGuidance,
     ControlNetXSAdapter,
     SCMScheduler,
     UNet2DConditionModel,
@@ -15,13 +14,16 @@ from diffusers import (
 from diffusers.pipelines.stable_diffusion.stable_unclip_image_normalizer import (
     StableUnCLIPImageNormalizer,
 )
+from tokenizers import processors
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from tests.tiny_pipelines_edit import Looker, Reader
-from tests.tiny_pipelines_parts import decoder, tokenizer
+from tests.tiny_pipelines_parts import chat_tokenizer, decoder, tokenizer
 from tests.tiny_zoo import Special, part, stirred
-from tests.tiny_zoo_settings import NOISE, UNET, XL
-from tests.tiny_zoo_text import Texts
+from tests.tiny_zoo_settings import UNET, XL
+from tests.tiny_zoo_text import seeing
+from tests.tiny_zoo_vision import siglip2_processor
 
 SIZES: dict[str, Any] = {
     "height": 16,
@@ -36,23 +38,6 @@ CROSS = {
     "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
     "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
 }
-
-
-class Unworried(nn.Module):
-    """Stands for a safety checker that another library brings."""
-
-    device = torch.device("cpu")
-    dtype = torch.float32
-
-    def check_text_safety(self, text: str) -> bool:
-        return True
-
-    def check_video_safety(self, video: Any) -> Any:
-        return video
-
-
-def unworried(given: Mapping[str, Any]) -> nn.Module:
-    return Unworried()
 
 
 def beside(**more: Any) -> Any:
@@ -105,9 +90,31 @@ def nothing(given: Mapping[str, Any]) -> None:
     return None
 
 
+def marked() -> PreTrainedTokenizerFast:
+    """It has words for where pictures are, and begins with none."""
+    made = chat_tokenizer(2048)
+    made.add_tokens(["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+    return made
+
+
+def drawn(pipe: Any) -> None:
+    """Parameters that come as whatever was in memory."""
+    draws = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in pipe.transformer.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=draws))
+
+
+def tapped(pipe: Any) -> None:
+    """The module's own layers of a large text encoder, made those of a small one."""
+    vars(sys.modules[type(pipe).__module__])["QWEN3_VL_ACTIVATION_LAYERS"] = (0, 1)
+
+
 SPECIALS: dict[str, Special] = {
     # UNets
-    "(StableDiffusionXL|AnimateDiffSDXL).*": Special({"unet": XL}),
+    "(StableDiffusionXL|AnimateDiffSDXL|TextToVideoZeroSDXL).*": Special({"unet": XL}),
     "StableDiffusionXLControlNet(?!XS).*": Special({"controlnet": XL}),
     "StableDiffusion.*ControlNetXSPipeline": Special(
         {"unet": two_layers(), "controlnet": beside()},
@@ -121,7 +128,41 @@ SPECIALS: dict[str, Special] = {
     "AnimateDiffSparse.*": Special({"unet": CROSS}),
     "StableDiffusionDepth2ImgPipeline": Special({"unet": {"in_channels": 5}}),
     "LatentConsistency.*": Special({"unet": {"time_cond_proj_dim": 8}}),
-    "StableDiffusionParadigmsPipeline": Special({"scheduler": NOISE}),
+    "StableDiffusionParadigmsPipeline": Special({"scheduler": other("DDIMParallelScheduler")}),
+    "HunyuanImageRefiner.*": Special(
+        {
+            "transformer": {
+                "in_channels": 16,
+                "out_channels": 8,
+                "patch_size": (1, 1, 1),
+                "rope_axes_dim": (2, 2, 4),
+            }
+        }
+    ),
+    "ZImageControlNetInpaint.*": Special({"controlnet": {"control_in_dim": 9}}),
+    "ZImageOmni.*": Special({"siglip_processor": siglip2_processor}),
+    "StableDiffusionGLIGENTextImage.*": Special(
+        {
+            "processor": lambda given: Looker(tokenizer(77)),
+            "unet": {"attention_type": "gated-text-image"},
+        },
+        {"gligen_phrases": ["a cat"], "gligen_boxes": [[0.1, 0.1, 0.6, 0.7]]},
+    ),
+    "CycleDiffusion.*": Special(call={"source_prompt": "a blue ball"}),
+    "StableDiffusionAttendAndExcite.*": Special(call={"token_indices": [1], "attn_res": (4, 4)}),
+    "Kandinsky(Img2Img|Inpaint)?Pipeline": Special(
+        {
+            "movq": {"norm_type": "group"},
+            "unet": {
+                "out_channels": 8,
+                "addition_embed_type": "text_image",
+                "encoder_hid_dim": 16,
+                "encoder_hid_dim_type": "text_image_proj",
+            },
+        },
+        {"image_embeds": torch.rand(1, 16), "negative_image_embeds": torch.rand(1, 16)},
+    ),
+    "KandinskyInpaintPipeline": Special({"unet": {"in_channels": 9}}),
     "StableDiffusionXL.*ControlNetUnion.*": Special(
         {"unet": {"in_channels": 4}}, {"control_mode": [0]}
     ),
@@ -175,21 +216,44 @@ SPECIALS: dict[str, Special] = {
     "QwenImageControlNetInpaintPipeline": Special({"controlnet": {"extra_condition_channels": 4}}),
     "QwenImageEditInpaintPipeline": Special(after=small(3)),
     "QwenImage(EditPlus|Layered)Pipeline": Special(after=small(2)),
-    "QwenImage(Edit|Layered).*": Special(
+    "(QwenImage(Edit|Layered|21)|NucleusMoE|DreamLite|BriaFibo2|JoyImage).*": Special(
         {
-            "processor": lambda given: Looker(tokenizer(2048)),
+            "processor": lambda given: Looker(chat_tokenizer(2048)),
             "text_encoder": lambda given: Reader(),
         }
     ),
+    "LongCatImageEdit.*": Special(
+        {
+            "text_processor": lambda given: Looker(tokenizer(2048)),
+            "text_encoder": lambda given: Reader(),
+            "transformer": {"in_channels": 64},
+            "vae": {"latent_channels": 16},
+        },
+        after=small(2),
+    ),
+    "NucleusMoE.*": Special(
+        {"transformer": {"capacity_factors": 1.0}},
+        {"return_index": -1, "negative_prompt": "bad", "max_sequence_length": 128},
+        drawn,
+    ),
+    "QwenImage21.*": Special(
+        {
+            "processor": lambda given: Looker(marked()),
+            "text_encoder": lambda given: Reader(words=32),
+        },
+        {"output_resolution": 64, "height": 64, "width": 64},
+    ),
+    "BriaFibo2Pipeline": Special(
+        {"text_encoder": lambda given: Reader(layers=3)},
+        after=prefix(text_encoder_out_layers=((0, 1, 2), (1, 2, 3))),
+    ),
+    "BriaFiboEdit.*": Special({"vae": other("AutoencoderKLWan")}),
+    "DreamLite.*": Special({"vae": {"latent_channels": 4}}),
+    "Ideogram4.*": Special(
+        {"text_encoder": lambda given: seeing()}, {"guidance_schedule": None}, tapped
+    ),
     "HunyuanImage(Refiner)?Pipeline": Special(
         {"guider": lambda given: AdaptiveProjectedMixGuidance()}
-    ),
-    "HunyuanVideo15.*": Special(
-        {
-            "guider": lambda given: ClassifierFreeGuidance(),
-            "feature_extractor": other("feature_extractor"),
-            "image_encoder": other("SiglipVisionModel"),
-        }
     ),
     "LongCatImagePipeline": Special(
         {
@@ -199,15 +263,19 @@ SPECIALS: dict[str, Special] = {
         },
         {"enable_prompt_rewrite": False},
     ),
-    "Krea2Pipeline": Special({"text_encoder_select_layers": lambda given: (1, 2)}),
+    "Krea2Pipeline": Special(
+        {
+            "text_encoder_select_layers": lambda given: (1, 2),
+            "text_encoder": lambda given: seeing(),
+        }
+    ),
     "HunyuanImagePipeline": Special({"vae": {"scaling_factor": 0.5}}),
-    "BriaFibo.*": Special({"text_encoder": lambda given: decoder(words=128100)}),
+    "BriaFibo(Edit)?Pipeline": Special({"text_encoder": lambda given: decoder(words=128100)}),
     "Lumina2?Pipeline": Special(call={"max_sequence_length": 64}),
     "Bria(Fibo.*)?Pipeline": Special(call={"max_sequence_length": 16}),
     "Sana.*": Special(
         call={"height": 32, "width": 32, "complex_human_instruction": None, "frames": 5}
     ),
-    "Sana(Video|Image).*": Special({"vae": other("AutoencoderKLWan")}),
     "SanaSprint.*": Special(
         {
             "scheduler": lambda given: SCMScheduler(),
@@ -215,39 +283,4 @@ SPECIALS: dict[str, Special] = {
         }
     ),
     "ZImage.*": Special(call={"max_sequence_length": 32}),
-    # videos
-    "AnimateDiff.*|PIA.*|I2VGen.*|TextToVideoSD.*|VideoToVideoSD.*": Special(
-        call={"num_frames": 2}
-    ),
-    "LattePipeline": Special(call={"video_length": 2, "mask_feature": False}),
-    "LTX.*": Special(call={"height": 32, "width": 32, "num_frames": 9}),
-    "CogVideoX(ImageToVideo|FunControl)Pipeline|ConsisID.*": Special(
-        {"transformer": {"in_channels": 8}}
-    ),
-    "Hunyuan(Video|Skyreels)(?!15).*": Special(
-        {"tokenizer": lambda given: tokenizer(64)},
-        {"prompt_template": {"template": "{}", "crop_start": 0}},
-    ),
-    "HunyuanSkyreels.*": Special({"transformer": {"in_channels": 8}}),
-    "Cosmos.*": Special({"safety_checker": unworried}),
-    "Cosmos2VideoToWorldPipeline|CosmosVideoToWorldPipeline|Cosmos2_5.*": Special(
-        {"transformer": {"in_channels": 5}}
-    ),
-    "WanImageToVideoPipeline|SkyReelsV2ImageToVideo.*|ChronoEdit.*": Special(
-        {
-            "transformer": {"in_channels": 10, "image_dim": 16, "added_kv_proj_dim": 24},
-        }
-    ),
-    "LucyEditPipeline": Special({"transformer": {"in_channels": 8}}),
-    "MochiPipeline": Special({"scheduler": {"invert_sigmas": True}}, {"num_frames": 7}),
-    "AllegroPipeline": Special(
-        {"scheduler": NOISE}, {"num_frames": 8}, lambda pipe: pipe.vae.enable_tiling()
-    ),
-    "EasyAnimate.*": Special(call={"negative_prompt": "bad"}),
-    "Kandinsky5.*": Special(
-        {"tokenizer": lambda given: Texts(tokenizer(512))},
-        after=prefix(prompt_template="{}", prompt_template_encode_start_idx=0),
-    ),
-    "Kandinsky5I2I.*": Special(after=prefix(resolutions=[(16, 16)])),
-    "Kandinsky5I2.*": Special({"transformer": {"visual_cond": True, "in_visual_dim": 4}}),
 }

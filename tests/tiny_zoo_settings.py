@@ -2,9 +2,15 @@
 
 from typing import Any
 
-from tests.tiny_pipelines_unet import TRAINED
-
 Settings = dict[str, Any]
+
+# as Stable Diffusion's checkpoints say
+TRAINED: Settings = {
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "steps_offset": 1,
+}
 
 FLOW: Settings = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 COG: Settings = {
@@ -20,6 +26,10 @@ NOISE: Settings = {**TRAINED, "clip_sample": False}
 SCHEDULERS: dict[str, tuple[str, Settings]] = {
     "KarrasDiffusionSchedulers": ("DDIMScheduler", NOISE),
     "DDIMScheduler": ("DDIMScheduler", NOISE),
+    "DDIMParallelScheduler": ("DDIMParallelScheduler", NOISE),
+    "LMSDiscreteScheduler": ("LMSDiscreteScheduler", TRAINED),
+    "PiflowScheduler": ("PiflowScheduler", {}),
+    "VQDiffusionScheduler": ("VQDiffusionScheduler", {"num_vec_classes": 12}),
     "DDPMScheduler": ("DDPMScheduler", NOISE),
     "PNDMScheduler": ("PNDMScheduler", {**TRAINED, "skip_prk_steps": True}),
     "LCMScheduler": ("LCMScheduler", NOISE),
