@@ -22,6 +22,7 @@ from typing import NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+from scripts.mutants_models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants_processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants_text import ROWS as TEXT_ROWS  # noqa: E402
 
@@ -241,6 +242,7 @@ MUTANTS = [Mutant(*row) for row in (
      "test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
+    *MODEL_ROWS,
 )]
 # fmt: on
 

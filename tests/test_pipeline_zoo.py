@@ -8,20 +8,23 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models import columns
+from flowrl.models import columns, own_call
 from flowrl.models.beginning import Draws, picture
+from flowrl.models.own_call import media_of
+from flowrl.models.painting import Painting, Scales
 from flowrl.models.pipeline import PipelinePolicy
 from samplers import Ode, roll
 from tests.driving import PROMPTS, STEPS, own, policy
 from tests.tiny_pipelines import SQUARE, sd3
 from tests.tiny_zoo import Unbuilt, tiny
 from tests.tiny_zoo_calls import SIZES, SPECIALS
+from tests.tiny_zoo_calls_videos import VIDEO_SPECIALS
 
 torch.set_num_threads(1)
 
 
 def zoo(name: str) -> PipelinePolicy:
-    made = tiny(getattr(diffusers, name), SPECIALS, SIZES)
+    made = tiny(getattr(diffusers, name), SPECIALS | VIDEO_SPECIALS, SIZES)
     return PipelinePolicy(made.pipe, call=made.call)
 
 
@@ -34,6 +37,12 @@ KINDS = {
     "EasyAnimatePipeline": "it asks what its scheduler has",
     "Kandinsky3Pipeline": "tensors of pictures that are not in 0..1",
     "QwenImageControlNetInpaintPipeline": "a picture and a mask of its own name",
+    "StableDiffusionSAGPipeline": "its loop looks into its denoiser",
+    "Ideogram4Pipeline": "it cannot be called without guidance",
+    "HeliosPipeline": "it takes latents and leaves them",
+    "QwenImage21Pipeline": "transparent pictures, and a cache of the prompt's keys and values",
+    "ZImageControlNetPipeline": "its control network asks for what it has not",
+    "Cosmos2_5_PredictBasePipeline": "it wants its step's index",
 }
 
 
@@ -86,6 +95,36 @@ def test_a_loop_that_begins_at_a_picture() -> None:
         ours = begin(noise, torch.tensor([0, 1]))
         torch.testing.assert_close(ours, state, rtol=1e-4, atol=1e-4)
         assert (ours - sigma[0] * noise).abs().max() > 0.1  # the picture is in it
+
+
+def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = zoo("StableDiffusion3Img2ImgPipeline")
+    made.guidance = Scales(sample=4.5, train=1.0)
+    conditioning = made.loop.encode(PROMPTS, made.loop.tried(()))
+    painting = Painting(made, conditioning, STEPS)
+    (painted,) = painting.rollouts(Ode(2), (4, 7), seed=0, iteration=0)
+    plans = Ode(2)(made.schedule(STEPS).sigmas, 0, 0)
+    velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
+    begin = made.begin(conditioning, STEPS)
+    common: Any = {"seed": 0, "iteration": 0}
+    (own,) = roll(plans, velocity, made.shape(STEPS), (4, 7), begin=begin, **common)
+    assert torch.equal(painted.x0, own.x0)
+    at = own.x0[:2], torch.full((2,), plans[0].steps[0].sigma), torch.tensor([0, 1])
+    with torch.no_grad():
+        trained = made.bind(conditioning, steps=STEPS, guidance=1.0)(*at)
+        assert torch.equal(painting.policy(*at), trained)
+        assert not torch.equal(trained, velocity(*at))
+    seen: list[tuple[Any, ...]] = []
+
+    def shown(x0: Tensor, rows: Any, *, steps: int, guidance: float | None) -> Tensor:
+        seen.append((*rows.prompts, guidance))
+        return x0
+
+    monkeypatch.setattr(made, "decode", shown)
+    painting.media(painted)
+    assert seen == [(PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1], 4.5)]
 
 
 def scales(sigma: Tensor) -> tuple[float, float]:
@@ -163,8 +202,66 @@ def test_rows_that_know_of_each_other_are_refused() -> None:
 
 
 def test_an_unknown_part_is_named() -> None:
-    with pytest.raises(Unbuilt, match="vae of AutoencoderKLLTX2Video"):
-        tiny(diffusers.LTX2Pipeline, SPECIALS, SIZES)
+    with pytest.raises(Unbuilt, match="text_decoder of UniDiffuserTextDecoder"):
+        tiny(diffusers.UniDiffuserPipeline, SPECIALS, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("LTX2Pipeline", "loops of several states"),
+        ("TextToVideoZeroPipeline", "steps several states in turn"),
+        ("CycleDiffusionPipeline", r"steps \[1, 2\] states for 2 prompts"),
+        ("StableDiffusionLDM3DPipeline", "Exception: This type pt is not supported"),
+        ("Cosmos2TextToImagePipeline", r"its first sigma is 80\.0"),
+    ],
+)
+def test_what_our_samplers_cannot_step_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        zoo(name).prove(PROMPTS, steps=STEPS, guidance=None)
+
+
+@pytest.mark.parametrize("slices", [True, False])
+def test_a_decoder_that_bears_one_row(slices: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets them one by one where it can, else the whole pipeline does."""
+    pipe = sd3()
+    monkeypatch.setattr(pipe.vae, "use_slicing", False if slices else None)
+    whole = pipe.vae._decode
+
+    def one(z: Tensor, *args: Any, **named: Any) -> Any:
+        if len(z) > 1:
+            raise RuntimeError("one row")
+        return whole(z, *args, **named)
+
+    monkeypatch.setattr(pipe.vae, "_decode", one)
+    made = PipelinePolicy(pipe, call=SQUARE)
+    conditioning = made.encode(PROMPTS)
+    made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert made.loop.single == (not slices)
+    x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
+    with torch.no_grad():
+        v = velocity(x, torch.ones(2), torch.tensor([0, 1]))
+        again = made.bind(made.encode(PROMPTS), steps=STEPS, guidance=4.5)
+        said = again(x, torch.ones(2), torch.tensor([0, 1]))
+        torch.testing.assert_close(v, said, rtol=1e-4, atol=1e-5)  # encoded one by one
+        assert len(made.decode(x, conditioning, steps=STEPS, guidance=4.5)) == 2
+
+
+def test_media_in_the_forms_that_pipelines_have() -> None:
+    """Arrays, layers, transparent pictures: these are shown on white."""
+    draws = torch.Generator().manual_seed(0)
+    layers = [torch.rand(2, 4, 3, 5, generator=draws) for _ in range(3)]
+    media = media_of(layers)
+    assert media.shape == (3, 2, 3, 3, 5)
+    seen = layers[1][0, 3, 2, 4]
+    assert float(media[1, 0, 1, 2, 4]) == pytest.approx(
+        float(layers[1][0, 1, 2, 4] * seen + 1 - seen)
+    )
+    array = torch.rand(2, 3, 5, 3, generator=draws)
+    assert torch.equal(media_of(array.numpy()), array.movedim(-1, -3))
+    with pytest.raises(UserError, match="three colours"):
+        own_call.coloured("Some", torch.rand(2, 1, 4, 4))
 
 
 def test_pictures_to_try_a_pipeline_with() -> None:

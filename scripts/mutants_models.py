@@ -1,0 +1,51 @@
+"""Mutants of how a pipeline is driven and replayed. `mutants.py` runs them.
+
+A row is name, file, text that occurs once in it, what to put, tests that must fail.
+"""
+
+ZOO = "test_pipeline_zoo.py"
+BEGUN = f"{ZOO}::test_a_loop_that_begins_at_a_picture"
+PAINTED = f"{ZOO}::test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance"
+DRIVEN = f"{ZOO}::test_any_pipeline_is_driven_to_the_bit"
+REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
+EPSILON = "test_pipeline_epsilon.py"
+
+# fmt: off
+ROWS = (
+    ("beginning-size", "flowrl/models/beginning.py", "return nothing * (sigma / size)",
+     "return nothing", BEGUN),
+    ("beginning-level", "flowrl/models/beginning.py",
+     "if not any(math.isclose(size, one, rel_tol=NEAR) for one in known):", "if False:",
+     f"{ZOO}::test_a_beginning_of_another_kind_is_refused"),
+    ("beginning-pure", "flowrl/models/pipeline.py", "picture.to(noise)[prompt] + sigma * noise",
+     "noise", BEGUN),
+    ("painting-begin", "flowrl/models/painting.py",
+     "begin=self.owner.begin(self.conditioning, self.steps),", "begin=None,", PAINTED),
+    ("painting-sampled", "flowrl/models/painting.py",
+     "self.meter(self._bind(self.owner.guidance.sample))",
+     "self.meter(self._bind(self.owner.guidance.train))", PAINTED),
+    ("painting-media", "flowrl/models/painting.py", "self.conditioning.take(rollout.prompt.cpu())",
+     "self.conditioning.take([0] * len(rollout.x0))", PAINTED),
+    ("replay-euler", "flowrl/models/replay.py",
+     "if self.recorded[2] and away > NEAR[self.own[0].output.dtype] * size:", "if False:",
+     f"{ZOO}::test_a_loop_whose_later_steps_are_not_eulers_is_refused"),
+    ("replay-first", "flowrl/models/replay.py", "if away > near * size or turned < away:",
+     "if False:", f"{ZOO} {EPSILON} test_pipeline_refusals.py"),
+    ("replay-alone", "flowrl/models/replay.py", "if away > NEAR[beside.dtype] * size:", "if False:",
+     f"{ZOO}::test_rows_that_know_of_each_other_are_refused"),
+    ("replay-between", "flowrl/models/own_call.py", "if away != 0:", "if False:",
+     "test_pipeline_refusals.py test_pipeline_images.py"),
+    ("replay-states", "flowrl/models/own_call.py", "if seen != {rows}:", "if False:", REFUSED),
+    ("conditioning-blocks", "flowrl/models/conditioning.py", "index + rows * block for block",
+     "index for block", f"{ZOO} test_conditioning.py"),
+    ("conditioning-mask", "flowrl/models/conditioning.py", "return torch.ones(rows, tokens,",
+     "return torch.zeros(rows, tokens,", "test_conditioning.py test_pipeline.py"),
+    ("schedule-train", "flowrl/models/schedule.py",
+     "return self.train * self._own(sigma.to(torch.float32))",
+     "return self._own(sigma.to(torch.float32))", "test_pipeline.py test_families.py"),
+    ("schedule-scaled", "flowrl/models/schedule.py", "found = found / (1 + found)",
+     "found = found / (2 + found)", EPSILON),
+    ("entry-numbers", "flowrl/models/entry.py", "torch.Generator().manual_seed(1)) + 0.5",
+     "torch.Generator().manual_seed(0))", DRIVEN),
+)
+# fmt: on
