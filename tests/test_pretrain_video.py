@@ -34,7 +34,7 @@ def test_pretraining_moves_all_parts(script, tmp_path):
 
 def test_pretraining_goes_on_where_it_was_interrupted(script, tmp_path, monkeypatch):
     """Killed in the fourth step of five, saved after two: the weights are those of one call."""
-    monkeypatch.setattr(script, "SAVED_EVERY", 2)
+    monkeypatch.setattr(importlib.import_module("pretraining"), "SAVED_EVERY", 2)
     prompts = moving_world.prompts_of("train")[:4]
     latents = torch.randn(4, 8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     work = script.Work(flow_steps=5, flow_batch=2)
