@@ -111,7 +111,6 @@ def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, me
     [
         ({"recipe": text_runs.TREE}, "this recipe draws trees"),
         ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe draws trees"),
-        ({"server": {"url": "http://x/v1", "model": "m", "sync": "none"}}, "leave server out"),
         ({"name": "no_file.py:reply"}, "model.environment: there is no file no_file.py"),
         ({"name": "reply"}, "names no function"),
         ({"function": "short"}, r"must take \(prompt, meta, turns\)"),
