@@ -123,7 +123,5 @@ def test_what_cannot_be_is_refused_before_weights_load(model, tmp_path, changes,
     own = settings["model"]["environment"]
     settings["recipe"] = changes.get("recipe", settings["recipe"])
     own |= {key: changes[key] for key in ("name", "settings") if key in changes}
-    if "server" in changes:
-        settings["model"]["server"] = changes["server"]
     with pytest.raises(UserError, match=message):
         check(decode(settings, "test"))
