@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -48,7 +49,7 @@ OUTSIDE = re.compile(
 )
 OWN = "its own call fails with these versions, whatever its parts: "
 EDITS = "edits a picture by latents or embeddings that are made of it before: no prompt to picture"
-# what holds whatever the parts, and no tiny ones can show
+# what was read in their code, holds whatever the parts, and no tiny ones can show
 KNOWN = {
     "BlipDiffusionPipeline": OWN + "its Blip2QFormerModel has no invert_attention_mask",
     "BlipDiffusionControlNetPipeline": OWN + "its Blip2QFormerModel has no invert_attention_mask",
@@ -67,7 +68,7 @@ KNOWN = {
 @dataclass(frozen=True)
 class Result:
     name: str
-    verdict: str  # exact, refused, not built
+    verdict: str  # exact, refused, known, not built
     note: str
 
 
@@ -127,7 +128,7 @@ def heard(policy: PipelinePolicy, proof: Replay) -> bool:
 def trial(name: str, kind: type) -> Result:
     try:
         if name in KNOWN:
-            raise UserError(KNOWN[name])
+            return Result(name, "known", KNOWN[name])
         checks.refuse_parts(name, inspect.signature(kind.__init__).parameters)
         checks.refuse_class(kind)
         pipe, call = made(kind)
@@ -176,15 +177,16 @@ def tried(name: str, kind: type) -> Result:
 
 
 def page(results: list[Result]) -> str:
-    counts = {v: sum(r.verdict == v for r in results) for v in ("exact", "refused", "not built")}
+    counts = Counter(r.verdict for r in results)
     lines = [
         "# Which pipelines are policies",
         "",
         f"diffusers {diffusers.__version__} (transformers {transformers.__version__}), "
         f"{len(results)} pipelines of images and videos that "
-        f"take a prompt: {counts['exact']} are exact, {counts['refused']} are refused. Of the "
-        f"other {counts['not built']} nothing is claimed: no tiny parts are known for them, or "
-        "their own call fails with those.",
+        f"take a prompt: {counts['exact']} are exact, {counts['refused']} are refused, and "
+        f"{counts['known']} are not tried for a reason that was read in their code. Of the other "
+        f"{counts['not built']} nothing is claimed: no tiny parts are known for them, or their own "
+        "call fails with those.",
         "",
         "Exact: over 4 steps in float32 on a CPU, with tiny random weights and guidance 4.5 where "
         "there is any, what the scheduler's `step` receives and what is decoded differ by 0 from "
@@ -207,6 +209,7 @@ def page(results: list[Result]) -> str:
     lines += [f"| {r.name} | {r.note} |" for r in results if r.verdict == "exact"]
     for verdict, title in (
         ("refused", "Refused, with the reason"),
+        ("known", "Not tried, for a reason that was read in their code"),
         ("not built", "Not judged, with what stood in the way"),
     ):
         lines += ["", f"## {title}", "", "| pipeline | |", "|---|---|"]
