@@ -1,5 +1,7 @@
 """Reading a run: YAML, overrides of the command line, and every check that needs no weights."""
 
+import inspect
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +19,8 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS, Run
+
+NAME = "--recipe.name"
 
 
 def read(path: Path) -> Run:
@@ -47,10 +51,11 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
     """`--train.lr 1e-4` and the like over a run."""
     if not arguments:
         return run
+    run, arguments = _other_recipe(run, list(arguments))
     changed, unknown = tyro.cli(
         Run,
         default=run,
-        args=list(arguments),
+        args=arguments,
         prog="flowrl train CONFIG",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.SuppressFixed),
         return_unknown_args=True,
@@ -60,6 +65,25 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         hint = f"did you mean --{near[0]}?" if near else "flowrl train CONFIG --help lists settings"
         raise UserError(f"{unknown[0]} is not known; {hint}")
     return decode(dump(changed), "command line")
+
+
+def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
+    """`--recipe.name` first, since the others are its settings: what the file says of the recipe
+    stays where the other one takes it. The arguments that are left."""
+    flat = [part for a in arguments for part in (a.split("=", 1) if a.startswith(NAME) else [a])]
+    if NAME not in flat[:-1]:
+        return run, arguments
+    at = flat.index(NAME)
+    name, rest = flat[at + 1], flat[:at] + flat[at + 2 :]
+    if name not in RECIPES:
+        raise UserError(f"command line: recipe.name: {_stranger(name, list(RECIPES))}")
+    old: Any = run.recipe
+    given = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
+    known = inspect.signature(RECIPES[name]).parameters
+    if lost := sorted(set(given) - set(known)):
+        print(f"{name} has no {', '.join(lost)}: left out", file=sys.stderr)
+    recipe = {"name": name} | {key: given[key] for key in given if key in known}
+    return decode(dump(run) | {"recipe": recipe}, "command line"), rest
 
 
 def _flags(tree: Mapping[str, Any], at: str = "") -> Iterator[str]:

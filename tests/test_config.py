@@ -120,6 +120,17 @@ def test_overrides_lie_over_the_file(tree):
     assert run.model.pipeline == tree["model"]["pipeline"]
 
 
+@pytest.mark.parametrize("name", [["--recipe.name", "mix_grpo"], ["--recipe.name=mix_grpo"]])
+def test_another_recipe_keeps_what_the_file_says_of_it(tree, name, capsys):
+    tree["recipe"] = {"name": "nft", "steps": 7, "group": 5, "draws": 3}
+    run = override(decode(tree, "run.yaml"), [*name, "--train.lr=1e-5", "--recipe.group", "6"])
+    other = decode(tree | {"recipe": {"name": "mix_grpo", "steps": 7, "group": 6}}, "run.yaml")
+    assert run.recipe == other.recipe and run.train.lr == 1e-5
+    assert "mix_grpo has no draws: left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="did you mean 'mix_grpo'"):
+        override(run, ["--recipe.name", "mix_gropo"])
+
+
 def test_an_unknown_override_is_refused_with_a_guess(tree):
     with pytest.raises(UserError, match=r"--train.lrr is not known; did you mean --train.lr\?"):
         override(decode(tree, "run.yaml"), ["--train.lrr", "1"])
