@@ -4,17 +4,17 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flowrl.advantages import Estimator, ScaleSteps
-from flowrl.comparisons import BestWorst, Exponential
+from flowrl.credit.advantages import Estimator, ScaleSteps
+from flowrl.credit.comparisons import BestWorst, Exponential
+from flowrl.credit.trackers import NoTracker, Tracker
+from flowrl.credit.turns import ByTurn, GreedyBaseline, Penalize
 from flowrl.errors import UserError
-from flowrl.likelihoods import Likelihood, Transition
-from flowrl.losses import NFT, Objective, Preference, Weighted
-from flowrl.matching import Matching
-from flowrl.objective import RatioLoss
-from flowrl.text.credit import ByTurn, GreedyBaseline, Penalize
-from flowrl.text.likelihood import Token
-from flowrl.text.weights import HighEntropy
-from flowrl.trackers import NoTracker, Tracker
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.transition import Likelihood, Transition
+from flowrl.losses.base import RatioLoss
+from flowrl.losses.ratio import NFT, Objective, Preference, Weighted
+from flowrl.losses.weights import HighEntropy
 from samplers import Particled, Plan, Planner
 from samplers.completions import TextPlan, TextPlanner
 from samplers.noise import generator

@@ -1,5 +1,6 @@
 """Prompt files: what to draw, in which order."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +8,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.budget.rules import weighted_draw
 from flowrl.errors import UserError
-from flowrl.models.columns import resolved
 from flowrl.paths import find
 from samplers.noise import generator
 
+IMAGES = re.compile(
+    r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
+)  # columns that hold images or videos
 READERS = {".jsonl": "json", ".json": "json", ".txt": "text", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -109,3 +112,40 @@ def _rows(source: str, place: str) -> list[dict[str, Any]]:
     if Path(source).suffix or source.count("/") != 1:
         raise UserError(f"{place}: no such file: {source}")
     return load_dataset(source, split="train").to_list()
+
+
+def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A row of a prompt file with its image paths, where they are relative to it, made whole."""
+    return {
+        name: _whole(value, folder) if IMAGES.fullmatch(name) else value
+        for name, value in row.items()
+    }
+
+
+def _whole(value: Any, folder: Path) -> Any:
+    if isinstance(value, list | tuple):
+        return [_whole(one, folder) for one in value]
+    if isinstance(value, str) and value and (folder / value).is_file():
+        return str(folder / value)
+    return value
+
+
+def uncertainty(
+    rates: Float[Tensor, " g"], visits: Float[Tensor, " g"], fade: float = 0.0, floor: float = 0.05
+) -> Float[Tensor, " g"]:
+    """Weights of prompts, sqrt(p (1 - p)) / visits^fade + floor: those that could go either way
+    come more often, and none never (single-stream, arXiv:2509.13232)."""
+    spread = (rates * (1 - rates)).clamp(min=0).sqrt()
+    return spread / visits.clamp(min=1) ** fade + floor
+
+
+def weighted_draw(weights: Float[Tensor, " g"], count: int, key: Sequence[int | str]) -> list[int]:
+    """`count` different prompts, drawn one after the other in proportion to their weights.
+
+    Noise is keyed, so a resumed run draws the same.
+    """
+    positive = int((weights > 0).sum())
+    if count > positive:
+        raise UserError(f"{count} prompts are wanted, and {positive} have a weight above 0")
+    uniform = torch.rand(len(weights), generator=generator(*key), dtype=torch.float64)
+    return (weights.double().log() - (-uniform.log()).log()).topk(count).indices.tolist()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rewards.embedding import (
+from rewards.perception.embedding import (
     Place,
     Towers,
     embed_pictures,
@@ -21,8 +21,8 @@ from rewards.embedding import (
     transformers_towers,
     weights_file,
 )
+from rewards.perception.frames import check_frames, over_frames
 from rewards.types import Reward, Samples
-from rewards.video import check_frames, over_frames
 
 REPOSITORY, FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
 LINEAR = (0, 2, 4, 6, 7)  # places of the linear layers in the file; dropout has the others

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import each_size, expect
+from rewards.perception.media import each_size, expect
 from rewards.types import Reward, Samples
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601

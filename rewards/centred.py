@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import scored
-from rewards.files import read
-from rewards.media import expect
+from rewards.perception.files import read
+from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
 

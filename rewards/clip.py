@@ -8,9 +8,9 @@ kind  cosine      cos(picture, prompt), about 0.1 to 0.4 for the published model
 flowrl/demo/shapes-clip); `library: open_clip` takes ViT-L-14/openai, hf-hub:... or local-dir:...
 """
 
-from rewards.embedding import Cosine, Place, open_clip_towers, transformers_towers
+from rewards.perception.embedding import Cosine, Place, open_clip_towers, transformers_towers
+from rewards.perception.frames import check_frames, over_frames
 from rewards.types import Reward
-from rewards.video import check_frames, over_frames
 
 CLIPSCORE = 2.5  # arXiv:2104.08718, section 3
 KINDS = ("cosine", "logit", "clipscore")

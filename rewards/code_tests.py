@@ -34,7 +34,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import expect
+from rewards.perception.media import expect
 from rewards.sandbox import run
 from rewards.sandbox.run import Limits
 from rewards.types import Reward, Samples

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.brightness import LUMA
-from rewards.media import each_size, expect
+from rewards.perception.media import each_size, expect
 from rewards.types import Reward, Samples
 
 Kind = Literal["saturation", "contrast", "colourfulness", "hue"]

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import expect
+from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
 _NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"

@@ -26,10 +26,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.detect import Box, Detector, Thing, detector
-from rewards.embedding import Cosine, Place, Towers, pictures, transformers_towers
+from rewards.perception.detect import Box, Detector, Thing, detector
+from rewards.perception.embedding import Cosine, Place, Towers, pictures, transformers_towers
+from rewards.perception.frames import OverFrames, check_frames, over_frames
 from rewards.types import Reward, Samples
-from rewards.video import OverFrames, check_frames, over_frames
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = ("a photo of a {c} {n}", "a photo of a {c}-colored {n}", "a photo of a {c} object")

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.embedding import (
+from rewards.perception.embedding import (
     OPENAI_MEAN,
     OPENAI_STD,
     Cosine,
@@ -25,9 +25,9 @@ from rewards.embedding import (
     open_clip_library,
     weights_file,
 )
-from rewards.media import to_tensor
+from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.media import to_tensor
 from rewards.types import Reward
-from rewards.video import check_frames, over_frames
 
 REPOSITORY = "xswu/HPSv2"
 FILES = {"v2.0": "HPS_v2_compressed.pt", "v2.1": "HPS_v2.1_compressed.pt"}

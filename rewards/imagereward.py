@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rewards.aesthetic import head_of
-from rewards.embedding import (
+from rewards.perception.embedding import (
     OPENAI_MEAN,
     OPENAI_STD,
     Place,
@@ -28,9 +28,9 @@ from rewards.embedding import (
     tokenize,
     weights_file,
 )
-from rewards.media import to_tensor
+from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.media import to_tensor
 from rewards.types import Reward, Samples
-from rewards.video import check_frames, over_frames
 
 REPOSITORY, FILE = "THUDM/ImageReward", "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the scores on the authors' data

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import expect, items, to_image
+from rewards.perception.media import expect, items, to_image
 from rewards.types import Reward, Samples
 
 QUALITY = 95

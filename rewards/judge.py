@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rewards import chat
-from rewards.calls import Patience
-from rewards.checklist import Checklist
-from rewards.client import Client
-from rewards.media import items
-from rewards.panel import LONG, SHORT, Messages, Panel, Reader, greet, known
+from rewards.judging import chat
+from rewards.judging.checklist import Checklist
+from rewards.judging.panel import LONG, SHORT, Messages, Panel, Reader, greet, known
+from rewards.perception.media import items
+from rewards.serving.client import Client
+from rewards.serving.requests import Patience
 from rewards.types import Judge, Reward, Samples
 
 SCORINGS: dict[str, tuple[str, Reader, dict[str, Any]]] = {

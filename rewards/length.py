@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import expect
+from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
 Unit = Literal["characters", "words", "tokens"]

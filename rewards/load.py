@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.combine import ByScore
-from rewards.own import Own
 from rewards.types import Judge, Reward
+from rewards.user_function import Own
 
 FOLDERS = [str(Path(__file__).parent)]
 MAKERS = ("load", "judge")  # functions of a reward's file

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import expect
+from rewards.perception.media import expect
+from rewards.serving.workers import Workers
 from rewards.types import Reward, Samples
-from rewards.workers import Workers
 
 SHOWN = 256  # right answers that are read before a run; the others when they are drawn
 
@@ -101,5 +101,5 @@ def load(
             f"math_answer: wanted seconds above 0 and at least one process, not {seconds} and "
             f"{processes}"
         )
-    script = Path(__file__).with_name("math_worker.py")
+    script = Path(__file__).parent / "sandbox" / "math_worker.py"
     return MathAnswer(Workers(script, processes, seconds), find, column)

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards import shapes
-from rewards.media import each_size, expect
+from rewards.perception.media import each_size, expect
 from rewards.shapes import BACKGROUND, COLOURS, SHAPES, Found
 from rewards.types import Reward, Samples
 

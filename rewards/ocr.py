@@ -25,8 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.media import expect, items, to_image
-from rewards.text import distance_within, edit_distance, normalise, quoted
+from rewards.perception.media import expect, items, to_image
+from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
 from rewards.types import Reward, Samples
 
 Kind = Literal["graded", "strict", "published"]
@@ -95,7 +95,7 @@ class Ocr:
         """A picture of the quoted word, and one without it."""
         from PIL import Image, ImageDraw, ImageFont
 
-        from rewards.media import to_tensor
+        from rewards.perception.media import to_tensor
 
         page, blank = (Image.new("RGB", (256, 96), "white") for _ in range(2))
         ImageDraw.Draw(page).text((40, 24), "HELLO", "black", ImageFont.load_default(40))

@@ -6,9 +6,9 @@ cosine (`kind: cosine`). The processor is that of the CLIP it was trained from, 
 example.
 """
 
-from rewards.embedding import Cosine, Place, transformers_towers
+from rewards.perception.embedding import Cosine, Place, transformers_towers
+from rewards.perception.frames import check_frames, over_frames
 from rewards.types import Reward
-from rewards.video import check_frames, over_frames
 
 KINDS = ("logit", "cosine")
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rewards import wire
-from rewards.calls import Ask, Failure, Malformed, Patience
-from rewards.client import Client
+from rewards.serving import wire
+from rewards.serving.client import Client
+from rewards.serving.requests import Ask, Failure, Malformed, Patience
 from rewards.types import Judge, Reward, Samples
 
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.embedding import Place, found
-from rewards.media import expect
+from rewards.perception.embedding import Place, found
+from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
 Kind = Literal["logit", "softmax", "sigmoid"]

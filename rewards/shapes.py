@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.media import each_size, expect
+from rewards.perception.media import each_size, expect
 from rewards.types import Reward, Samples
 
 COLOURS = {  # sRGB, 0..255

@@ -15,11 +15,17 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.embedding import Place, found, image_processor, pictures, transformers_towers
-from rewards.files import read
-from rewards.media import to_image
+from rewards.perception.embedding import (
+    Place,
+    found,
+    image_processor,
+    pictures,
+    transformers_towers,
+)
+from rewards.perception.files import read
+from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.media import to_image
 from rewards.types import Reward, Samples
-from rewards.video import check_frames, over_frames
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
 Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import ByScore
-from rewards.contract import Exemplary
-from rewards.pairs import Budget, bradley_terry, win_rates
+from rewards.judging.pairs import Budget, bradley_terry, win_rates
+from rewards.self_test import Exemplary
 from rewards.types import Judge, Reward, Samples
 
 
@@ -56,7 +56,7 @@ def load(
     """The reward. pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
 
     score: win_rate is 0..1; bradley_terry is a log-strength, which knows whom one has beaten, and
-    is the fairer of the two where not all pairs are judged. prior: see `rewards.pairs`.
+    is the fairer of the two where not all pairs are judged. prior: see `rewards.judging.pairs`.
     """
     if score not in ("win_rate", "bradley_terry"):
         raise ValueError(f"win_rate: score is win_rate or bradley_terry, not {score!r}")

@@ -29,7 +29,7 @@ class TextPlan:
     exact        only the weights in force may draw it, not a server that may have others
     greedy       the last completion of a draw takes the likeliest tokens: to compare with, and
                  never to be trained on
-    turns        most turns of a completion, each a decision point: `samplers.write.Writer` knows
+    turns        most turns of a completion, each a decision point: `samplers.generate.Writer` knows
                  them. A completion may have fewer, see `TextRollout.exists`
     Raises ValueError for cuts and nodes that make no tree.
     """

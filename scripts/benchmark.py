@@ -30,14 +30,14 @@ import torch
 import tyro
 from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, WanTransformer3DModel
 
-from flowrl import memory
-from flowrl.checkpoint import Progress
-from flowrl.commands import quiet
-from flowrl.config import decode
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.cli.commands import quiet
+from flowrl.media.statistics import Alarms
+from flowrl.run import memory
+from flowrl.run.checkpoint import Progress
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.settings.read import decode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from scripts.benchmark_results import Case, Results

@@ -22,7 +22,7 @@ import tyro
 import yaml
 from compare_report import Looks, report
 
-from flowrl.record import METRICS, replace
+from flowrl.run.record import METRICS, replace
 
 KEPT = 0.9  # of the base's diversity: a trial below it is not chosen
 

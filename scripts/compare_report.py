@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from flowrl.record import replace
+from flowrl.run.record import replace
 
 Curve = list[dict[str, float]]  # a run's metrics, line by line
 

@@ -19,9 +19,9 @@ from statistics import mean
 
 import tyro
 
-from flowrl.config import read
-from flowrl.record import METRICS
+from flowrl.run.record import METRICS
 from flowrl.settings import Run
+from flowrl.settings.read import read
 
 STRICTER = "{{name: {}, kind: strict, iou: 0.85, aspect: 0.8}}"
 

@@ -24,10 +24,10 @@ import torch
 import tyro
 from diffusers import FluxKontextPipeline, FluxTransformer2DModel
 
-from flowrl.commands import quiet
-from flowrl.models import columns
-from flowrl.models.pipeline import PipelinePolicy
-from flowrl.models.standin import Patch
+from flowrl.cli.commands import quiet
+from flowrl.models.diffusers import columns
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.scheduler_standin import Patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.tiny_pipelines import NAMED

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flowrl.demo.world import SIZE, prompts_of, want
 from rewards import Samples, load
-from rewards.media import to_image, to_tensor
+from rewards.perception.media import to_image, to_tensor
 from samplers.noise import normal
 
 STEPS = (2, 3, 4, 10)  # denoising steps of a prompt's pictures

@@ -11,7 +11,7 @@ SHARING = "test_sharing.py"
 
 # fmt: off
 ROWS = (
-    ("update-third", "flowrl/update.py", "return 0 if math.isfinite(norm) else before",
+    ("update-third", "flowrl/run/update.py", "return 0 if math.isfinite(norm) else before",
      "return before if math.isfinite(norm) else before", STEPS),
     ("lockstep-weight", "flowrl/processes/lockstep.py", "(result * 0).sum()", "(result * 1).sum()",
      SHARING),
@@ -33,9 +33,9 @@ ROWS = (
     ("context-draws", "flowrl/processes/parallel.py",
      "self.rank // self.members, self.processes // self.members", "self.rank, self.processes",
      "test_context.py"),
-    ("context-attention", "flowrl/processes/context.py", "self._attend(config)", "pass",
+    ("context-attention", "flowrl/processes/context_parallel.py", "self._attend(config)", "pass",
      "test_context.py"),
-    ("context-nan", "flowrl/processes/context.py", "if not away <= NEAR[ours.dtype]:",
+    ("context-nan", "flowrl/processes/context_parallel.py", "if not away <= NEAR[ours.dtype]:",
      "if away > NEAR[ours.dtype]:", "test_context.py"),
 )
 # fmt: on

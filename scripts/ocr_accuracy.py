@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from rewards.media import to_tensor
 from rewards.ocr import reader, score
+from rewards.perception.media import to_tensor
 
 _WORDS = (
     "Hello World Grand Opening Sale Coffee House Stay Calm Open Daily Fresh Bread No Parking Exit "

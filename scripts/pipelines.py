@@ -32,9 +32,9 @@ import transformers  # noqa: E402
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 
 from flowrl.errors import UserError  # noqa: E402
-from flowrl.models import checks  # noqa: E402
-from flowrl.models.pipeline import PipelinePolicy  # noqa: E402
-from flowrl.models.replay import Replay  # noqa: E402
+from flowrl.models.diffusers import checks  # noqa: E402
+from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
+from flowrl.models.diffusers.proof import Replay  # noqa: E402
 from tests.tiny_pipelines import NAMED  # noqa: E402
 from tests.tiny_zoo import Unbuilt, tiny  # noqa: E402
 from tests.tiny_zoo_calls import SIZES, SPECIALS  # noqa: E402

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see flowrl.cli; read when torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see flowrl.cli.app; read when torch is imported
 
 import torch
 from torch import Tensor, nn

@@ -8,7 +8,7 @@
 import inspect
 from pathlib import Path
 
-from flowrl.commands import recipe_rows
+from flowrl.cli.commands import recipe_rows
 from flowrl.recipes import RECIPES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"

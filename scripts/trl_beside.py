@@ -89,11 +89,11 @@ class Clock:
 
 
 def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
-    from flowrl.checkpoint import Progress
-    from flowrl.collect import collect
-    from flowrl.config import decode
-    from flowrl.session import open_accelerator, open_session
-    from flowrl.update import update
+    from flowrl.run.checkpoint import Progress
+    from flowrl.run.collect import collect
+    from flowrl.run.session import open_accelerator, open_session
+    from flowrl.run.update import update
+    from flowrl.settings.read import decode
 
     (folder / "even.py").write_text(REWARD)
     file = folder / "prompts.jsonl"

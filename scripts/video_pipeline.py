@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from flowrl.demo import moving_world
-from flowrl.pictures import to_image
+from flowrl.media.pictures import to_image
 
 WORDS = 12  # tokens a prompt: the longest has eleven words, and an end
 TEXT_WIDTH = 64

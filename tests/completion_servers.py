@@ -16,9 +16,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from flowrl.config import decode
-from flowrl.rows import TokenRows
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.likelihoods.rows import TokenRows
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.settings.read import decode
 from tests import text_runs
 
 PROMPTS = ["a:", "cab :", "bead :"]

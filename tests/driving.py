@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.advantages import Context
 from flowrl.algorithm import Algorithm
-from flowrl.models.pipeline import PipelinePolicy
-from flowrl.rows import Rows
+from flowrl.credit.advantages import Context
+from flowrl.likelihoods.rows import Rows
+from flowrl.models.diffusers.policy import PipelinePolicy
 from rewards import Scores
 from samplers import Velocity, roll
 from tests.tiny_pipelines import SQUARE, sd3

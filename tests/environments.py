@@ -2,13 +2,13 @@
 
 import torch
 
-from flowrl.config import decode
-from flowrl.models.causal_lm import CausalPolicy
-from flowrl.models.environment import Replies
-from flowrl.rows import TokenRows
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.likelihoods.rows import TokenRows
+from flowrl.likelihoods.token import Token
+from flowrl.models.language.environment import Replies
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.settings import Environment
-from flowrl.text.likelihood import Token
+from flowrl.settings.read import decode
 from samplers.completions import Completions, TextRollout
 from tests import text_runs, tiny_lm
 

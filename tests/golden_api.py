@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.advantages import Context, Estimator, Standardize, Transform
-from flowrl.likelihoods import Transition
-from flowrl.losses import NFT, Anchor, Preference, clipped_surrogate
-from flowrl.matching import Matching
-from flowrl.matching import weighting as published_weighting
-from flowrl.rows import Evaluation, MatchingRows, TransitionRows
+from flowrl.credit.advantages import Context, Estimator, Standardize, Transform
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.matching import weighting as published_weighting
+from flowrl.likelihoods.rows import Evaluation, MatchingRows, TransitionRows
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import NFT, Anchor, Preference, clipped_surrogate
 from rewards import Scores
 from samplers import CPS, DDIM, Columns, ConstantSDE, FlowSDE, Gaussian, Kernel, WanSDE
 from samplers import mean_log_prob as product_density

@@ -5,10 +5,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flowrl.advantages import Clip, Context, Estimator, LeaveOneOut, Rescale, Standardize, Sum
-from flowrl.comparisons import BestWorst
-from flowrl.credit import Transform
-from flowrl.text.credit import (
+from flowrl.credit.advantages import (
+    Clip,
+    Context,
+    Estimator,
+    LeaveOneOut,
+    Rescale,
+    Standardize,
+    Sum,
+)
+from flowrl.credit.comparisons import BestWorst
+from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.turns import (
     Baseline,
     LengthBaseline,
     Margin,
@@ -16,7 +24,7 @@ from flowrl.text.credit import (
     ShareInformative,
     WhitenTokens,
 )
-from flowrl.text.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.values import Transform
 from rewards import Scores
 from samplers import Columns
 

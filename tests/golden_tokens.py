@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.losses import Preference, Surrogate
-from flowrl.objective import Anchor, Counts, Entries, Objective, Weight, reduced
-from flowrl.rows import Evaluation, Rows, TokenRows
-from flowrl.text.likelihood import Token
-from flowrl.text.losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
-from flowrl.text.ratios import Level
-from flowrl.text.weights import HighEntropy, Mismatch, OffPolicyMask
+from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.token_ratios import Level
+from flowrl.losses.base import Anchor, Counts, Entries, Objective, Weight, reduced
+from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowrl.likelihoods import Likelihood
-from flowrl.rows import Evaluation, Rows, TransitionRows
+from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows
+from flowrl.likelihoods.transition import Likelihood
 from rewards import Scores
 from samplers import Columns, FlowSDE
 

@@ -22,12 +22,12 @@ from accelerate.utils import gather_object
 from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
-from flowrl.checkpoint import Progress
 from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
-from flowrl.watch import prove
+from flowrl.run.checkpoint import Progress
+from flowrl.run.monitor import prove
+from flowrl.run.train import iterate
 from tests import runs
 
 DDP, FSDP2 = (PROJECT / "configs/accelerate" / f"{n}_cpu_2.yaml" for n in ("ddp", "fsdp2"))

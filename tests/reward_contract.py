@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from rewards import Reward, Samples
-from rewards.files import read
+from rewards.perception.files import read
 
 Factory = Callable[[Sequence[str]], Samples]
 ODD = (
@@ -45,7 +45,7 @@ def mixed_images(prompts: Sequence[str]) -> Samples:
 
 
 def tensor_of(file: io.BytesIO) -> Tensor:
-    from rewards.media import to_tensor
+    from rewards.perception.media import to_tensor
 
     with Image.open(file) as image:
         return to_tensor(image)

@@ -16,9 +16,9 @@ import yaml
 from safetensors.torch import load_file
 
 from flowrl.cli import main
-from flowrl.config import decode
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.settings import Run
+from flowrl.settings.read import decode
 from tests import tiny_pipelines
 
 NFT = {"name": "nft", "steps": 4, "group": 4, "draws": 2}

@@ -19,9 +19,9 @@ import uvicorn
 from PIL import Image
 
 from rewards import Samples
-from rewards.batching import Limits
-from rewards.media import to_tensor
-from rewards.server import Served, create_app
+from rewards.perception.media import to_tensor
+from rewards.serving.batching import Limits
+from rewards.serving.server import Served, create_app
 
 
 def pictures(n: int, group: int = 2, size: int = 4, seed: int = 0) -> Samples:

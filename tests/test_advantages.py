@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.advantages import (
+from flowrl.credit.advantages import (
     Clip,
     Context,
     Credit,
@@ -15,7 +15,7 @@ from flowrl.advantages import (
     Standardize,
     Sum,
 )
-from flowrl.comparisons import (
+from flowrl.credit.comparisons import (
     BestWorst,
     Exponential,
     ParentDifference,
@@ -23,7 +23,7 @@ from flowrl.comparisons import (
     TwoLevel,
     families,
 )
-from flowrl.losses import clipped_surrogate
+from flowrl.losses.ratio import clipped_surrogate
 from rewards import Scores
 from samplers import Columns
 

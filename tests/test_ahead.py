@@ -6,10 +6,10 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from flowrl.ahead import Ahead
-from flowrl.checkpoint import Progress
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.score_ahead import Ahead
+from flowrl.run.train import iterate
 from rewards import Samples, Scores
 from samplers import FlowSDE, Fork, roll
 from tests import runs

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrl import checkpoint, selfcheck, update
 from flowrl.budget.spending import LATER, Rationed
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
 from flowrl.errors import UserError
-from flowrl.rows import take
-from flowrl.session import Session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.likelihoods.rows import take
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, ratio_check, update
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
 from tests import runs, text_runs, tiny_lm
 
 TEXT = {"name": "text_grpo", "length": 5, "group": 4, "kl": 0.0}
@@ -126,7 +126,7 @@ def test_further_rounds_are_learned_from_under_their_own_prompts(model, tmp_path
     (rows,) = experience.rows
     assert rows.prompt.bincount().tolist() == [4, 4, 4] and rows.mask.any(1).all()
     assert rows.advantage.view(3, 4, -1)[..., 0].std(1).min() > 0.5
-    floor = selfcheck.noise_floor(kept, experience)
+    floor = ratio_check.noise_floor(kept, experience)
     assert floor is not None and floor < 2e-5, "each row is scored after its own prompt"
     assert experience.metrics["count/scored"] == 4 * experience.metrics["budget/drawn"]
 
@@ -138,7 +138,7 @@ def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(model,
     none = torch.empty(0, dtype=torch.int64)
     empty = replace(experience, draws=(), rows=tuple(take(r, none) for r in experience.rows))
     assert [update.share_of(kept, empty, 0, number) for number in (0, 1)] == [[], []]
-    assert selfcheck.noise_floor(kept, empty) is None
+    assert ratio_check.noise_floor(kept, empty) is None
 
 
 def test_further_rounds_of_pictures(pipeline, tmp_path):
@@ -149,7 +149,7 @@ def test_further_rounds_of_pictures(pipeline, tmp_path):
             break
     assert experience.metrics["budget/rounds"] > 1
     assert any(draw >= LATER for draw in experience.draws)
-    floor = selfcheck.noise_floor(kept, experience)
+    floor = ratio_check.noise_floor(kept, experience)
     assert floor is not None and floor < 1e-4
 
 

@@ -8,19 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.advantages import Context, Credit, Estimator, LeaveOneOut, Standardize, Sum
-from flowrl.budget.rules import (
-    DropFlat,
-    KeepRate,
-    MaxVariance,
-    gain,
-    knapsack,
-    uncertainty,
-    weighted_draw,
-)
+from flowrl.budget.knapsack import gain, knapsack
+from flowrl.credit.advantages import Context, Credit, Estimator, LeaveOneOut, Standardize, Sum
+from flowrl.credit.selection import DropFlat, KeepRate, MaxVariance
+from flowrl.credit.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
 from flowrl.errors import UserError
-from flowrl.prompts import PromptSet
-from flowrl.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
+from flowrl.prompts import PromptSet, uncertainty, weighted_draw
 from rewards import Scores
 from tests.golden_tools import close, columns
 

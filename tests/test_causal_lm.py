@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowrl.errors import UserError
-from flowrl.models import token_scores
-from flowrl.models.causal_lm import CausalPolicy
+from flowrl.likelihoods.rows import TokenRows, take
+from flowrl.likelihoods.token import Token
+from flowrl.models.language import token_scores
+from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.policy import Batch, Policy, Rollout
-from flowrl.rows import TokenRows, take
-from flowrl.text.likelihood import Token
 from samplers.completions import Completions, Segments, TextRollout
 from tests import tiny_lm
 

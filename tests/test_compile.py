@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch._dynamo import config
 
-from flowrl import selfcheck
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import dump, read
+from flowrl.media.statistics import Alarms
 from flowrl.models import savings
 from flowrl.paths import PROJECT
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run import ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
+from flowrl.settings.read import dump, read
 from tests import runs
 
 
@@ -63,5 +63,5 @@ def test_a_run_with_compiled_blocks_starts_at_ratio_one(pipeline, tmp_path):
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     tree["model"]["compile"] = True
     kept = runs.opened(tree, tmp_path)
-    floor = selfcheck.check(kept, collect(kept, 0))
+    floor = ratio_check.check(kept, collect(kept, 0))
     assert floor is not None and floor < 1e-5

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.conditioning import Conditioning, learn
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers.conditioning import Conditioning, learn
+from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.driving import PROMPTS, policy
 from tests.tiny_pipelines import FAMILIES, SQUARE, qwen_image, sd3
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.config import check, decode, dump, override, read
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
 from flowrl.settings import Run
+from flowrl.settings.read import check, decode, dump, override, read
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl import memory
-from flowrl.config import decode
 from flowrl.errors import UserError
-from flowrl.processes import context
+from flowrl.processes import context_parallel
+from flowrl.run import memory
+from flowrl.settings.read import decode
 from tests import process_runs, runs, tiny_pipelines
 from tests.process_runs import DDP, FSDP2, Job, alone, apart, together, told
 from tests.test_budget_run import EVERYTHING
@@ -181,13 +181,13 @@ def test_what_cannot_be_shared_is_refused_before_weights_load(
     settings = shared(pipes["flux"], tmp_path, runs.NFT)["settings"]
     settings["model"] |= more
     with pytest.raises(UserError, match=wanted):
-        context.refuse(decode(settings, "test").model, processes)
+        context_parallel.refuse(decode(settings, "test").model, processes)
 
 
 def test_a_model_without_a_plan_is_refused_with_those_that_have_one(pipeline, tmp_path):
     settings = shared(pipeline, tmp_path, runs.NFT)["settings"]
     with pytest.raises(UserError, match=r"SD3Transformer2DModel\).* it has for Wan, FLUX.1, FLUX"):
-        context.refuse(decode(settings, "test").model, 2)
+        context_parallel.refuse(decode(settings, "test").model, 2)
 
 
 def test_activations_are_estimated_for_a_part_of_the_tokens(pipes, tmp_path):
@@ -215,7 +215,7 @@ def test_settings_that_were_not_proven_with_it_are_refused(pipes, tmp_path, more
 
 def test_a_call_that_is_off_a_whole_one_stops_the_run():
     """As a wrong mask, or texts that were not parted, would make it."""
-    shared = object.__new__(context.Shared)
+    shared = object.__new__(context_parallel.Shared)
     shared.denoiser, shared.degree, shared.away = torch.nn.Identity(), 2, None
     said = torch.linspace(-1, 1, 9)
     shared._compare((said,), (said + 1e-4,))

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flowrl import checkpoint
-from flowrl.checkpoint import Progress
-from flowrl.config import decode, dump, read
-from flowrl.evaluate import Evaluation, Trial, evaluate
+from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
-from flowrl.session import Session, open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.evaluate import Evaluation, Trial, evaluate
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import decode, dump, read
 
 PLAIN = """
 import json, sys

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.config import dump, read
 from flowrl.paths import PROJECT
+from flowrl.settings.read import dump, read
 from tests.process_runs import DDP, FSDP2, Job, Weights, alone, together, told
 
 pytestmark = pytest.mark.slow

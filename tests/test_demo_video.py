@@ -12,15 +12,15 @@ from diffusers import DiffusionPipeline, WanPipeline
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from flowrl import checkpoint
-from flowrl.checkpoint import Progress
-from flowrl.config import decode, dump, read
 from flowrl.demo import moving_world
-from flowrl.evaluate import Trial, evaluate
+from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
-from flowrl.session import Session, open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.evaluate import Trial, evaluate
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import decode, dump, read
 from rewards.moving_shapes import grade, watch
 
 torch.set_num_threads(1)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flowrl import checkpoint, cli, durable
-from flowrl.checkpoint import Progress
-from flowrl.durable import whole
+from flowrl.cli import app
 from flowrl.errors import UserError
+from flowrl.run import atomic, checkpoint
+from flowrl.run.atomic import whole
+from flowrl.run.checkpoint import Progress
 from tests import runs
 from tests.disks import mounted
 
@@ -35,13 +36,13 @@ def fill(disk: Path) -> None:
             whole(disk / "kept", write, listed=True)
         assert [path.name for path in disk.iterdir()] == ["kept"]
         assert (disk / "kept" / "a").read_text() == "old"
-        assert durable.damage(disk / "kept") is None
+        assert atomic.damage(disk / "kept") is None
 
 
 def test_files_are_on_the_disk_before_their_folder_has_its_name(tmp_path, monkeypatch):
     done, place = [], tmp_path / "000001"
-    fsync, rename = durable.to_disk, Path.rename
-    monkeypatch.setattr(durable, "to_disk", lambda p: (done.append(f"sync {p.name}"), fsync(p)))
+    fsync, rename = atomic.to_disk, Path.rename
+    monkeypatch.setattr(atomic, "to_disk", lambda p: (done.append(f"sync {p.name}"), fsync(p)))
     monkeypatch.setattr(
         Path, "rename", lambda a, b: (done.append(f"{a.name} -> {b.name}"), rename(a, b))[1]
     )
@@ -82,6 +83,6 @@ def test_whoever_stops_reading_is_not_told_of_it(monkeypatch, capfd):
         with monkeypatch.context() as closed, os.fdopen(writer, "w") as pipe:
             closed.setattr(sys, "stdout", pipe)
             with pytest.raises(SystemExit) as end:
-                cli.main(words)
+                app.main(words)
             assert end.value.code == 141
     assert capfd.readouterr().err == ""

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.losses import Surrogate
-from flowrl.models.environment import Replies
+from flowrl.likelihoods.rows import Evaluation, TokenRows
+from flowrl.likelihoods.token import Token
+from flowrl.losses.ratio import Surrogate
+from flowrl.models.language.environment import Replies
 from flowrl.paths import PROJECT
-from flowrl.rows import Evaluation, TokenRows
-from flowrl.text.likelihood import Token
 from samplers.completions import Completions
 from tests.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
 

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from flowrl import checkpoint, selfcheck
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import check, decode
 from flowrl.errors import UserError
-from flowrl.session import Session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check, decode
 from tests import text_runs, tiny_lm
 from tests.environments import RECIPE, WARPED, session, tree
 from tests.runs import flowrl, lines, write
@@ -54,7 +54,7 @@ def test_the_first_ratio_is_one_with_replies_in_between(model, tmp_path, warp, r
     kept = session(model, tmp_path, recipe=RECIPE | warp, rows_per_call=rows)
     experience = collect(kept, 0)
     assert experience.metrics["text/turns"] > 1.5
-    floor = selfcheck.check(kept, experience)
+    floor = ratio_check.check(kept, experience)
     assert floor is not None and floor < 2e-5
 
 

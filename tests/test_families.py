@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.models import columns, lora
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers import columns, lora
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from tests.driving import PROMPTS, STEPS, learn
 from tests.tiny_pipelines import NAMED

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl import selfcheck
-from flowrl.advantages import Context, Estimator, Standardize
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.models.causal_lm import CausalPolicy
-from flowrl.statistics import Alarms
-from flowrl.text.likelihood import Token
-from flowrl.train import iterate
-from flowrl.tree_credit import GlobalLocal
+from flowrl.credit.advantages import Context, Estimator, Standardize
+from flowrl.credit.trees import GlobalLocal
+from flowrl.likelihoods.token import Token
+from flowrl.media.statistics import Alarms
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.run import ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
 from rewards import Scores
 from samplers.completions import Completions, Forks, TextRollout, describe
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
@@ -230,7 +230,7 @@ def test_a_run_with_forks_has_ratio_one_and_learns(policy, tmp_path):
     model = tiny_lm.write(tmp_path / "lm")
     kept = text_runs.session(model, tmp_path, TREERL, lr=2e-2)
     experience = collect(kept, 0)
-    floor = selfcheck.check(kept, experience)
+    floor = ratio_check.check(kept, experience)
     assert floor is not None and floor < 2e-5
     (rows,) = experience.rows
     assert len(rows.ids) == 3 * 6 and rows.advantage.any()

@@ -4,18 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.advantages import (
-    Context,
-    Credit,
-    Estimator,
-    ScaleSteps,
-    Standardize,
-    Sum,
-)
 from flowrl.algorithm import Decay
-from flowrl.comparisons import PruneWidth
-from flowrl.likelihoods import Transition
-from flowrl.matching_recipes import awm_times
+from flowrl.credit.advantages import Context, Credit, Estimator, ScaleSteps, Standardize, Sum
+from flowrl.credit.comparisons import PruneWidth
+from flowrl.likelihoods.transition import Transition
+from flowrl.recipes.matching import awm_times
 from rewards import Samples, Scores, WinRate
 from samplers import Columns
 from tests import golden_api as api

@@ -3,16 +3,11 @@
 import pytest
 import torch
 
-from flowrl.advantages import (
-    Clip,
-    Context,
-    Estimator,
-    Rescale,
-)
-from flowrl.likelihoods import Transition
-from flowrl.losses import NFT, Anchor, Surrogate
-from flowrl.matching import Matching, weighting
-from flowrl.rows import Evaluation, TransitionRows
+from flowrl.credit.advantages import Clip, Context, Estimator, Rescale
+from flowrl.likelihoods.matching import Matching, weighting
+from flowrl.likelihoods.rows import Evaluation, TransitionRows
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import NFT, Anchor, Surrogate
 from samplers import CPS
 from tests import golden_api as api
 from tests.golden_tools import arrays, cases, close, columns, of_case, says, scores, transition_rows

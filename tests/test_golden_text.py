@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.text.ratios import bounded, mismatch
-from flowrl.text.weights import Mismatch
+from flowrl.likelihoods.token_ratios import bounded, mismatch
+from flowrl.losses.weights import Mismatch
 from tests import golden_api as api
 from tests.golden_tools import arrays, cases, close
 

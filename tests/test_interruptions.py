@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl import checkpoint, durable, train, update, watch
-from flowrl.checkpoint import Progress
-from flowrl.durable import held
 from flowrl.errors import UserError
-from flowrl.objective import reduced
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.losses.base import reduced
+from flowrl.media.statistics import Alarms
+from flowrl.run import atomic, checkpoint, monitor, train, update
+from flowrl.run.atomic import held
+from flowrl.run.checkpoint import Progress
+from flowrl.run.train import iterate
 from tests import runs
 from tests.disks import mounted
 from tests.runs import flowrl, lines
@@ -185,7 +185,7 @@ def test_a_run_that_its_alarms_stop_has_the_line_of_its_last_checkpoint(
     tree, folder = small(pipeline, tmp_path), tmp_path / "run"
     tree["train"]["alarms"] = "stop"
     with monkeypatch.context() as alarmed:
-        alarmed.setattr(watch.Alarms, "watch", lambda *_: ["the moon is full"])
+        alarmed.setattr(monitor.Alarms, "watch", lambda *_: ["the moon is full"])
         assert flowrl("train", runs.write(tree, tmp_path), "--folder", folder) == 3
     assert "the moon is full" in capsys.readouterr().err
     assert [line["iteration"] for line in lines(folder)] == [0, 1]
@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
     assert "000004 is damaged" in said and "going on after iteration 3" in said
     found = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert found == ["000003", "000004"]
-    assert durable.damage(folder / "checkpoints" / "000004") is None
+    assert atomic.damage(folder / "checkpoints" / "000004") is None
 
 
 def test_one_process_at_a_time_trains_in_a_folder(unbroken, tmp_path, capsys):

@@ -9,12 +9,12 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from rewards import Samples, load
-from rewards.calls import Malformed, Unparsable
-from rewards.chat import completion, expected_in, questions_in, score_in, verdict_in, yes_in
-from rewards.contract import self_test
+from rewards.judging.chat import completion, expected_in, questions_in, score_in, verdict_in, yes_in
 from rewards.load import load_judge
-from rewards.media import to_image, to_tensor
+from rewards.perception.media import to_image, to_tensor
 from rewards.reports import reports
+from rewards.self_test import self_test
+from rewards.serving.requests import Malformed, Unparsable
 from tests.servers import ChatServer, unpacked
 
 
@@ -297,6 +297,6 @@ def test_slips_are_told_before_anything_is_judged(monkeypatch):
         ):
             with pytest.raises(ValueError, match=message):
                 load("judge", **(good | changed))
-    monkeypatch.setattr("rewards.client.PATIENCE", 0.1)
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.1)
     with pytest.raises(ValueError, match=r"no answer from .*/models.*vllm serve MODEL"):
         load("judge", **good)

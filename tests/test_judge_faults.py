@@ -16,18 +16,18 @@ import torch
 pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
-from flowrl.checkpoint import Progress
-from flowrl.config import decode
 from flowrl.errors import UserError
-from flowrl.session import open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import decode
 from rewards import Samples, load
-from rewards.calls import Ask, Failure, Patience
-from rewards.chat import completion, verdict_in
-from rewards.client import Client, _seconds
+from rewards.judging.chat import completion, verdict_in
 from rewards.load import load_judge
 from rewards.reports import reports
+from rewards.serving.client import Client, _seconds
+from rewards.serving.requests import Ask, Failure, Patience
 from tests import runs
 from tests.servers import ChatServer, Faults
 from tests.test_judge import compare, images
@@ -38,7 +38,7 @@ QUICK = Patience(timeout=1.2, tries=25, at_once=8, backoff=0.01)
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("rewards.client.LONGEST_WAIT", 0.2)
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.2)
 
 
 def echo(words: str, pictures: list[torch.Tensor]) -> str:
@@ -142,7 +142,7 @@ def test_retry_after_may_be_a_date():
 
 
 def test_waits_double_with_jitter_up_to_a_cap(monkeypatch):
-    monkeypatch.setattr("rewards.client.LONGEST_WAIT", 30.0)
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 30.0)
     client = Client("http://127.0.0.1:1", patience=Patience(backoff=0.5))
     for attempt, mean in ((1, 0.5), (2, 1.0), (4, 4.0), (12, 30.0)):
         state = SimpleNamespace(attempt_number=attempt, outcome=None)

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from flowrl import checkpoint, memory
-from flowrl.advantages import Estimator, LeaveOneOut
 from flowrl.algorithm import Algorithm
-from flowrl.apart import measured
-from flowrl.checkpoint import Progress
-from flowrl.collect import Experience, collect
-from flowrl.config import decode
+from flowrl.credit.advantages import Estimator, LeaveOneOut
+from flowrl.credit.turns import Penalize
 from flowrl.errors import UserError
-from flowrl.likelihoods import Transition
-from flowrl.losses import Surrogate
-from flowrl.recipes import TEXT
-from flowrl.session import Session, open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.text.credit import Penalize
-from flowrl.text.likelihood import Token
-from flowrl.train import iterate
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import Surrogate
+from flowrl.media.statistics import Alarms
+from flowrl.recipes.table import TEXT
+from flowrl.run import checkpoint, memory
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import Experience, collect
+from flowrl.run.reference_kl import measured
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import decode
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking

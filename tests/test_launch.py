@@ -13,12 +13,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 
-from flowrl import interrupt
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.processes import launch
 from flowrl.processes.launch import Asked, asked
 from flowrl.processes.sharding import Sharding
+from flowrl.run import signals
 
 FILES = sorted((PROJECT / "configs/accelerate").glob("*.yaml"))
 SLURM, RAY = (PROJECT / "scripts/launch" / name for name in ("slurm.sh", "on_ray.py"))
@@ -152,16 +152,16 @@ def test_a_ray_job_launches_one_accelerate_a_machine():
 def test_what_a_launcher_passes_on_is_no_second_signal(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setenv(interrupt.LAUNCHED, "none")
-    asked = interrupt.Interrupt()
+    monkeypatch.setenv(signals.LAUNCHED, "none")
+    asked = signals.Interrupt()
     asked._note(signal.SIGINT, None)
     asked._note(signal.SIGTERM, None)
     assert asked.signal == signal.SIGINT
     clock[0] += 10
     with pytest.raises(KeyboardInterrupt):
         asked._note(signal.SIGINT, None)
-    monkeypatch.delenv(interrupt.LAUNCHED)
-    alone = interrupt.Interrupt()
+    monkeypatch.delenv(signals.LAUNCHED)
+    alone = signals.Interrupt()
     alone._note(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
         alone._note(signal.SIGINT, None)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods import Transition
-from flowrl.matching import Matching, Weighting, weighting
-from flowrl.rows import Evaluation, Rows, TransitionRows, take
-from flowrl.times import Discrete, LogitNormal, PermutedGrid, Times, Uniform
+from flowrl.likelihoods.matching import Matching, Weighting, weighting
+from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
+from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows, take
+from flowrl.likelihoods.transition import Transition
 from samplers import (
     CPS,
     DDIM,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.losses import NFT, Anchor, Preference, Surrogate, Weighted, clipped_surrogate
-from flowrl.matching import Matching
-from flowrl.rows import Evaluation, MatchingRows, Rows
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
+from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted, clipped_surrogate
 
 finite = st.floats(-2, 2)
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import check, decode, dump, read
 from flowrl.demo import maze
+from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
-from flowrl.session import open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check, decode, dump, read
 from rewards import Samples
 from tests.runs import environment
 

@@ -8,15 +8,15 @@ import torch
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransformer3DModel
 from torch import Tensor, nn
 
-from flowrl import memory, train
-from flowrl.checkpoint import Progress, newest
-from flowrl.config import decode
 from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
 from flowrl.models import sizes
-from flowrl.session import load_policy
+from flowrl.run import memory, train
+from flowrl.run.checkpoint import Progress, newest
+from flowrl.run.session import load_policy
+from flowrl.run.train import iterate
 from flowrl.settings import Run
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.settings.read import decode
 from tests import runs
 from tests.runs import flowrl, lines, write
 from tests.tiny_pipelines import NAMED

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from flowrl.demo import moving_world, world
 from flowrl.demo.world import Thing
 from rewards import moving_shapes
-from rewards.media import WrongMedia
 from rewards.moving_shapes import (
     BACK,
     LEAST_TRAVEL,
@@ -23,6 +22,7 @@ from rewards.moving_shapes import (
     motion,
     watch,
 )
+from rewards.perception.media import WrongMedia
 from rewards.shapes import COLOURS, SHAPES, Found
 from rewards.types import Samples
 from tests.reward_contract import check_contract, videos

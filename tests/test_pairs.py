@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from rewards import Samples, WinRate, check, load
-from rewards.pairs import Budget, bradley_terry, win_rates
+from rewards.judging.pairs import Budget, bradley_terry, win_rates
 from rewards.win_rate import Tournament
 
 

@@ -14,22 +14,22 @@ from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from flowrl import checkpoint
-from flowrl.advantages import Estimator, Standardize
 from flowrl.algorithm import Algorithm
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import override, read
+from flowrl.cli.sample import policy_of
+from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.errors import UserError
-from flowrl.evaluate import Trial, draw, evaluate
-from flowrl.interrupt import Interrupt
-from flowrl.likelihoods import Transition
-from flowrl.losses import Surrogate
-from flowrl.paint import policy_of
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import Surrogate
+from flowrl.media.statistics import Alarms
 from flowrl.prompts import PromptSet
-from flowrl.session import Session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.evaluate import Trial, draw, evaluate
+from flowrl.run.session import Session
+from flowrl.run.signals import Interrupt
+from flowrl.run.train import iterate
+from flowrl.settings.read import override, read
 from rewards import Samples
 from samplers import Ode, roll
 from tests import runs

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.likelihoods import Transition
+from flowrl.likelihoods.rows import Evaluation, TransitionRows
+from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
-from flowrl.rows import Evaluation, TransitionRows
 from rewards import Samples, load
 from rewards.ocr import Ocr
 from samplers import Chain, FlowSDE, roll

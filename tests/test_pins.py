@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from flowrl.models.painting import Scales
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from samplers import Chain, FlowSDE, Ode, Tree
 from tests.tiny_pipelines import FAMILIES, SIZE

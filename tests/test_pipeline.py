@@ -8,9 +8,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from flowrl.errors import UserError
-from flowrl.models.pipeline import PipelinePolicy
-from flowrl.models.schedule import Schedule
-from flowrl.models.standin import PerRow
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.schedule import Schedule
+from flowrl.models.diffusers.scheduler_standin import PerRow
 from tests.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.tiny_pipelines import FAMILIES, SQUARE, sd3
 

@@ -16,7 +16,7 @@ from diffusers import (
 )
 
 from flowrl.errors import UserError
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from samplers import DDIM
 from samplers.adapt import from_vp, level, to_vp

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.models import columns
-from flowrl.models.memo import Memo, Posterior
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers import columns
+from flowrl.models.diffusers.image_cache import Memo, Posterior
+from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.driving import PROMPTS, STEPS
 from tests.tiny_pipelines import NAMED, SQUARE, sd3
 from tests.tiny_pipelines_parts import vae

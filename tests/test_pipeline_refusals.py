@@ -13,8 +13,8 @@ from diffusers import (
 )
 
 from flowrl.errors import UserError
-from flowrl.models import lora
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers import lora
+from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.driving import PROMPTS, STEPS, noise, own, policy
 from tests.tiny_pipelines import FAMILIES, SQUARE, flux, qwen_image, sd3
 

@@ -11,8 +11,8 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models import lora
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers import lora
+from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.tiny_pipelines import FAMILIES, SQUARE, sd3
 

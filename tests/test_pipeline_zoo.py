@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models import columns, own_call
-from flowrl.models.beginning import Draws, picture
-from flowrl.models.own_call import media_of
-from flowrl.models.painting import Painting, Scales
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers import columns, proof_checks
+from flowrl.models.diffusers.batch import Painting, Scales
+from flowrl.models.diffusers.image_to_image import Draws, picture
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.proof_checks import media_of
 from samplers import Ode, roll
 from tests.driving import PROMPTS, STEPS, own, policy
 from tests.tiny_pipelines import SQUARE, sd3
@@ -261,7 +261,7 @@ def test_media_in_the_forms_that_pipelines_have() -> None:
     array = torch.rand(2, 3, 5, 3, generator=draws)
     assert torch.equal(media_of(array.numpy()), array.movedim(-1, -3))
     with pytest.raises(UserError, match="three colours"):
-        own_call.coloured("Some", torch.rand(2, 1, 4, 4))
+        proof_checks.coloured("Some", torch.rand(2, 1, 4, 4))
 
 
 def test_pictures_to_try_a_pipeline_with() -> None:

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from flowrl.algorithm import Average, Decay
-from flowrl.policies import Policies
+from flowrl.run.policies import Policies
 
 
 def layer(weight: float = 1.0) -> nn.Linear:

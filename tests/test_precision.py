@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from flowrl import checkpoint, update
 from flowrl.algorithm import Average, Decay
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.policies import Policies
-from flowrl.session import EVALUATION, Session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, update
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.policies import Policies
+from flowrl.run.session import EVALUATION, Session
+from flowrl.run.train import iterate
 from tests import runs
 
 

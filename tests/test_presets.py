@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from flowrl.config import check_pipeline, read
 from flowrl.paths import PROJECT
 from flowrl.settings import Run
+from flowrl.settings.read import check_pipeline, read
 
 PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}
 SD3, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev"

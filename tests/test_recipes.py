@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from flowrl.advantages import Context, Estimator, ScaleSteps, Standardize
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.comparisons import Exponential
+from flowrl.credit.advantages import Context, Estimator, ScaleSteps, Standardize
+from flowrl.credit.comparisons import Exponential
 from flowrl.errors import UserError
-from flowrl.likelihoods import Transition
-from flowrl.losses import NFT, Anchor, Entries, Preference, Surrogate, Weighted
-from flowrl.matching import Matching
-from flowrl.recipes import FLOW as RECIPES
-from flowrl.rows import Evaluation, Rows
-from flowrl.times import Discrete, PermutedGrid
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
+from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
+from flowrl.recipes.table import FLOW as RECIPES
 from rewards import Scores
 from samplers import Chain, FlowSDE, Ode, Plan, Prune, Rollout, Tree, Window, roll, steps_of
 from tests.tiny import TinyFlow

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from flowrl.commands import in_yaml, readable, recipes
+from flowrl.cli.commands import in_yaml, readable, recipes
 from flowrl.recipes import RECIPES
 from scripts.recipes_page import PAGE, page
 

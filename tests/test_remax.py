@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from flowrl import selfcheck
-from flowrl.advantages import Context, Estimator, Standardize
 from flowrl.algorithm import Algorithm
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
+from flowrl.credit.advantages import Context, Estimator, Standardize
+from flowrl.credit.turns import Baseline, GreedyBaseline
 from flowrl.errors import UserError
-from flowrl.losses import Surrogate
-from flowrl.models.causal_lm import CausalPolicy
-from flowrl.recipes import TEXT
-from flowrl.statistics import Alarms
-from flowrl.text.credit import Baseline, GreedyBaseline
-from flowrl.text.likelihood import Token
-from flowrl.train import iterate
+from flowrl.likelihoods.token import Token
+from flowrl.losses.ratio import Surrogate
+from flowrl.media.statistics import Alarms
+from flowrl.models.language.policy import CausalPolicy
+from flowrl.recipes.table import TEXT
+from flowrl.run import ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
 from rewards import Scores
 from samplers import Columns
 from samplers.completions import Completions
@@ -80,7 +80,7 @@ def test_a_run_scores_the_greedy_completions_and_trains_on_the_others(tmp_path):
     scores = experience.scores.values.view(3, 4).double()
     want = (scores[:, :3] - scores[:, 3:]).flatten()
     torch.testing.assert_close(rows.advantage[:, 0].double(), want)
-    floor = selfcheck.check(kept, experience)
+    floor = ratio_check.check(kept, experience)
     assert floor is not None and floor < 2e-5
     progress, alarms = Progress(), Alarms()
     rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(15)]

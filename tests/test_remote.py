@@ -16,17 +16,18 @@ pytest.importorskip("fastapi")
 
 import httpx
 
-from flowrl import serve as serving_command
 from flowrl.cli import main
-from rewards import Samples, Scores, check, load, score_all, wire
-from rewards.batching import Batcher, Job, Limits, scoring
+from flowrl.cli import serve as serving_command
+from rewards import Samples, Scores, check, load, score_all
 from rewards.brightness import Brightness
-from rewards.contract import self_test
+from rewards.judging.pairs import Budget
 from rewards.load import load_judge
-from rewards.pairs import Budget
 from rewards.remote import few_samples, whole_groups
 from rewards.reports import reports
-from rewards.server import Served
+from rewards.self_test import self_test
+from rewards.serving import wire
+from rewards.serving.batching import Batcher, Job, Limits, scoring
+from rewards.serving.server import Served
 from rewards.win_rate import Tournament
 from tests.servers import pictures, serving
 
@@ -271,7 +272,7 @@ def test_slips_of_a_client_are_told(monkeypatch):
         ):
             with pytest.raises(ValueError, match=message):
                 load("remote", **({"url": url} | changed))
-    monkeypatch.setattr("rewards.client.PATIENCE", 0.1)
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.1)
     with pytest.raises(ValueError, match=r"no answer from .*; start one with `flowrl serve-reward"):
         load("remote", url=url)
     with pytest.raises(ValueError, match="no setting 'ur'; did you mean 'url'"):

@@ -17,7 +17,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 
 from flowrl.paths import PROJECT
-from rewards import Samples, wire
+from rewards import Samples
+from rewards.serving import wire
 from tests.servers import pictures
 
 

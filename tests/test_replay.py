@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl import checkpoint, selfcheck
 from flowrl.budget.spending import Rationed
 from flowrl.budget.successes import Success
-from flowrl.checkpoint import Progress
-from flowrl.collect import Experience, collect
-from flowrl.session import Session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import Experience, collect
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
 from tests import environments, runs, tiny_lm
 from tests.test_budget_run import EVERYTHING, equal
 from tests.test_kl_in_reward import NEAR, agree, by_hand, move, plus
@@ -91,7 +91,7 @@ def test_its_turns_are_read_as_they_were_drawn(model, tmp_path):
     kept = opened(model, tmp_path, TURNS)
     before = [p.detach().clone() for p in kept.policies.parameters.values()]
     experience, found = replayed(kept)
-    assert selfcheck.noise_floor(kept, experience) > 0.1, "the weights have moved since"
+    assert ratio_check.noise_floor(kept, experience) > 0.1, "the weights have moved since"
     with torch.no_grad():
         for now, then in zip(kept.policies.parameters.values(), before, strict=True):
             now.copy_(then)

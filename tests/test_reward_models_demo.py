@@ -7,9 +7,9 @@ import torch
 import train_demo_clip as script
 from transformers import CLIPModel, PreTrainedTokenizerFast
 
-from flowrl.config import check, read
 from flowrl.demo import world
 from flowrl.paths import PROJECT
+from flowrl.settings.read import check, read
 from rewards import Samples, load
 from rewards.shapes import detect, is_exact
 from tests.reward_contract import check_contract, images

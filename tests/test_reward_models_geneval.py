@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rewards import Samples, load
-from rewards.contract import self_test
-from rewards.detect import Thing, box_of, detector
-from rewards.embedding import Place
 from rewards.geneval import COLOURS, Colours, GenEval, cut_out, relations, surest
+from rewards.perception.detect import Thing, box_of, detector
+from rewards.perception.embedding import Place
+from rewards.self_test import self_test
 from tests.reward_contract import check_contract, images
 from tests.tiny_rewards import clip_folder
 

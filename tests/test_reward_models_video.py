@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards import Samples
-from rewards.video import AGGREGATES, check_frames, chosen, over_frames
+from rewards.perception.frames import AGGREGATES, check_frames, chosen, over_frames
 
 
 def level(samples: Samples) -> torch.Tensor:

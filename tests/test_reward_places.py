@@ -7,13 +7,13 @@ from importlib import import_module
 import pytest
 import torch
 
-from flowrl.checkpoint import Progress
+from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run.checkpoint import Progress
+from flowrl.run.train import iterate
 from rewards import load
-from rewards.embedding import Place, tokenize
-from rewards.media import to_image
+from rewards.perception.embedding import Place, tokenize
+from rewards.perception.media import to_image
 from tests import runs
 from tests.reward_contract import images
 

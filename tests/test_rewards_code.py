@@ -7,9 +7,9 @@ import torch
 
 from rewards import Samples, load
 from rewards.code_tests import program, read_tests
-from rewards.contract import Prompts, self_test
 from rewards.sandbox import run
 from rewards.sandbox.run import Limits
+from rewards.self_test import Prompts, self_test
 from tests.reward_contract import check_contract, texts
 
 SMALL = Limits(seconds=1.5, memory=2**28, written=2**20, processes=16)

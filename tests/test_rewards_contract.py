@@ -11,10 +11,10 @@ from PIL import Image
 
 import rewards
 from rewards import Samples, check, load, score_all
-from rewards.contract import Prompts, self_test
-from rewards.files import read
 from rewards.load import names
-from rewards.media import WrongMedia, each_size, to_image, to_tensor
+from rewards.perception.files import read
+from rewards.perception.media import WrongMedia, each_size, to_image, to_tensor
+from rewards.self_test import Prompts, self_test
 from tests.reward_contract import check_contract, damaged, images, mixed_images, texts, videos
 
 STILL = (images, mixed_images)
@@ -256,7 +256,7 @@ def test_a_groupwise_reward_keeps_the_contract_but_for_standing_alone():
 
 def test_rewards_stand_alone_and_import_nothing_heavy():
     code = (
-        "import sys, rewards, rewards.contract; from rewards.load import check, names;"
+        "import sys, rewards, rewards.self_test; from rewards.load import check, names;"
         "[check(n, s) for n, s in (('ocr', {}), ('gate', {'reward': 'ocr', 'where': 'ocr'}))];"
         "heavy = {'transformers', 'diffusers', 'open_clip', 'onnxruntime', 'rapidocr', 'cv2',"
         " 'datasets', 'accelerate', 'torchvision', 'httpx', 'fastapi', 'scipy', 'samplers',"

@@ -7,9 +7,9 @@ import torch
 
 from rewards import Judge, Reward, Samples, check, load
 from rewards.combine import ByScore, WinRate
-from rewards.contract import self_test
 from rewards.load import load_judge
-from rewards.own import Own
+from rewards.self_test import self_test
+from rewards.user_function import Own
 from tests.reward_contract import check_contract, images
 
 OWN = """

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards import Samples, WinRate, load, score_all
-from rewards.media import to_image
+from rewards.perception.media import to_image
 from tests.reward_contract import damaged
 
 NAN = float("nan")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rewards import Samples, load
-from rewards.contract import Prompts, self_test
+from rewards.self_test import Prompts, self_test
 from tests.reward_contract import check_contract, texts
 
 pytest.importorskip("math_verify")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from rewards import Samples, load
-from rewards.contract import self_test
-from rewards.media import to_tensor
 from rewards.ocr import Ocr, score, score_frames
-from rewards.text import distance_within, edit_distance, normalise, quoted
+from rewards.perception.media import to_tensor
+from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
+from rewards.self_test import self_test
 from tests.golden_tools import arrays
 
 engine = pytest.mark.skipif(

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowrl.checkpoint import Progress
-from flowrl.config import check, decode, dump
 from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
 from flowrl.prompts import PromptSet
-from flowrl.session import load_rewards, open_accelerator, open_session, prove_rewards
+from flowrl.run.checkpoint import Progress
+from flowrl.run.monitor import guard
+from flowrl.run.session import load_rewards, open_accelerator, open_session, prove_rewards
+from flowrl.run.train import iterate
 from flowrl.settings import RewardSpec, Run
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
-from flowrl.watch import guard
+from flowrl.settings.read import check, decode, dump
 from tests import runs
 
 OWN = """

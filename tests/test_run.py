@@ -8,19 +8,16 @@ import pytest
 import torch
 import yaml
 
-from flowrl import selfcheck
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import decode
 from flowrl.errors import UserError
-from flowrl.session import (
-    open_accelerator,
-    open_session,
-)
-from flowrl.statistics import Alarms
-from flowrl.train import iterate, learning_rate
-from flowrl.update import Tally
-from flowrl.watch import guard
+from flowrl.media.statistics import Alarms
+from flowrl.run import ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.monitor import guard
+from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.train import iterate, learning_rate
+from flowrl.run.update import Tally
+from flowrl.settings.read import decode
 from tests import runs
 from tests.runs import environment, flowrl, lines, session, start, stop_when, weights, write
 
@@ -167,7 +164,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(pipeline, tmp_path):
 def test_the_first_ratio_is_one_and_the_noise_floor_is_told(pipeline, tmp_path, capsys):
     kept = session(pipeline, tmp_path, runs.FLOW_GRPO, rows_per_call=3)
     experience = collect(kept, 0)
-    floor = selfcheck.check(kept, experience)
+    floor = ratio_check.check(kept, experience)
     assert floor is not None
     assert floor < 1e-6
     assert "clip range 0.2" in capsys.readouterr().out
@@ -184,9 +181,9 @@ def test_a_noise_floor_above_the_clip_is_a_warning_and_far_above_an_error(
     old.logp.add_(shift)  # as if sampling had used other arithmetic
     if outcome == "error":
         with pytest.raises(UserError, match="recompute_old"):
-            selfcheck.check(kept, experience)
+            ratio_check.check(kept, experience)
         return
-    selfcheck.check(kept, experience)
+    ratio_check.check(kept, experience)
     assert ("recompute_old" in capsys.readouterr().err) == (outcome == "warning")
 
 

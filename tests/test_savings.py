@@ -11,13 +11,13 @@ import torch
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from torch import Tensor, nn
 
-from flowrl import optimizers
-from flowrl.collect import collect
-from flowrl.config import check, decode
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.pipeline import PipelinePolicy
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.run import optimizers
+from flowrl.run.collect import collect
 from flowrl.settings import Train
+from flowrl.settings.read import check, decode
 from tests import runs
 from tests.driving import PROMPTS, STEPS, noise, policy
 from tests.tiny_lm import gpt2, llama, tokenizer
@@ -101,7 +101,7 @@ def test_a_unet_checkpoints_too_and_a_model_that_cannot_says_so() -> None:
 def test_a_language_model_checkpoints_without_dropout_and_keeps_its_cache(
     build: Callable[[], Any],
 ) -> None:
-    from flowrl.models.causal_lm import CausalPolicy
+    from flowrl.models.language.policy import CausalPolicy
 
     found = []
     for checkpointed in (False, True):

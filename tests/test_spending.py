@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.advantages import Context, Estimator, Standardize
 from flowrl.budget.groups import Groups
+from flowrl.budget.knapsack import gain, knapsack
 from flowrl.budget.rates import Difficulty, Rates
-from flowrl.budget.rules import gain, knapsack
 from flowrl.budget.spending import LATER, Call, Even, Found, Rationed, Spending
 from flowrl.budget.successes import Success, Successes, cut, put, signature
+from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, Rows, stacked, trimmed
 from flowrl.prompts import Draws, PromptSet
 from flowrl.recipes import RECIPES
-from flowrl.rows import Evaluation, Rows, stacked, trimmed
 from flowrl.settings import Budget
 from rewards import Scores
 from tests.golden_tools import columns

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from flowrl.statistics import Alarms, image_statistics
+from flowrl.media.statistics import Alarms, image_statistics
 
 GROUP = torch.tensor([0, 0, 1, 1])
 

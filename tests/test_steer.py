@@ -4,11 +4,11 @@ import pytest
 import torch
 import yaml
 
-from flowrl.config import decode
-from flowrl.evaluate import Trial, draw
+from flowrl.cli.steer import Painter, Steering, paint_steered
 from flowrl.prompts import PromptSet
-from flowrl.session import load_policy, load_rewards
-from flowrl.steer import Painter, Steering, paint_steered
+from flowrl.run.evaluate import Trial, draw
+from flowrl.run.session import load_policy, load_rewards
+from flowrl.settings.read import decode
 from tests import runs
 from tests.runs import flowrl
 

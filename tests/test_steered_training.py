@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from flowrl.collect import collect
-from flowrl.config import decode
 from flowrl.errors import UserError
+from flowrl.run.collect import collect
+from flowrl.settings.read import decode
 from tests import runs
 from tests.runs import session
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta as beta_law
 
-from flowrl.advantages import LeaveOneOut
+from flowrl.credit.advantages import LeaveOneOut
+from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.errors import UserError
-from flowrl.text.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from tests.golden_tools import close
 from tests.test_text_credit import GROUP, credit, rewards
 

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flowrl.advantages import Context, Estimator, LeaveOneOut, Standardize
-from flowrl.comparisons import ParentDifference, TwoLevel
-from flowrl.credit import Level
-from flowrl.errors import UserError
-from flowrl.text.credit import (
+from flowrl.credit.advantages import Context, Estimator, LeaveOneOut, Standardize
+from flowrl.credit.comparisons import ParentDifference, TwoLevel
+from flowrl.credit.trees import GlobalLocal
+from flowrl.credit.turns import (
     Baseline,
     Discount,
     LengthBaseline,
@@ -23,7 +22,8 @@ from flowrl.text.credit import (
     WhitenTokens,
     WhitenTurns,
 )
-from flowrl.tree_credit import GlobalLocal
+from flowrl.credit.values import Level
+from flowrl.errors import UserError
 from rewards import Scores
 from tests.golden_tools import close, columns
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flowrl import checkpoint
-from flowrl.checkpoint import Progress
-from flowrl.config import check, decode, dump, read
 from flowrl.demo.sums import Sum, problems, questions
 from flowrl.errors import UserError
-from flowrl.evaluate import evaluate
+from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT, find
-from flowrl.session import open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.evaluate import evaluate
+from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check, decode, dump, read
 from scripts import demo_text
 from scripts.pretrain_sums import accuracy
 from tests.runs import environment

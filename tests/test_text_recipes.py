@@ -8,24 +8,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.advantages import Context, Estimator, Standardize
 from flowrl.algorithm import Algorithm
-from flowrl.budget.rules import DropFlat, KeepRate, MaxVariance
+from flowrl.credit.advantages import Context, Estimator, Standardize
+from flowrl.credit.selection import DropFlat, KeepRate, MaxVariance
 from flowrl.errors import UserError
-from flowrl.likelihoods import Transition
-from flowrl.losses import Surrogate
-from flowrl.objective import Counts, RatioLoss, reduced
-from flowrl.recipes import TEXT
-from flowrl.rows import Evaluation, TokenRows
-from flowrl.text.likelihood import Token
-from flowrl.text.losses import GMPO, SAPO
-from flowrl.text.ratios import row_mean
-from flowrl.text.weights import HighEntropy, OffPolicyMask
+from flowrl.likelihoods.rows import Evaluation, TokenRows
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.token_ratios import row_mean
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.base import Counts, RatioLoss, reduced
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.token import GMPO, SAPO
+from flowrl.losses.weights import HighEntropy, OffPolicyMask
+from flowrl.recipes.table import TEXT
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
+from samplers.generate import Asked, Part, Writer
 from samplers.tokens import entropy, gumbel, warp
-from samplers.write import Asked, Part, Writer
 
 PROMPTS, LENGTH, WORDS, STOP = 5, 4, 5, 0  # word 0 ends a text
 

@@ -8,22 +8,22 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flowrl import checkpoint, selfcheck
-from flowrl.advantages import Context, Estimator, Standardize
 from flowrl.algorithm import Algorithm
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import check, decode
+from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.errors import UserError
-from flowrl.likelihoods import Transition
-from flowrl.losses import Surrogate
-from flowrl.models.causal_lm import CausalPolicy
-from flowrl.objective import Counts, reduced
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.base import Counts, reduced
+from flowrl.losses.ratio import Surrogate
+from flowrl.media.statistics import Alarms, text_statistics
+from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
-from flowrl.session import open_accelerator, open_session
-from flowrl.statistics import Alarms, text_statistics
-from flowrl.text.likelihood import Token
-from flowrl.train import iterate
+from flowrl.run import checkpoint, ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check, decode
 from rewards import Scores
 from samplers import Chain, FlowSDE, Ode, roll
 from samplers.completions import Completions
@@ -103,7 +103,7 @@ def test_adapters_are_trained_and_saved(model, tmp_path, capsys):
 def test_the_first_ratio_is_one_at_any_temperature(model, tmp_path, name, warp):
     kept = text_runs.session(model, tmp_path, {"name": name, **SMALL[name], **warp})
     experience = collect(kept, 0)
-    floor = selfcheck.check(kept, experience)
+    floor = ratio_check.check(kept, experience)
     assert floor is not None and floor < 2e-5
 
 

@@ -9,15 +9,15 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl import selfcheck
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.rows import TokenRows
+from flowrl.likelihoods.rows import TokenRows
+from flowrl.likelihoods.token import Token
+from flowrl.media.statistics import Alarms
+from flowrl.run import ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
 from flowrl.settings import Correction
-from flowrl.statistics import Alarms
-from flowrl.text.likelihood import Token
-from flowrl.train import iterate
-from samplers.write import Asked, Sampler
+from samplers.generate import Asked, Sampler
 from tests import tiny_lm
 from tests.completion_servers import GRPO, PROMPTS, TREE, CompletionsServer, only, opened, tree
 from tests.runs import flowrl, lines, write
@@ -30,8 +30,8 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("rewards.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.client.PATIENCE", 0.2)
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.2)
 
 
 def test_a_server_of_the_same_weights_agrees_before_and_after_updates(model, tmp_path):
@@ -99,7 +99,7 @@ def test_other_weights_have_a_mismatch_of_known_size_and_the_correction_is_its_f
         kept = opened(tree(server, tmp_path, correction=correction), tmp_path)
         experience = collect(kept, 0)
         rows = only(experience.rows)
-        assert selfcheck.check(kept, experience) is None
+        assert ratio_check.check(kept, experience) is None
         metrics = iterate(kept, Progress(), Alarms())
         new = Token().evaluate(experience.policy, rows)  # after the update: not these weights
     plain = opened(tree(server, tmp_path, correction=correction), tmp_path)

@@ -8,13 +8,13 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
 from flowrl.errors import UserError
-from flowrl.models import served_adapters
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
-from rewards.calls import Patience
+from flowrl.media.statistics import Alarms
+from flowrl.models.language import served_adapters
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
+from rewards.serving.requests import Patience
 from tests import tiny_lm
 from tests.completion_servers import PROMPTS, CompletionsServer, only, opened, tree
 from tests.runs import flowrl, write
@@ -27,8 +27,8 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("rewards.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.client.PATIENCE", 3.0)
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 3.0)
 
 
 def words(server: CompletionsServer) -> list[str]:

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl.collect import collect
-from flowrl.config import check, decode
 from flowrl.errors import UserError
-from flowrl.models.served_adapters import fingerprint
-from flowrl.text.weights import Mismatch
+from flowrl.losses.weights import Mismatch
+from flowrl.models.language.served_adapters import fingerprint
+from flowrl.run.collect import collect
+from flowrl.settings.read import check, decode
 from tests import text_runs, tiny_lm
 from tests.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree
 
@@ -24,8 +24,8 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr("rewards.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.client.PATIENCE", 0.2)
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.2)
 
 
 def drop(name: str):

@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
 from tests import environments, tiny_lm
 from tests.completion_servers import CompletionsServer, only, opened, tree
 

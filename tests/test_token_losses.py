@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.losses import Preference, Surrogate
-from flowrl.objective import Anchor, Counts, RatioLoss, reduced
-from flowrl.rows import Evaluation, TokenRows, take
-from flowrl.text.likelihood import Token
-from flowrl.text.losses import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
-from flowrl.text.ratios import divergence, log_ratio
-from flowrl.text.weights import HighEntropy, Mismatch, OffPolicyMask
+from flowrl.likelihoods.rows import Evaluation, TokenRows, take
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.token_ratios import divergence, log_ratio
+from flowrl.losses.base import Anchor, Counts, RatioLoss, reduced
+from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 
 LENGTHS = (4, 2, 3, 0)
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrl.losses import Surrogate
-from flowrl.objective import Anchor
-from flowrl.rows import Evaluation
-from flowrl.text.likelihood import Token
-from flowrl.text.ratios import bounded, mismatch
-from flowrl.text.weights import HighEntropy, Mismatch, OffPolicyMask
+from flowrl.likelihoods.rows import Evaluation
+from flowrl.likelihoods.token import Token
+from flowrl.likelihoods.token_ratios import bounded, mismatch
+from flowrl.losses.base import Anchor
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.weights import HighEntropy, Mismatch, OffPolicyMask
 from tests.test_token_losses import rows, says
 
 

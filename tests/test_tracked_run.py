@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 
-from flowrl import checkpoint
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.session import Session
-from flowrl.statistics import Alarms
-from flowrl.trackers import PromptValues, ScoreQuantiles
-from flowrl.update import update
+from flowrl.credit.trackers import PromptValues, ScoreQuantiles
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session
+from flowrl.run.update import update
 from tests import text_runs, tiny_lm
 
 STREAM = {"name": "text_stream", "length": 6, "group": 2}

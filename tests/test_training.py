@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl import checkpoint, update
-from flowrl.checkpoint import Progress
-from flowrl.collect import Experience, collect, handle_failures
-from flowrl.config import decode
 from flowrl.errors import UserError
-from flowrl.losses import Entries
-from flowrl.objective import Counts, reduced
-from flowrl.session import Session, open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.losses.base import Counts, reduced
+from flowrl.losses.ratio import Entries
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, update
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import Experience, collect, handle_failures
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import decode
 from rewards import Scores
 from tests import runs
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.advantages import Context, Estimator, Standardize
-from flowrl.losses import Surrogate
-from flowrl.models.token_scores import Reader
-from flowrl.objective import Anchor, Counts, Objective, reduced
-from flowrl.rows import Evaluation, TokenRows
-from flowrl.text.likelihood import Token
-from flowrl.text.losses import CISPO, SAPO
+from flowrl.credit.advantages import Context, Estimator, Standardize
+from flowrl.likelihoods.rows import Evaluation, TokenRows
+from flowrl.likelihoods.token import Token
+from flowrl.losses.base import Anchor, Counts, Objective, reduced
+from flowrl.losses.ratio import Surrogate
+from flowrl.losses.token import CISPO, SAPO
+from flowrl.models.language.token_scores import Reader
 from rewards import Scores
 from samplers import Columns
 from tests import tiny_lm

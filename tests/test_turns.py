@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrl.advantages import Context, Estimator, Sum
 from flowrl.budget.successes import cut, put
+from flowrl.credit.advantages import Context, Estimator, Sum
 from flowrl.errors import UserError
-from flowrl.models.environment import read
-from flowrl.recipes import TEXT
-from flowrl.text.likelihood import Token
+from flowrl.likelihoods.token import Token
+from flowrl.models.language.environment import read
+from flowrl.recipes.table import TEXT
 from rewards import Scores
 from samplers.completions import Completions, TextPlan
-from samplers.turns import state_id
+from samplers.dialogue import state_id
 from tests.environments import META, PROMPTS, WARPED, by_hand, made, rollout
 from tests.golden_tools import columns
 

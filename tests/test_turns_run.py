@@ -5,15 +5,15 @@ from collections import defaultdict
 import pytest
 import torch
 
-from flowrl import checkpoint, selfcheck
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.config import check, decode
+from flowrl.cli.sample import with_rows
 from flowrl.errors import UserError
-from flowrl.paint import with_rows
-from flowrl.session import Session, open_accelerator, open_session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check, decode
 from tests import text_runs, tiny_lm
 from tests.environments import GUESS, tree
 from tests.runs import flowrl, write
@@ -155,7 +155,7 @@ def test_the_first_ratio_is_one(model, tmp_path):
     kept = opened(model, tmp_path, GIGPO | {"temperature": 0.7, "top_p": 0.9}, rows_per_call=5)
     experience = collect(kept, 0)
     assert 0 < experience.metrics["text/met"] < 1
-    floor = selfcheck.check(kept, experience)
+    floor = ratio_check.check(kept, experience)
     assert floor is not None and floor < 2e-5
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from flowrl import videos
 from flowrl.demo import moving_world
 from flowrl.errors import UserError
-from flowrl.pages import Page
+from flowrl.media import videos
+from flowrl.media.pages import Page
 from rewards import Samples
 from rewards.moving_shapes import grade, watch
 

@@ -17,11 +17,11 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from flowrl.checkpoint import Progress
-from flowrl.collect import collect
-from flowrl.session import Session
-from flowrl.statistics import Alarms
-from flowrl.train import iterate
+from flowrl.media.statistics import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
 from tests import text_runs, tiny_lm
 from tests.completion_servers import GRPO, PROMPTS, only, opened
 from tests.runs import flowrl, free_port, write

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flowrl.config import decode
-from flowrl.session import Session, open_accelerator, open_session
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.settings.read import decode
 
 GRPO = {"name": "text_grpo", "length": 6, "group": 6, "kl": 0.0}
 TREE = {"name": "text_tree", "length": 6, "roots": 3, "branch": 2, "at": [2]}

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from rewards import Samples
-from rewards.embedding import OPENAI_MEAN, OPENAI_STD
+from rewards.perception.embedding import OPENAI_MEAN, OPENAI_STD
 from tests.tiny_pipelines import WORDS
 
 SIDE, LIMIT = 16, 12

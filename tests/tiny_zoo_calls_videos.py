@@ -8,7 +8,7 @@ import torch
 from diffusers import ClassifierFreeGuidance
 from torch import nn
 
-from flowrl.models import columns
+from flowrl.models.diffusers import columns
 from tests.tiny_pipelines_edit import Looker, Reader
 from tests.tiny_pipelines_parts import tokenizer
 from tests.tiny_zoo import Special, part

@@ -106,11 +106,6 @@ def imports() -> None:
         T5TokenizerFast,
     )
 
-    import flowrl.commands
-    import flowrl.models.painting
-    import flowrl.models.pipeline
-    import flowrl.train  # noqa: F401
-
     torch.set_num_threads(1)
 
 

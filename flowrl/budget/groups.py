@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from flowrl.credit import Context
+from flowrl.credit.values import Context
 from rewards.types import Scores
 
 BY_SAMPLE = ("lengths", "nodes", "exists", "states", "divergence", "points")  # a context's entries

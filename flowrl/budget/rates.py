@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from flowrl.budget.rules import uncertainty, weighted_draw
+from flowrl.prompts import uncertainty, weighted_draw
 
 KEEP = 0.5  # of a prompt's evidence, from visit to visit: the last visits count most
 START = 1 / (1 - KEEP)  # evidence that a constant stream of single samples leads to

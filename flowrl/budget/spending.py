@@ -14,12 +14,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowrl.budget.groups import Groups, grouped
+from flowrl.budget.knapsack import knapsack
 from flowrl.budget.rates import Difficulty, Rates
-from flowrl.budget.rules import knapsack
 from flowrl.budget.successes import Success, Successes, cut, put, signature
-from flowrl.credit import masked_std
+from flowrl.credit.values import masked_std
+from flowrl.likelihoods.rows import Rows, trimmed
 from flowrl.prompts import Draws, PromptSet
-from flowrl.rows import Rows, trimmed
 from flowrl.settings.budget import Budget
 from rewards.types import Scores
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowrl.evaluation.agreement import Estimate
-from rewards.media import to_image
+from rewards.perception.media import to_image
 
 LARGEST = 192  # pixels of a picture's longer side on the page
 

@@ -18,13 +18,13 @@ from jaxtyping import Float, Int
 from pydantic import ValidationError
 from torch import Tensor
 
-from flowrl.config import explain
 from flowrl.errors import UserError
 from flowrl.evaluation.sources import Source, read
 from flowrl.settings import RewardSpec
+from flowrl.settings.read import explain
 from rewards import Judge, Reward, Samples, check, load, score_all
-from rewards.contract import Prompts, self_test
 from rewards.load import load_judge
+from rewards.self_test import Prompts, self_test
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 from torch import Tensor
 
 from flowrl.evaluation.agreement import Estimate, Resamples, Values, preferred
-from rewards.media import to_image, to_tensor
+from rewards.perception.media import to_image, to_tensor
 
 WRITTEN = "best quality"
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from flowrl.arguments import Word
 from flowrl.errors import UserError
 from flowrl.evaluation.agreement import Resamples, Ties
 from flowrl.evaluation.measure import (
@@ -28,6 +27,7 @@ from flowrl.evaluation.report import page
 from flowrl.evaluation.reward_report import Asked, Tree, headline, percent, results, sentences
 from flowrl.paths import find, numbered
 from flowrl.settings import RewardSpec
+from flowrl.settings.arguments import Word
 from rewards import Judge, Reward
 
 

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch.nn import functional
 
-from flowrl import pictures
-from flowrl.arguments import Word
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, columns, find_items
 from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
+from flowrl.media import pictures
+from flowrl.settings.arguments import Word
 
 Column = Float[np.ndarray, " n"]
 

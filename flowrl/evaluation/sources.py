@@ -16,8 +16,8 @@ from PIL import Image, ImageSequence
 from torch import Tensor
 
 from flowrl.errors import UserError
-from rewards.files import Read
-from rewards.media import to_tensor
+from rewards.perception.files import Read
+from rewards.perception.media import to_tensor
 
 PICTURES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"))
 MOVING = frozenset((".gif",))

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import torch
 
-from flowrl.arguments import Word
 from flowrl.errors import UserError
 from flowrl.evaluation.tables import rows_of
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.settings.arguments import Word
 from rewards import Scores
 
 Mean = Literal["prompts", "categories"]  # of all prompts, or of the categories' means

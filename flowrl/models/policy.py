@@ -1,8 +1,8 @@
 """What the loop asks of a model, whatever it makes.
 
 A policy opens a batch of prompts, which are encoded once; the batch draws rollouts under a plan,
-makes them into media, and holds what a likelihood evaluates. `flowrl.models.pipeline` is the
-policy of pictures and films, `flowrl.models.causal_lm` that of text. n samples, g draws, k points.
+makes them into media, and holds what a likelihood evaluates. `flowrl.models.diffusers.policy` is the
+policy of pictures and films, `flowrl.models.language.policy` that of text. n samples, g draws, k points.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from flowrl.meter import Meter
+from flowrl.models.evaluation_counter import Meter
 from samplers import Columns
 
 

@@ -1,6 +1,6 @@
 """Less memory for more time, and less time: what diffusers and transformers have for it.
 
-None of it changes what a model says but for rounding. The proof at load (`flowrl.models.replay`)
+None of it changes what a model says but for rounding. The proof at load (`flowrl.models.diffusers.proof`)
 runs with it on, and the self-check tells what it does to the first ratio.
 """
 

@@ -16,10 +16,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flowrl.models.drive import DENOISERS
-from flowrl.models.lora import OTHER, default_targets
+from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.diffusers.lora import OTHER, default_targets
+from flowrl.models.open import place
 from flowrl.models.savings import outer_lists
-from flowrl.models.source import place
 from flowrl.settings import Model
 
 PROMPT = 64  # tokens of a text's prompt, assumed

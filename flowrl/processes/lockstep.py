@@ -26,7 +26,7 @@ class Elsewhere(Exception):
 
 @runtime_checkable
 class Weights(Protocol):
-    """What a call's result depends on beside its inputs: `flowrl.policies.Policies`."""
+    """What a call's result depends on beside its inputs: `flowrl.run.policies.Policies`."""
 
     @property
     def names(self) -> tuple[str, ...]: ...

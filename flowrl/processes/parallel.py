@@ -18,10 +18,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.processes import context
-from flowrl.processes.context import Shared
+from flowrl.models.shards import local
+from flowrl.processes import context_parallel
+from flowrl.processes.context_parallel import Shared
 from flowrl.processes.lockstep import Elsewhere, Lockstep, Weights
-from flowrl.processes.sharding import Sharding, gathered, local, shard, sum_gradients
+from flowrl.processes.sharding import Sharding, gathered, shard, sum_gradients
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ class Parallel:
             accelerator.num_processes, accelerator.process_index, accelerator.device.type, roots
         )
         if members > 1:
-            shared = context.share(roots, members, accelerator.device)
+            shared = context_parallel.share(roots, members, accelerator.device)
             circle, _ = dist.new_subgroups(members, backend="gloo")
             made = replace(made, members=members, shared=shared, circle=circle)
         if how is None:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowrl.errors import UserError
+from flowrl.models.shards import local
 
 BUCKET = 2**24  # numbers that are summed over processes in one go
 
@@ -63,11 +64,6 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
             sharded.set_force_sum_reduction_for_comms(True)
             done.append(sharded)
     return done
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's piece, sharing its memory; a plain tensor is all of it."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from flowrl.algorithm import Algorithm
-from flowrl.budget.rules import DropFlat, MaxVariance
-from flowrl.comparisons import BestWorst, Exponential
+from flowrl.credit.comparisons import BestWorst, Exponential
+from flowrl.credit.selection import DropFlat, MaxVariance
+from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from flowrl.trackers import NoTracker
 
 
 class Budget(Settings):

@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
-from flowrl.objective import RatioLoss
+from flowrl.losses.base import RatioLoss
+from flowrl.losses.token import VESPO
+from flowrl.losses.weights import Mismatch
 from flowrl.settings.base import Settings
-from flowrl.text.losses import VESPO
-from flowrl.text.weights import Mismatch
 from samplers.completions import TextPlan
 
 

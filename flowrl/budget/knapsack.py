@@ -1,0 +1,44 @@
+"""How many samples each prompt of an iteration should get."""
+
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.errors import UserError
+
+
+def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
+    """What `samples` of prompts with success rate p are worth: the chance that they differ,
+    1 - p^n - (1 - p)^n, times what a gradient then moves, p (1 - p)^2 (Knapsack RL,
+    arXiv:2509.25849). 0 for none."""
+    if samples == 0:
+        return torch.zeros_like(rate)
+    chance = 1 - rate**samples - (1 - rate) ** samples
+    return chance * rate * (1 - rate) ** 2
+
+
+def knapsack(
+    rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128, unit: int = 1
+) -> list[int]:
+    """Units of so many samples a prompt that add up to `total` and gain the most, each prompt's
+    within least..most.
+
+    `gain` has falling returns from two samples on, so giving each further unit to the prompt that
+    gains most from it is exact. Prompts that gain nothing get what is left over, in turn.
+    """
+    g = len(rates)
+    if not g * least <= total <= g * most:
+        raise UserError(
+            f"{total} samples do not go into {g} prompts of {least} to {most} samples each"
+        )
+    rates = rates.double()
+    worth = [gain(rates, n * unit) for n in range(least, most + 1)]
+    steps = [(more - less).tolist() for less, more in pairwise(worth)]
+    counts = [least] * g
+    for _ in range(total - g * least):
+        open_ones = [i for i in range(g) if counts[i] < most]
+        best = max(open_ones, key=lambda i: (steps[counts[i] - least][i], -counts[i], -i))
+        counts[best] += 1
+    return counts

@@ -1,0 +1,168 @@
+"""Use a run's weights: paint prompts, or write on them, and score what comes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from flowrl.cli.steer import Painter, Steering, drivable, paint_steered
+from flowrl.errors import UserError
+from flowrl.evaluation.suites import load_suite, told
+from flowrl.media.pages import Page
+from flowrl.models.policy import Policy
+from flowrl.paths import find, numbered
+from flowrl.prompts import PromptSet
+from flowrl.run import checkpoint
+from flowrl.run.evaluate import Drawn, Trial, draw, judge
+from flowrl.run.session import load_policy, load_rewards, prove_rewards
+from flowrl.settings import RewardSpec, Run
+from flowrl.settings.arguments import Evaluate, Sample
+from flowrl.settings.read import override
+
+TOLD = {
+    "image/diversity": "diversity within a prompt",
+    "text/length": "tokens a completion",
+    "text/stopped": "share that stopped by itself",
+    "text/distinct": "distinct within a prompt",
+}
+FOLDERS = ("adapter", "pipeline", "model")  # that last weights go to, by what was trained
+
+
+def device_of(run: Run) -> torch.device:
+    if run.model.device != "auto":
+        return torch.device(run.model.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def policy_of(run: Run, folder: Path, weights: str) -> Policy:
+    """The run's model with its last, its best or other weights."""
+    chosen = None if weights == "base" else weights_folder(folder, weights)
+    policy = load_policy(run, device_of(run))
+    if chosen is not None and (chosen / checkpoint.WEIGHTS).is_file():
+        checkpoint.bring(policy, run, chosen)
+    elif chosen is not None:
+        policy.load_weights(chosen)
+    return policy
+
+
+def weights_folder(folder: Path, weights: str) -> Path:
+    if weights == "best":
+        found = max((folder / "best").glob("[0-9]*"), default=None)
+    elif weights == "last":
+        found = next((p for n in FOLDERS if (p := folder / n).is_dir()), None)
+    else:
+        found = Path(weights) if Path(weights).is_dir() else None
+    if found is None:
+        unfinished = "; the run has not ended: try --weights best" if weights == "last" else ""
+        raise UserError(f"{folder} has no {weights!r} weights{unfinished}")
+    return found
+
+
+def sample(run: Run, given: Sample) -> None:
+    rewards = load_rewards(parse_rewards(given.rewards) if given.rewards else run.judges)
+    if given.guidance is not None:
+        run = override(run, ["--model.guidance.sample", str(given.guidance)])
+    policy = policy_of(run, given.run, given.weights)
+    prompts = with_rows(run, given.prompts)
+    steps = given.steps or run.evaluation_steps
+    trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
+    if given.steer == "no":
+        drawn = draw(policy, trial)
+    else:
+        guidance = run.model.guidance.sample
+        painter = Painter(drivable(policy), rewards, trial, guidance, device_of(run))
+        how = Steering(given.steer, given.particles, given.strength)
+        samples, evaluations = paint_steered(painter, how)
+        drawn = Drawn(samples, {})
+        print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
+    out = given.out or numbered(given.run / "samples", "sample")
+    scores = judge(rewards, drawn).scores
+    shown = [
+        float(v) if ok else None
+        for v, ok in zip(scores.values[:, 0], scores.scored[:, 0], strict=True)
+    ]
+    title = f"{given.run.name}, {given.weights} weights: {scores.names[0]}"
+    page = Page(drawn.samples, shown, title)
+    page.save_each(out)
+    whole = page.save(out, "grid")
+    print(f"{len(shown)} samples in {out}; all on one page: {whole}")
+
+
+def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
+    """Prompts, each with the row that an environment is told: the first of the run's files that has
+    this prompt, or the prompt alone."""
+    known: dict[str, Mapping[str, Any]] = {}
+    if run.model.environment is not None:
+        for source in (run.prompts.train, run.prompts.held_out):
+            if source is not None and find(source).is_file():
+                rows = PromptSet.read(source, run.prompts.column, "prompts")
+                known |= dict(zip(rows.texts[::-1], rows.meta[::-1], strict=True))
+        for text in dict.fromkeys(texts):
+            if text not in known:
+                name = run.model.environment.name
+                print(f"{text!r} is in no prompt file of the run: {name} is told the prompt alone")
+    return PromptSet(texts, tuple(known.get(text, {"prompt": text}) for text in texts))
+
+
+def evaluate(run: Run, given: Evaluate) -> None:
+    source = given.prompts or run.prompts.held_out
+    suite = None if given.suite is None else load_suite(given.suite)
+    if suite is not None and given.prompts is not None:
+        raise UserError("evaluate: --suite has prompts of its own; leave --prompts out")
+    if suite is None and source is None:
+        raise UserError("evaluate: the run has no held-out prompts; give --prompts FILE")
+    prompts = (
+        suite.prompts
+        if suite is not None
+        else PromptSet.read(str(source), run.prompts.column, "--prompts")
+    )
+    words = given.rewards or (suite.rewards if suite is not None else ())
+    specs = parse_rewards(words) if words else run.judges
+    rewards = load_rewards(specs)
+    e = run.evaluate
+    whole = e.samples if suite is None else len(prompts) * e.per_prompt
+    trial = Trial.of(
+        prompts,
+        given.samples or whole,
+        e.per_prompt,
+        given.steps or run.evaluation_steps,
+        e.seed if given.seed is None else given.seed,
+    )
+    for sentence in prove_rewards(rewards, run, prompts):
+        print(sentence)
+    policy = policy_of(run, given.run, given.weights)
+    result = judge(rewards, draw(policy, trial))
+    count = len(result.samples.prompts)
+    for name in result.scores.names:
+        mean = result.metrics[name]
+        error = float(result.scores.values[:, result.scores.names.index(name)].std()) / count**0.5
+        print(f"{name}: {mean:.4f} +- {error:.4f} (standard error, {count} samples)")
+    if suite is not None:
+        print(told(suite, result.scores, result.samples.meta))
+    for name in [name for name in result.metrics if name in TOLD]:
+        print(f"{TOLD[name]}: {result.metrics[name]:.4f}")
+    if given.out is not None:
+        write_scores(given.out, result.samples.prompts, result.scores.names, result.scores.values)
+
+
+def write_scores(
+    out: Path, prompts: Sequence[str], names: Sequence[str], values: torch.Tensor
+) -> None:
+    with out.open("w") as file:
+        for prompt, row in zip(prompts, values.tolist(), strict=True):
+            scores = dict(zip(names, row, strict=True))
+            file.write(json.dumps({"prompt": prompt, **scores}) + "\n")
+    print(f"scores of every sample: {out}")
+
+
+def parse_rewards(words: Sequence[str]) -> tuple[RewardSpec, ...]:
+    specs = []
+    for word in words:
+        value = yaml.safe_load(word)
+        specs.append(
+            RewardSpec.model_validate({"name": value} if isinstance(value, str) else value)
+        )
+    return tuple(specs)

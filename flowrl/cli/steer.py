@@ -1,0 +1,99 @@
+"""`flowrl sample --steer`: spend evaluations instead of training, with any reward."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.conditioning import Conditioning
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.policy import Policy
+from flowrl.run.evaluate import Trial
+from rewards import Reward, Samples, score_all
+from samplers import Chain, FlowSDE, Ode, roll
+from samplers.steering import FeynmanKac, best, importance, steer
+
+Method = Literal["best", "importance", "particles"]
+
+
+@dataclass(frozen=True)
+class Steering:
+    """Of `particles` samples one picture is kept, by the sum of the rewards.
+
+    best         the highest
+    importance   drawn with weights exp(strength reward)
+    particles    Feynman-Kac: weighed by exp(strength reward) of the predicted picture before every
+                 second step and drawn anew on the way, then the highest (arXiv:2501.06848)
+    """
+
+    method: Method
+    particles: int = 8
+    strength: float = 10.0
+    eta: float = 0.7
+
+
+def drivable(policy: Policy) -> PipelinePolicy:
+    if not isinstance(policy, PipelinePolicy):
+        raise UserError("--steer is for pictures and films: leave it out, or take a larger --count")
+    return policy
+
+
+@dataclass(frozen=True)
+class Painter:
+    """A policy with what it takes to paint and to score one trial."""
+
+    policy: PipelinePolicy
+    rewards: dict[str, Reward]
+    trial: Trial
+    guidance: float
+    device: torch.device
+
+    def samples(self, x0: Tensor, conditioning: Conditioning, prompt: Tensor) -> Samples:
+        at = prompt.cpu()
+        media = self.policy.decode(
+            x0, conditioning.take(at), steps=self.trial.steps, guidance=self.guidance
+        )
+        rows = [self.trial.rows[i // self.trial.group] for i in at.tolist()]
+        prompts, meta = self.trial.prompts.texts, self.trial.prompts.meta
+        return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])
+
+    def score(self, samples: Samples) -> Tensor:
+        """The sum of the rewards; NaN where one of them has nothing to say."""
+        scores = score_all(self.rewards, samples)
+        return torch.where(scores.scored.all(1), scores.values.sum(1), torch.nan)
+
+
+def paint_steered(painter: Painter, how: Steering) -> tuple[Samples, int]:
+    """One kept sample for each of the trial's, and the network evaluations that were made."""
+    trial, policy = painter.trial, painter.policy
+    texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
+    conditioning = policy.encode(texts)
+    if policy.begin(conditioning, trial.steps) is not None:
+        raise UserError("steering begins at noise alone, this pipeline at a picture (strength)")
+    sigmas, shape = policy.schedule(trial.steps).sigmas, policy.shape(trial.steps)
+    velocity = policy.bind(conditioning, steps=trial.steps, guidance=painter.guidance)
+    draws = range(len(texts))
+    common = {"seed": trial.seed, "iteration": 0, "device": painter.device}
+    if how.method == "particles":
+        (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
+        kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)
+
+        def score(x0: Tensor, prompt: Tensor) -> Tensor:
+            return painter.score(painter.samples(x0, conditioning, prompt))
+
+        found = steer(kernel, plan, velocity, score, shape, draws, **common)
+        x0, prompt = found.x0, found.prompt
+    else:
+        (plan,) = Ode(how.particles)(sigmas, 0, trial.seed)
+        (rollout,) = roll((plan,), velocity, shape, draws, **common)
+        x0, prompt = rollout.x0, rollout.prompt
+    scores = painter.score(painter.samples(x0, conditioning, prompt))
+    if how.method == "importance":
+        keys = [(trial.seed, 0, draw) for draw in draws]
+        kept = importance(scores, how.strength, keys)
+    else:
+        kept = best(scores, how.particles)
+    kept = kept.to(x0.device)
+    return painter.samples(x0[kept], conditioning, prompt[kept]), plan.evaluations * len(texts)

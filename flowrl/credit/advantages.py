@@ -1,0 +1,206 @@
+"""From node values to advantages: pure functions on [n, k, r] arrays, chained.
+
+n samples (a draw's are contiguous), k decision points, r rewards. What they start from, and what
+all transforms share, is in `flowrl/credit/values.py`. Everything is float64 and honours the mask.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.credit.values import (
+    NONE,
+    Context,
+    Credit,
+    Fusion,
+    Level,
+    Transform,
+    at_leaves,
+    at_nodes,
+    by_column,
+    existing,
+    masked_mean,
+    masked_std,
+    node_values,
+)
+from rewards.types import Scores
+
+__all__ = [
+    "NONE", "Clip", "Context", "Credit", "Estimator", "Fusion", "LeaveOneOut", "Level", "Rescale",
+    "ScaleSteps", "Standardize", "Sum", "Transform", "at_leaves", "at_nodes", "by_column",
+    "masked_mean", "masked_std", "node_values",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The weighted sum of rewards, r to 1.
+
+    A reward that scored nobody in a group is left out of that group. A sample that lacks a reward
+    which others of its group have is masked: it would compete with a part missing. `partial` lets
+    it compete, the missing part counting 0, which is fair once rewards are standardised (GDPO).
+    """
+
+    partial: bool = False
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        group = context.columns.group
+        mask = credit.mask.any(-1, keepdim=True)
+        if not self.partial:
+            grouped = credit.mask.view(-1, group, *credit.mask.shape[1:])
+            present = grouped.any(1).repeat_interleave(group, 0)
+            mask = mask & (credit.mask | ~present).all(-1, keepdim=True)
+        weights = context.weights.to(credit.value)
+        if context.exists is None:
+            total = (credit.value * credit.mask) @ weights
+        else:  # by themselves, so that turns agree to the bit whatever their number
+            parts = (credit.value * credit.mask).unbind(1)
+            total = torch.stack([part.contiguous() @ weights for part in parts], 1)
+        return Credit(total[..., None] * mask, mask)
+
+
+@dataclass(frozen=True)
+class Standardize:
+    """(value - mean) / (std + eps), over the nodes of each decision point by itself.
+
+    scale       std of the group, of the batch (Flow-GRPO's global_std), or None (Dr. GRPO,
+                arXiv:2503.20783)
+    correction  0 divides by n (Flow-GRPO, with eps 1e-4), 1 by n - 1 (DanceGRPO, with 1e-8)
+    centre      whose mean is taken off; GDPO's last step takes the batch's
+    trim        leaves the lowest int(trim n) values out of mean and std (MixGRPO's trimmed_ratio)
+    blend       what a group without spread gets: this times (value - batch mean) / batch std.
+                0 gives exactly 0
+    """
+
+    scale: Literal["group", "batch"] | None = "group"
+    correction: int = 0
+    eps: float = 1e-4
+    centre: Literal["group", "batch"] = "group"
+    trim: float = 0.0
+    blend: float = 0.0
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return by_column(credit, context, self.rule)
+
+    def rule(
+        self, value: Float[Tensor, "g m r"], mask: Bool[Tensor, "g m r"]
+    ) -> Float[Tensor, "g m r"]:
+        """g groups of m values."""
+        kept = self._untrimmed(value, mask)
+        centre, scale = (1 if part == "group" else (0, 1) for part in (self.centre, self.scale))
+        spread = masked_std(value, mask, centre, 0) > 0
+        centred = torch.where(spread, value - masked_mean(value, kept, centre), 0.0)
+        if self.scale is not None:
+            std = masked_std(value, kept, scale, self.correction)
+            centred = torch.where(std > 0, centred / (std + self.eps), 0.0)
+        if self.blend > 0:
+            std = masked_std(value, kept, (0, 1), self.correction)
+            whole = (value - masked_mean(value, kept, (0, 1))) / (std + self.eps)
+            flat = masked_std(value, mask, 1, 0) == 0
+            centred = torch.where(flat & (std > 0), self.blend * whole, centred)
+        return centred
+
+    def _untrimmed(self, value: Tensor, mask: Tensor) -> Tensor:
+        if self.trim == 0:
+            return mask
+        count = mask.sum(1, keepdim=True)
+        drop = torch.minimum((count * self.trim).floor().long(), (count - 1).clamp(min=0))
+        rank = value.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True).argsort(1)
+        return mask & (rank >= drop)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """value - mean of the others: RLOO (arXiv:2402.14740), LOOP (arXiv:2503.00897).
+
+    A sample whose group has no other score is masked: nothing says how good it is.
+    """
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        centred = Standardize(scale=None)
+
+        def rule(value: Tensor, mask: Tensor) -> Tensor:
+            count = mask.sum(1, keepdim=True)
+            return centred.rule(value, mask) * count / (count - 1).clamp(min=1)
+
+        def others(value: Tensor, mask: Tensor) -> Tensor:
+            return (mask.sum(1, keepdim=True) - 1).double().expand_as(value)
+
+        mask = credit.mask & (by_column(credit, context, others).value > 0)
+        return Credit(by_column(credit, context, rule).value, mask)
+
+
+@dataclass(frozen=True)
+class ScaleSteps:
+    """Weigh decision points by the kernel's std (TempFlow-GRPO, arXiv:2508.04324) or by 1 / h
+    (GRPO-Guard, arXiv:2510.22319), relative to the mean over all steps but the last.
+
+    A clipped surrogate is positively homogeneous in the advantage, so the weight of a step's loss
+    can ride on its advantages and needs no place of its own.
+    """
+
+    by: Literal["std", "1/h"]
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        columns = context.columns
+        std, h = (torch.tensor(x, dtype=torch.float64) for x in (columns.std, columns.h))
+        weight = std if self.by == "std" else 1 / h
+        return credit._replace(value=credit.value * (weight / weight[:-1].mean())[:, None])
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Advantages beyond +-`at` are cut."""
+
+    at: float = 5.0
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return credit._replace(value=credit.value.clamp(-self.at, self.at))
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Advantages in +-`at` to +-`to`: AWM's A / 5 * advantage_max, arXiv:2509.25050."""
+
+    at: float = 5.0
+    to: float = 1.0
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return credit._replace(value=credit.value * (self.to / self.at))
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Scores to advantages: node values, then `transforms` in order.
+
+    Rewards are summed where `Sum` stands; a chain without one gets it first.
+    """
+
+    transforms: tuple[Transform, ...]
+    fusion: Fusion = "mean"
+
+    @property
+    def chain(self) -> tuple[Transform, ...]:
+        summed = any(isinstance(t, Sum) for t in self.transforms)
+        return self.transforms if summed else (Sum(), *self.transforms)
+
+    def credited(self, scores: Scores, context: Context) -> Bool[Tensor, " n"]:
+        """Samples that the rewards say enough about, before transforms choose among them."""
+        credit = node_values(scores, context, self.fusion)
+        for transform in self.chain:
+            credit = transform(credit, context)
+            if isinstance(transform, Sum):
+                break
+        return credit.mask[..., 0].any(1)
+
+    def __call__(
+        self, scores: Scores, context: Context
+    ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
+        credit = node_values(scores, context, self.fusion)
+        for transform in self.chain:
+            credit = transform(credit, context)
+        credit = existing(credit, context)
+        return credit.value[..., 0], credit.mask[..., 0]

@@ -1,0 +1,152 @@
+"""Advantage transforms that compare samples inside a tree or a group, or choose among them.
+
+Like those of `flowrl.credit.advantages`, they take and give [n, k, r] credit and honour its mask.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.credit.advantages import Standardize
+from flowrl.credit.values import (
+    NONE,
+    Context,
+    Credit,
+    at_leaves,
+    at_nodes,
+    by_column,
+    masked_mean,
+    masked_std,
+)
+from flowrl.errors import UserError
+from samplers import Columns
+
+
+def families(columns: Columns) -> tuple[int, ...]:
+    """Parents a draw at each decision point: nodes just before the last split so far; roots have
+    one parent, the draw."""
+    found: list[int] = []
+    for k, nodes in enumerate(columns.nodes):
+        fewer = [before for before in columns.nodes[:k] if before < nodes]
+        found.append(fewer[-1] if fewer else 1)
+    return tuple(found)
+
+
+def roots(credit: Credit, context: Context) -> Tensor:
+    """The value of each sample's draw, [n r]: its first nodes, as often as they have leaves."""
+    group = context.columns.group
+    first, mask = (part[:, 0].reshape(-1, group, part.shape[-1]) for part in credit)
+    return masked_mean(first, mask, 1)[:, 0].repeat_interleave(group, 0)
+
+
+@dataclass(frozen=True)
+class ParentDifference:
+    """value(node) - value(parent); the first decision point is compared with the draw's mean."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        before = torch.cat([roots(credit, context)[:, None], credit.value[:, :-1]], 1)
+        moved, size = credit.value - before, torch.maximum(credit.value.abs(), before.abs())
+        return credit._replace(value=torch.where(moved.abs() > NONE * size, moved, 0) * credit.mask)
+
+
+@dataclass(frozen=True)
+class TwoLevel:
+    """`siblings` times the advantage among children of one parent, plus `group` times the one
+    among all nodes of the decision point. Each is standardised by `rule`."""
+
+    siblings: float = 0.5
+    group: float = 0.5
+    rule: Standardize = field(default_factory=Standardize)
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        if context.nodes is not None:
+            raise UserError("TwoLevel reads uniform trees: take States for others")
+        columns, parts = context.columns, []
+        for k, (nodes, parents) in enumerate(zip(columns.nodes, families(columns), strict=True)):
+            value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
+            family = (-1, nodes // parents, value.shape[-1])
+            near = self.rule.rule(value.reshape(family), mask.reshape(family)).view_as(value)
+            both = self.siblings * near + self.group * self.rule.rule(value, mask)
+            parts.append(at_leaves(both * mask, columns.group))
+        return credit._replace(value=torch.stack(parts, 1))
+
+
+@dataclass(frozen=True)
+class BestWorst:
+    """+1 for a group's best, -1 for its worst, 0 for the others; all 0 for a tie."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        def rule(value: Tensor, mask: Tensor) -> Tensor:
+            best = value.masked_fill(~mask, -torch.inf).argmax(1, keepdim=True)
+            worst = value.masked_fill(~mask, torch.inf).argmin(1, keepdim=True)
+            ends = torch.zeros_like(value).scatter_add(1, best, torch.ones_like(value[:, :1]))
+            ends = ends.scatter_add(1, worst, -torch.ones_like(value[:, :1]))
+            return torch.where(masked_std(value, mask, 1, 0) > 0, ends, 0.0)
+
+        return by_column(credit, context, rule)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Weights exp(rate value), normalised to mean 1 over the group or the batch: reward-weighted
+    regression. A higher `rate` is greedier; 0 weighs all alike."""
+
+    rate: float = 1.0
+    over: Literal["group", "batch"] = "group"
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        def rule(value: Tensor, mask: Tensor) -> Tensor:
+            dims = 1 if self.over == "group" else (0, 1)
+            top = value.masked_fill(~mask, -torch.inf).amax(dims, keepdim=True)
+            weight = (self.rate * (value - top)).masked_fill(~mask, -torch.inf).exp()
+            return weight / masked_mean(weight, mask, dims).clamp(min=1e-300)
+
+        return by_column(credit, context, rule)
+
+
+@dataclass(frozen=True)
+class PruneWidth:
+    """Train on some leaves only, after the last split: the others are masked, never dropped.
+
+    branch    of each parent's children at the last split, the best `fraction` (at least one)
+    extremes  of the draw's leaves, the best and the worst `fraction / 2` (at least one each)
+
+    Values are those of the last decision point. A chain splits at its roots, so all its decision
+    points are pruned: `extremes` is then best-of-N selection inside each group.
+    """
+
+    keep: Literal["branch", "extremes"]
+    fraction: float = 0.5
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        columns = context.columns
+        shape = (-1, columns.group, credit.value.shape[-1])
+        value, mask = (part[:, -1].reshape(shape) for part in credit)
+        if self.keep == "branch":
+            family = (-1, columns.group // families(columns)[-1], shape[-1])
+            chosen = self._top(value.reshape(family), mask.reshape(family), self.fraction)
+        else:
+            half = self.fraction / 2
+            chosen = self._top(value, mask, half) | self._top(-value, mask, half)
+        chosen = chosen.reshape(credit.mask[:, -1].shape)
+        after = [k > self._last_split(columns) for k in range(len(columns.nodes))]
+        free = torch.tensor([not late for late in after])
+        mask = credit.mask & (chosen[:, None] | free[:, None])
+        return Credit(credit.value * mask, mask)
+
+    @staticmethod
+    def _last_split(columns: Columns) -> int:
+        splits = [
+            k for k in range(1, len(columns.nodes)) if columns.nodes[k] > columns.nodes[k - 1]
+        ]
+        return max(splits, default=-1)
+
+    @staticmethod
+    def _top(value: Tensor, mask: Tensor, fraction: float) -> Tensor:
+        """The best `fraction` of what is scored in each group [g m r]; the first of equals."""
+        order = value.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        rank = order.argsort(1)
+        count = (mask.sum(1, keepdim=True) * fraction + 1e-9).floor().clamp(min=1)
+        return mask & (rank < count)

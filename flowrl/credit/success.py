@@ -1,0 +1,233 @@
+"""Advantage transforms for rewards that say how often a prompt succeeds.
+
+Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. p is the
+mean of a group, c its number of successes, n its size.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.credit.values import NONE, Context, Credit, by_column, masked_mean, masked_std
+from flowrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class MaxRL:
+    """(value - p) / p: the gradient of log p, the likelihood of success (arXiv:2602.02710).
+
+    baseline  what stands for the first p: "mean", "none" (value / p), or "one" (value / p - 1, the
+              same as "mean" but for groups without success, which get -1)
+    floor     p counts as at least this in the divisor; the authors' clipped form takes 0.125, and
+              divides by the group's size too (`Rescale`)
+    spread    divides by the group's std as well, as another variant of theirs
+    """
+
+    baseline: Literal["mean", "none", "one"] = "mean"
+    floor: float = 0.0
+    spread: bool = False
+    eps: float = 1e-6
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return by_column(credit, context, self.rule)
+
+    def rule(self, value: Tensor, mask: Tensor) -> Tensor:
+        p = masked_mean(value, mask, 1)
+        size = p.clamp(min=self.floor) + self.eps
+        if self.baseline == "none":
+            return value / size
+        if self.baseline == "one":
+            return value / size - 1
+        std = masked_std(value, mask, 1, 0)
+        centred = torch.where(std > 0, (value - p) / size, 0.0)
+        return centred / (std + self.eps) if self.spread else centred
+
+
+def _successes(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """n and c of each group, [g 1 r]."""
+    if not ((value == 0) | (value == 1) | ~mask).all():
+        raise UserError(
+            "pass@k counts successes: it needs a reward of 0 or 1, such as exact_answer"
+        )
+    return mask.sum(1, keepdim=True).double(), (value * mask).sum(1, keepdim=True)
+
+
+def _choose(n: Tensor, k: int) -> Tensor:
+    """n over k; 0 where n < k."""
+    n = n.double()
+    logs = (
+        torch.lgamma(n + 1)
+        - torch.lgamma((n - k + 1).clamp(min=1))
+        - torch.lgamma(torch.tensor(k + 1.0, dtype=torch.float64))
+    )
+    return torch.where(n >= k, logs.exp().round(), 0.0)
+
+
+@dataclass(frozen=True)
+class PassAtK:
+    """Credit for the chance that at least one of k samples succeeds. Rewards are 0 or 1.
+
+    leave_one_out  s = value C(n - c, k - 1) / C(n - 1, k - 1), less the mean of the others' s:
+                   PKPO (arXiv:2505.15201)
+    analytic       standardised over all subsets of size k: rho = 1 - C(n - c, k) / C(n, k),
+                   successes (1 - rho) / std, failures that less C(n - c - 1, k - 1) / (C(n - 1,
+                   k - 1) std), with std = sqrt(rho (1 - rho)): pass@k training (arXiv:2508.10751)
+    """
+
+    k: int
+    form: Literal["leave_one_out", "analytic"] = "leave_one_out"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UserError(f"pass@k needs k of at least 1, got {self.k}")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        if self.k > context.columns.group:
+            raise UserError(
+                f"pass@{self.k} needs a group of at least {self.k}, not {context.columns.group}"
+            )
+        return by_column(credit, context, self.rule)
+
+    def rule(self, value: Tensor, mask: Tensor) -> Tensor:
+        n, c = _successes(value, mask)
+        k, every = self.k, _choose(n - 1, self.k - 1).clamp(min=1)
+        if self.form == "leave_one_out":
+            part = value * mask * _choose(n - c, k - 1) / every
+            others = (part.sum(1, keepdim=True) - part) / (n - 1).clamp(min=1)
+            return part - others
+        fail = _choose(n - c, k) / _choose(n, k).clamp(min=1)
+        std = (fail * (1 - fail)).sqrt() + self.eps
+        alone = fail - _choose(n - c - 1, k - 1) / every
+        return torch.where((fail > 0) & (fail < 1), torch.where(value > 0, fail, alone) / std, 0.0)
+
+
+@dataclass(frozen=True)
+class BestGap:
+    """The best of a group gets its lead over the second, all others 0; pass@k by its best sample
+    (arXiv:2503.19595). `scaled` divides by the group's std. A tie at the top teaches nothing."""
+
+    scaled: bool = True
+    eps: float = 1e-6
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return by_column(credit, context, self.rule)
+
+    def rule(self, value: Tensor, mask: Tensor) -> Tensor:
+        ranked = value.masked_fill(~mask, -torch.inf).sort(1, descending=True).values
+        best, second = ranked[:, :1], ranked[:, 1:2]
+        lead = torch.where(second > -torch.inf, best - second, 0.0)
+        lead = torch.where(lead > NONE * best.abs(), lead, 0.0)
+        if self.scaled:
+            lead = lead / (masked_std(value, mask, 1, 1) + self.eps)
+        return torch.where(value == best, lead, 0.0)
+
+
+@dataclass(frozen=True)
+class BetaNormalize:
+    """(value - p) / Beta(p; a, b), the density fitted to the success rates of the batch's prompts:
+    BNPO (arXiv:2506.02864). Rewards are in 0..1.
+
+    Matching moments of the p over draws gives (a', b'); a = 1 + a' / 3 and b = 1 + b' / 3, at least
+    1. Near 0 and 1 a weight can be huge: `most` bounds it. The authors' bound is 1e6, but their
+    comment asks for a tighter one.
+    """
+
+    most: float = 10.0
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        return by_column(credit, context, self.rule)
+
+    def rule(self, value: Tensor, mask: Tensor) -> Tensor:
+        if not ((value >= 0) & (value <= 1) | ~mask).all():
+            raise UserError("BetaNormalize needs rewards in 0..1: rescale them")
+        p, some = masked_mean(value, mask, 1), mask.any(1, keepdim=True)
+        mean = masked_mean(p, some, 0)
+        var = masked_std(p, some, 0, 1).square()
+        size = torch.where(var > 0, mean * (1 - mean) / var.clamp(min=1e-300) - 1, 0.0)
+        a, b = (1 + (size * m / 3).clamp(min=0) for m in (mean, 1 - mean))
+        # a rate of 0 or 1 has no density, but then no sample differs from it either
+        inside = p.clamp(1e-12, 1 - 1e-12)
+        log_density = (a - 1) * inside.log() + (b - 1) * (1 - inside).log()
+        log_density = log_density + torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
+        weight = (-log_density).exp().clamp(max=self.most)
+        return torch.where(masked_std(value, mask, 1, 0) > 0, (value - p) * weight, 0.0)
+
+
+@dataclass(frozen=True)
+class RiskPO:
+    """Learns from the range of scores between two quantiles, and from below (arXiv:2510.00911).
+
+    `bundle` draws that follow each other are one task: its j-th score s is the sum of their j-th
+    samples' values. With s between the quantiles q (at `low`) and Q (at `high`) of all scores of
+    the batch, averaged with the tracked ones of `Context.quantiles` where they are given:
+
+        A = [(s - q)+ - (s - Q)+ + q - Q] / (high - low)            the range
+        A <- (mix * -(q - s)+ / low + A) / (mix + 1)                with the tail, if mix > 0
+
+    natural  adds q - Q, as published: A is then never positive. False leaves it out
+    scaled   divides by the std of the bundle's scores
+    credit   to each draw of a bundle: "uniform" A, or "sum_mean": A (value - p) over the sum of
+             the bundle's (value - p)
+    """
+
+    bundle: int = 5
+    low: float = 0.2
+    high: float = 0.8
+    mix: float = 1.5
+    natural: bool = True
+    scaled: bool = False
+    credit: Literal["uniform", "sum_mean"] = "uniform"
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < 1:
+            raise UserError(f"RiskPO's levels ({self.low}, {self.high}): 0 < low < high < 1")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        def rule(value: Tensor, mask: Tensor) -> Tensor:
+            return self.rule(value, mask, context.quantiles)
+
+        return by_column(credit, context, rule)
+
+    def rule(
+        self, value: Tensor, mask: Tensor, tracked: tuple[float, float] | None = None
+    ) -> Tensor:
+        draws, group, r = value.shape
+        if draws % self.bundle:
+            raise UserError(f"RiskPO bundles {self.bundle} draws, and {draws} do not divide by it")
+        if not mask.all():
+            raise UserError("RiskPO sums the scores of a bundle: a sample of it has none")
+        each = value.view(-1, self.bundle, group, r)
+        score = each.sum(1)
+        q, upper = self._quantiles(score, tracked)
+        risk = (score - q).clamp(min=0) - (score - upper).clamp(min=0)
+        if self.natural:
+            risk = risk + q - upper
+        risk = risk / (self.high - self.low + self.eps)
+        if self.mix > 0:
+            tail = -(q - score).clamp(min=0) / (self.low + self.eps)
+            risk = (self.mix * tail + risk) / (self.mix + 1)
+        if self.scaled:
+            std = masked_std(score, torch.ones_like(score, dtype=torch.bool), 1, 1)
+            risk = torch.where(std > 0, risk / (std + self.eps), 0.0)
+        return (risk[:, None] * self._share(each)).reshape(value.shape)
+
+    def _quantiles(
+        self, score: Tensor, tracked: tuple[float, float] | None
+    ) -> tuple[Tensor, Tensor]:
+        levels = torch.tensor([self.low, self.high], dtype=score.dtype)
+        found = torch.quantile(score.flatten(), levels)
+        if tracked is not None:
+            found = (found + torch.tensor(tracked, dtype=score.dtype)) / 2
+        return found[0], found[1]
+
+    def _share(self, each: Tensor) -> Tensor:
+        """Of a bundle's credit, to each of its draws [bundles draws group r]."""
+        if self.credit == "uniform":
+            return torch.ones_like(each)
+        over = each - each.mean(2, keepdim=True)
+        total = over.sum(1, keepdim=True)
+        return torch.where(total.abs() > NONE, over / total, 0.0)

@@ -1,0 +1,70 @@
+"""Advantage transforms for trees, by the values of their nodes.
+
+They serve denoising trees and trees of text alike: uniform ones, and with `Context.nodes` others.
+The children of a node are told apart from it: `flowrl.credit.comparisons` has the difference to the
+parent (SPO, arXiv:2505.23564), siblings and group together, and depth-wise statistics are
+`Standardize` (BranchGRPO).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrl.credit.comparisons import ParentDifference, roots
+from flowrl.credit.values import NONE, Context, Credit, Level, masked_std
+
+
+def leaves(credit: Credit, context: Context) -> Tensor:
+    """Scored leaves under each sample's node, [n k r]."""
+    group, counts = context.columns.group, []
+    last = credit.mask[:, -1].double()
+    for k, nodes in enumerate(context.columns.nodes):
+        if context.nodes is None:
+            ids = torch.arange(len(last)) * nodes // group
+        else:
+            ids = context.nodes[:, k]
+        level = Level.of(ids, group)
+        counts.append(level.at_leaves(level.total(last)))
+    return torch.stack(counts, 1)
+
+
+@dataclass(frozen=True)
+class GlobalLocal:
+    """(V - V_root) + (V - V_parent), V a node's value: how it compares with the draw, and what was
+    gained on the way to it.
+
+    A node's entries are trained once here. Published code trains them in each of the n leaves
+    under it, so its plain sum over them is `power` 1 and TreeRL's (arXiv:2506.11902), which divides
+    by sqrt(n), is `power` 0.5.
+
+    scaled  divides by the std of the draw's leaves: with power 1 that is TEMPO (arXiv:2509.18314)
+    first   counts the first nodes of a draw as branches of it. They are independent samples, and
+            would get twice their advantage, so a group that never branches is then 2 (r - mean);
+            False leaves their second part out, and such a group is exactly GRPO's
+    """
+
+    power: float = 0.5
+    scaled: bool = False
+    first: bool = False
+    eps: float = 1e-6
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        local = ParentDifference()(credit, context).value.clone()
+        if not self.first:
+            local[:, 0] = 0.0
+        root = roots(credit, context)[:, None]
+        ahead = credit.value - root
+        ahead = torch.where(ahead.abs() > NONE * credit.value.abs().maximum(root.abs()), ahead, 0.0)
+        value = (ahead + local) * leaves(credit, context).clamp(min=1) ** self.power
+        if self.scaled:
+            value = value / (self._spread(credit, context) + self.eps)
+        return credit._replace(value=value * credit.mask)
+
+    @staticmethod
+    def _spread(credit: Credit, context: Context) -> Tensor:
+        """The std of each draw's leaves, [n 1 r]."""
+        shape = (-1, context.columns.group, credit.value.shape[-1])
+        value, mask = (part[:, -1].reshape(shape) for part in credit)
+        std = masked_std(value, mask, 1, 1)
+        return std.repeat_interleave(context.columns.group, 0).view(-1, 1, shape[-1])

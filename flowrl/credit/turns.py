@@ -1,0 +1,249 @@
+"""Advantage transforms that read lengths, turns, states or a value from elsewhere.
+
+Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. What
+they read comes with the `Context`; one that is missing is named in the error.
+
+A trajectory's outcome is compared once and holds for all its turns (AgentFlow's Flow-GRPO,
+arXiv:2510.05592) without any transform: turns are decision points, and `Context.exists` says which
+a sample has. `Turns` compares each turn among the samples that have it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from flowrl.credit.advantages import Standardize
+from flowrl.credit.values import (
+    NONE,
+    Context,
+    Credit,
+    Level,
+    by_column,
+    existing,
+    masked_mean,
+    masked_std,
+)
+from flowrl.errors import UserError
+
+T = TypeVar("T")
+
+
+def given(value: T | None, what: str, who: str) -> T:
+    if value is None:
+        raise UserError(f"{who} reads {what}, and this run has none")
+    return value
+
+
+def _weighed(
+    credit: Credit, weight: Tensor, rule: Callable[[Tensor, Tensor, Tensor], Tensor], group: int
+) -> Credit:
+    """Apply `rule(value, mask, weight)` to each decision point, all leaves for themselves."""
+    shape = (-1, group, credit.value.shape[-1])
+    parts = []
+    for value, mask in zip(credit.value.unbind(1), credit.mask.unbind(1), strict=True):
+        each = weight.view(-1, group, 1).expand(-1, -1, shape[-1])
+        value, mask = value.reshape(shape), mask.reshape(shape)
+        parts.append((rule(value, mask, each) * mask).reshape(-1, shape[-1]))
+    return credit._replace(value=torch.stack(parts, 1))
+
+
+@dataclass(frozen=True)
+class LengthBaseline:
+    """value - sum(length value) / sum(length) of the group: the baseline of least variance where
+    a sample's gradient grows with its length (OPO, arXiv:2505.23585)."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        def rule(value: Tensor, mask: Tensor, length: Tensor) -> Tensor:
+            weight = length * mask
+            total = weight.sum(1, keepdim=True).clamp(min=1)
+            centred = value - (weight * value).sum(1, keepdim=True) / total
+            return torch.where(masked_std(value, mask, 1, 0) > 0, centred, 0.0)
+
+        lengths = given(context.lengths, "lengths", "LengthBaseline").double().cpu()
+        return _weighed(credit, lengths, rule, context.columns.group)
+
+
+@dataclass(frozen=True)
+class WhitenTokens:
+    """(value - mean) / sqrt(variance + eps) over all tokens of the batch: a sample counts as often
+    as it is long, shared out over its decision points (REINFORCE++, arXiv:2501.03262). After a
+    group's mean is taken off, it is the paper's variant with a baseline."""
+
+    eps: float = 1e-8
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        lengths = given(context.lengths, "lengths", "WhitenTokens").double().cpu()
+        value, mask = credit
+        weight = lengths[:, None, None] / mask.sum(1, keepdim=True).clamp(min=1) * mask
+        total = weight.sum((0, 1), keepdim=True)
+        mean = (weight * value).sum((0, 1), keepdim=True) / total.clamp(min=1)
+        square = (weight * (value - mean).square()).sum((0, 1), keepdim=True)
+        variance = square / (total - 1).clamp(min=1)
+        flat = variance.sqrt() <= NONE * (value * mask).abs().amax((0, 1), keepdim=True)
+        white = torch.where(flat, 0.0, (value - mean) / (variance + self.eps).sqrt())
+        return credit._replace(value=white * mask)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """value - the draw's baseline: the score of a greedy sample (ReMax, arXiv:2310.10505), or what
+    a tracker expected of the prompt (single-stream, arXiv:2509.13232)."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        baseline = given(context.baseline, "a baseline of each draw", "Baseline").double().cpu()
+        each = baseline.repeat_interleave(context.columns.group)[:, None, None]
+        return credit._replace(value=(credit.value - each) * credit.mask)
+
+
+@dataclass(frozen=True)
+class GreedyBaseline:
+    """value - that of the draw's last sample, which a plan with `greedy` takes without chance:
+    ReMax (arXiv:2310.10505). That sample is masked; without its score so is the whole draw.
+
+    `samples` of a draw, the greedy one among them: a group may hold several draws of a prompt.
+    """
+
+    samples: int
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        shape = (-1, self.samples, *credit.value.shape[1:])
+        value, mask = (part.reshape(shape) for part in credit)
+        kept = mask & mask[:, -1:]
+        kept[:, -1] = False
+        centred = (value - value[:, -1:]) * kept
+        return Credit(centred.flatten(0, 1), kept.flatten(0, 1))
+
+
+@dataclass(frozen=True)
+class Penalize:
+    """value - weight times the divergence from the start: a KL in the reward instead of the loss.
+
+    Of the whole sample, which is one action (RLOO, ReMax), or with `each` for every token that of
+    itself and the tokens after it: what follows is its doing, what came before is not (REINFORCE++,
+    arXiv:2501.03262). Credit then has a column a token, masked where the model wrote none, and
+    comparisons among samples come before.
+    """
+
+    weight: float
+    each: bool = False
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        apart = given(context.divergence, "divergences from the start", "Penalize").double().cpu()
+        rest = apart.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
+        if not self.each:
+            return credit._replace(value=(credit.value - self.weight * rest[:, :1]) * credit.mask)
+        points = given(context.points, "decision points of tokens", "Penalize").cpu()[..., None]
+        points = points.expand(-1, -1, credit.value.shape[-1])
+        value, mask = (part.gather(1, points) for part in existing(credit, context))
+        mask = mask & ~apart.isnan()[..., None]
+        return Credit((value - self.weight * rest) * mask, mask)
+
+
+@dataclass(frozen=True)
+class Margin:
+    """`rule`'s advantage plus clip(value - baseline, -low, high): a signal that groups without
+    spread still have (AAPO, arXiv:2505.14264). The baseline is a reference sample's score.
+
+    The authors' trainers do not agree on where it comes from; here it is the draw's, as given.
+    """
+
+    low: float = 0.2
+    high: float = 0.28
+    rule: Standardize = field(default_factory=lambda: Standardize(correction=1))
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        ahead = Baseline()(credit, context).value.clamp(-self.low, self.high)
+        within = self.rule(credit, context)
+        return credit._replace(value=(within.value + ahead) * credit.mask)
+
+
+@dataclass(frozen=True)
+class ShareInformative:
+    """value - p, times samples / samples whose reward is not 0: GPG (arXiv:2504.02546)."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        centred = Standardize(scale=None)
+
+        def rule(value: Tensor, mask: Tensor) -> Tensor:
+            some = ((value != 0) & mask).sum((0, 1), keepdim=True).clamp(min=1)
+            return centred.rule(value, mask) * mask.sum((0, 1), keepdim=True) / some
+
+        return by_column(credit, context, rule)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What follows compares a turn with the same turn of the samples that have it (AT-GRPO,
+    arXiv:2510.11062, groups so)."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        given(context.exists, "turns of samples", "Turns")
+        return existing(credit, context)
+
+
+@dataclass(frozen=True)
+class Discount:
+    """gamma^(turns that follow) times the value: an outcome is worth less to early turns."""
+
+    gamma: float = 0.95
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        credit = existing(credit, context)
+        later = credit.mask.double().flip(1).cumsum(1).flip(1) - 1
+        return credit._replace(value=credit.value * self.gamma ** later.clamp(min=0) * credit.mask)
+
+
+@dataclass(frozen=True)
+class States:
+    """The group's advantage plus `weight` times the one among decisions in the same state of the
+    same draw, whatever their turn: GiGPO (arXiv:2505.10978).
+
+    Values of turns are discounted by `gamma` for the second part only. A state that only one
+    decision was taken in adds 0. `scale` divides by the std in both parts (published: mean only).
+    """
+
+    weight: float = 1.0
+    gamma: float = 0.95
+    scale: bool = False
+    eps: float = 1e-6
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        states = given(context.states, "states of decisions", "States").cpu()
+        scale = "group" if self.scale else None
+        rule = Standardize(scale, correction=1, eps=self.eps)
+        episode = rule(credit, context).value
+        credit = existing(credit, context)
+        returns = Discount(self.gamma)(credit, context).value
+        n, k, r = credit.value.shape
+        level = Level.of(states.flatten(), context.columns.group * k)
+        value, mask = returns.flatten(0, 1), credit.mask.flatten(0, 1)
+        count = level.at_leaves(level.total(mask.double()))
+        mean = level.at_leaves(level.total(value * mask)) / count.clamp(min=1)
+        square = level.at_leaves(level.total((value - mean).square() * mask))
+        std = (square / (count - 1).clamp(min=1)).sqrt()
+        size = level.at_leaves(level.most(value.abs()))
+        step = torch.where(std > NONE * size, value - mean, 0.0)
+        if self.scale:
+            step = step / (std + self.eps)
+        total = episode + self.weight * step.view(n, k, r)
+        return credit._replace(value=total * credit.mask)
+
+
+@dataclass(frozen=True)
+class WhitenTurns:
+    """(value - mean) / (std + eps) over all decisions of the batch, no groups: for rewards of
+    single turns, whose groups are not comparable (GEM, arXiv:2510.01051)."""
+
+    eps: float = 1e-9
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, mask = credit = existing(credit, context)
+        centred = value - masked_mean(value, mask, (0, 1))
+        std = masked_std(value, mask, (0, 1), 0)
+        return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
+
+
+ByTurn = Turns | Discount | States | WhitenTurns  # what tells a sample's turns apart

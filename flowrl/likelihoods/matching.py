@@ -1,0 +1,166 @@
+"""Minus the flow-matching error as a log-likelihood: needs clean samples only, from any sampler."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from flowrl.likelihoods.noise_levels import Times, Uniform
+from flowrl.likelihoods.rows import Evaluation, MatchingRows
+from flowrl.likelihoods.transition import mse
+from samplers import Rollout, Velocity
+from samplers.kernels import per_row
+from samplers.noise import generator, normal
+
+FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """scale sigma^a (1 - sigma)^c ((e + 1e-10)^p - 1e-10^p) / p, e the mean squared error.
+
+    AWM's five (arXiv:2509.25050) are uniform (0, 0, 1), t (1, 0, 1), t2 (2, 0, 1),
+    ghuber (1, 0, p) and huber, half of ghuber at p = 1/2. `epsilon` (0, 2, 1) is the error of a
+    noise prediction in velocity space.
+    """
+
+    sigma_power: float = 0.0  # a
+    clean_power: float = 0.0  # c
+    error_power: float = 1.0  # p; below 1 small errors weigh more
+    scale: float = 1.0
+
+    def __call__(
+        self, error: Float[Tensor, "b 1"], sigma: Float[Tensor, " b"]
+    ) -> Float[Tensor, "b 1"]:
+        p, s = self.error_power, sigma[:, None]
+        shaped = error if p == 1 else ((error + FLOOR) ** p - FLOOR**p) / p
+        return self.scale * s**self.sigma_power * (1 - s) ** self.clean_power * shaped
+
+
+WeightingName = Literal["uniform", "t", "t2", "huber", "ghuber", "epsilon"]
+
+
+def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
+    """The published ones by name; `power` is ghuber's p."""
+    known = {
+        "uniform": Weighting(),
+        "t": Weighting(1.0),
+        "t2": Weighting(2.0),
+        "huber": Weighting(1.0, error_power=0.5, scale=0.5),
+        "ghuber": Weighting(1.0, error_power=power),
+        "epsilon": Weighting(clean_power=2.0),
+    }
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """-weight(|v - (noise - x0)|^2) at fresh noise levels: AWM, arXiv:2509.25050.
+
+    draws      noise levels a sample (or a pair)
+    paired     keep each group's best and worst, next to each other, at one noise and level:
+               Diffusion-DPO, arXiv:2311.12908. A group with a tie gives a masked pair.
+    share      who has the same levels: every sample of the batch (a minibatch is then at one
+               sigma, which every pipeline can run in one call), or each sample its own
+    kl_weight  of |v - v_ref|^2: 1, or AWM's `elbo`, 1 / 2s^2 with s = .7 sqrt(t / (1 - t)),
+               t at most .99 in the denominator
+
+    Noise and levels are keyed by (seed, iteration, draw, plan, leaf), so they depend neither on
+    the batch nor on the number of processes. Differences are taken in float32 or better.
+    """
+
+    draws: int = 1
+    times: Times = field(default_factory=Uniform)
+    weight: Weighting = field(default_factory=Weighting)
+    paired: bool = False
+    share: Literal["batch", "sample"] = "batch"
+    kl_weight: Literal["uniform", "elbo"] = "uniform"
+
+    @property
+    def unit(self) -> int:
+        return 2 if self.paired else 1
+
+    @property
+    def keep_mean(self) -> bool:
+        return False
+
+    def rows(
+        self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+    ) -> list[MatchingRows]:
+        """One `Rows` a draw of noise levels, each with all samples (or pairs)."""
+        credit, kept = advantage[:, -1].cpu(), mask[:, -1].cpu()
+        keep = torch.arange(len(credit))
+        if self.paired:
+            keep, kept = self.pairs(credit, kept, rollout.plan.group)
+        kept = kept[:, None]
+        levels = self._levels(rollout, keep[:: self.unit]).repeat_interleave(self.unit, 0)
+        at = keep.to(rollout.x0.device)
+        x0, prompt = rollout.x0[at], rollout.prompt[at]
+        found = []
+        for draw, sigma in enumerate(levels.unbind(1)):
+            sigma = sigma.to(x0)
+            noise = self._noise(rollout, keep, draw).to(x0)
+            s = per_row(sigma, x0)
+            found.append(
+                MatchingRows(
+                    prompt=prompt,
+                    advantage=credit[keep][:, None].to(x0),
+                    mask=kept.to(x0.device),
+                    old=None,
+                    x=(1 - s) * x0 + s * noise,
+                    sigma=sigma,
+                    x0=x0,
+                    noise=noise,
+                )
+            )
+        return found
+
+    @staticmethod
+    def pairs(
+        credit: Tensor, mask: Tensor, group: int
+    ) -> tuple[Int[Tensor, " b"], Bool[Tensor, " b"]]:
+        """Best, worst of each group; masked where they tie, so that every group gives one pair."""
+        grouped = credit.view(-1, group)
+        ends = torch.stack([grouped.argmax(1), grouped.argmin(1)], 1)
+        keep = (ends + torch.arange(len(grouped))[:, None] * group).flatten()
+        apart = (grouped.amax(1) > grouped.amin(1)).repeat_interleave(2)
+        both = mask[keep].view(-1, 2).all(1).repeat_interleave(2)
+        return keep, apart & both
+
+    def _key(self, rollout: Rollout, sample: int) -> tuple[int | str, ...]:
+        """What names sample (or pair) number `sample` of this rollout, wherever it is computed."""
+        draw = rollout.draws[sample // rollout.plan.group]
+        leaf = "pair" if self.paired else sample % rollout.plan.group
+        return (rollout.seed, rollout.iteration, draw, "matching", rollout.index, leaf)
+
+    def _levels(self, rollout: Rollout, samples: Tensor) -> Float[Tensor, "m t"]:
+        sigmas = tuple(step.sigma for step in rollout.plan.steps)
+        whole = (rollout.seed, rollout.iteration, "matching", rollout.index, "level")
+        if self.share == "batch":
+            levels = self.times(sigmas, self.draws, generator(*whole))
+            return levels.expand(len(samples), -1)
+        keys = [(*self._key(rollout, i), "level") for i in samples.tolist()]
+        return torch.stack([self.times(sigmas, self.draws, generator(*key)) for key in keys])
+
+    def _noise(self, rollout: Rollout, samples: Tensor, draw: int) -> Float[Tensor, "b *d"]:
+        keys = [(*self._key(rollout, i), "noise", draw) for i in samples.tolist()]
+        return normal(keys, tuple(rollout.x0.shape[1:]))
+
+    def evaluate(self, policy: Velocity, rows: MatchingRows) -> Evaluation:
+        target = rows.noise - rows.x0
+        v = policy(rows.x, rows.sigma, rows.prompt).to(target.dtype)
+        return Evaluation(-self.weight(mse(v, target), rows.sigma), v)
+
+    def log_ratio(
+        self, new: Evaluation, old: Evaluation, rows: MatchingRows
+    ) -> Float[Tensor, "b 1"]:
+        return new.logp - old.logp
+
+    def kl(self, new: Evaluation, ref: Evaluation, rows: MatchingRows) -> Float[Tensor, "b 1"]:
+        moved = mse(new.out, ref.out)
+        if self.kl_weight == "uniform":
+            return moved
+        t = rows.sigma[:, None]
+        return moved * (1 - t.clamp(max=0.99)) / (2 * 0.49 * t)

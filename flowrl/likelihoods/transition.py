@@ -1,0 +1,141 @@
+"""How likely a policy finds a sample. Two notions of it here, and all that differs between them.
+
+    Transition   density of the sampler's own noisy steps        GRPO and its variants
+    Matching     minus the flow-matching error (an ELBO)         AWM, DiffusionNFT, Diffusion-DPO
+                 (in flowrl/likelihoods/matching.py)
+
+A likelihood picks the rows to train on, scores them under a policy, and compares two scores.
+It never sees a reward; a loss never sees a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows
+from samplers import Edges, Rollout, Velocity, mean_log_prob
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """A policy is a velocity `(x [b *d], sigma [b], prompt [b]) -> v [b *d]`."""
+
+    @property
+    def unit(self) -> int: ...  # neighbouring rows that belong together: 2 for pairs
+
+    @property
+    def keep_mean(self) -> bool: ...  # must the rollout store its steps' means?
+
+    def rows(
+        self, rollout: Any, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+    ) -> Sequence[Rows]: ...
+
+    def evaluate(self, policy: Any, rows: Any) -> Evaluation: ...
+
+    def log_ratio(self, new: Evaluation, old: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
+
+    def kl(self, new: Evaluation, ref: Evaluation, rows: Any) -> Float[Tensor, "b t"]: ...
+
+
+def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Float[Tensor, "b 1"]:
+    """Mean squared difference over the latent's dims."""
+    assert a is not None and b is not None, "this comparison needs means or velocities"
+    return (a - b).square().flatten(1).mean(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """log N(x_next; mean, std) of stored steps, averaged over the latent's dims.
+
+    ratio   what a log-ratio is, with q the step's std and l = log p_new - log p_old:
+            density     l
+            ratio_norm  q l + |mean - mean_old|^2 / 2q: GRPO-Guard (arXiv:2510.22319, eq. 8). It is
+                        mean(noise * shift of the mean), of mean 0 and without l's 1 / q. The
+                        authors' code averages the second term over the micro-batch; here each row
+                        has its own, as in verl-omni and Pref-GRPO.
+            cps         2 q^2 l, the difference of -|x_next - mean|^2: Flow-CPS's published score
+                        (arXiv:2509.05952)
+    kl_form to another policy:
+            exact       |mean - mean_ref|^2 / 2 q^2, the divergence of the two steps
+            published   the same with g^2 = q^2 / h for q^2: Flow-GRPO's code, smaller by h, which
+                        its printed beta is for
+            velocity    |v - v_ref|^2
+            mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). A weight
+                        for it is one for `exact` over 2 q^2, so another number at every step
+    """
+
+    ratio: Literal["density", "ratio_norm", "cps"] = "density"
+    kl_form: Literal["exact", "published", "velocity", "mean"] = "exact"
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    @property
+    def keep_mean(self) -> bool:
+        return self.ratio == "ratio_norm"
+
+    def rows(
+        self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+    ) -> list[TransitionRows]:
+        """One `Rows` a trained step."""
+        assert rollout.edges, "Algorithm refuses plans without trained steps"
+        return [self._rows(rollout, edges, advantage, mask) for edges in rollout.edges]
+
+    def _rows(
+        self, rollout: Rollout, edges: Edges, advantage: Tensor, mask: Tensor
+    ) -> TransitionRows:
+        step, kernel, x = rollout.plan.steps[edges.step], rollout.plan.kernel, edges.x
+        assert kernel is not None and (edges.mean is not None or not self.keep_mean)
+        nodes = len(x)
+        # the leaves of a node agree, so its first stands for all
+        credit, kept = (a[:, edges.step].reshape(nodes, -1)[:, :1] for a in (advantage, mask))
+        return TransitionRows(
+            prompt=edges.prompt,
+            advantage=credit.to(x),
+            mask=kept.to(x.device),
+            old=Evaluation(edges.logp[:, None], edges.mean if self.keep_mean else None),
+            x=x,
+            x_next=edges.x_next,
+            sigma=torch.full((nodes,), step.sigma, dtype=x.dtype, device=x.device),
+            sigma_next=torch.full((nodes,), step.sigma_next, dtype=x.dtype, device=x.device),
+            kernel=kernel,
+        )
+
+    def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
+        v = policy(rows.x, rows.sigma, rows.prompt)
+        g = rows.kernel(rows.x, v, rows.sigma, rows.sigma_next)
+        return Evaluation(mean_log_prob(g, rows.x_next)[:, None], g.mean)
+
+    def log_ratio(
+        self, new: Evaluation, old: Evaluation, rows: TransitionRows
+    ) -> Float[Tensor, "b 1"]:
+        ratio = new.logp - old.logp
+        if self.ratio == "density":
+            return ratio
+        q, _ = self._scales(rows)
+        if self.ratio == "cps":
+            return 2 * q**2 * ratio
+        return q * ratio + mse(new.out, old.out) / (2 * q)
+
+    def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
+        q, slope = self._scales(rows)
+        moved = mse(new.out, ref.out)
+        if self.kl_form == "mean":
+            return moved
+        if self.kl_form == "velocity":
+            return moved / slope**2
+        if self.kl_form == "published":
+            return moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)
+        return moved / (2 * q**2)
+
+    @staticmethod
+    def _scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
+        """The step's std, and d mean / d v: every kernel's mean is affine in v."""
+        zero = torch.zeros_like(rows.sigma)[:, None]
+        mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)
+        return std[:, None], mean

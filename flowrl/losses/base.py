@@ -1,0 +1,195 @@
+"""What a loss is, how its entries become one number, and what all losses on ratios share.
+
+A loss gives one value an entry [b t]. The update reduces them once, over the mask, the whole
+optimizer step and all processes, so that neither chunks nor processes change the result.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.transition import Likelihood
+
+Denominator = Literal["tokens", "rows", "sequences"] | int
+"""How unmasked values are averaged. With t tokens in a row, and B rows that have any:
+
+tokens     sum / all tokens: every token counts the same (DAPO, arXiv:2503.14476)
+rows       mean over a row's tokens, then over rows: every completion counts the same (GRPO)
+sequences  sum over a row's tokens, mean over rows: longer rows count more (LUSPO)
+an int     sum / (B times it): a constant length (Dr. GRPO, arXiv:2503.20783)
+"""
+
+
+class Entries(NamedTuple):
+    """Metrics are means over unmasked entries. `per_token` is a further term of the loss that is
+    always averaged over tokens, whatever `denominator` says (the entropy bonus)."""
+
+    value: Float[Tensor, "b t"]
+    denominator: Denominator
+    metrics: dict[str, Tensor]
+    per_token: Float[Tensor, "b t"] | None = None
+
+
+class Counts(NamedTuple):
+    """What sums are divided by, over everything that an optimizer step averages."""
+
+    rows: float  # with an entry in the loss
+    tokens: float
+
+    @classmethod
+    def of(cls, masks: Sequence[Tensor]) -> "Counts":
+        rows = sum(int(mask.any(1).sum()) for mask in masks)
+        return cls(float(rows), float(sum(int(mask.sum()) for mask in masks)))
+
+
+def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:
+    """These entries' share of the loss: sums over the mask, over what the whole step counts."""
+    value, kind = torch.where(mask, entries.value, 0.0), entries.denominator
+    if kind == "rows":
+        loss = (value.sum(1) / mask.sum(1).clamp(min=1)).sum() / max(counts.rows, 1.0)
+    elif kind == "tokens":
+        loss = value.sum() / max(counts.tokens, 1.0)
+    else:
+        length = 1 if kind == "sequences" else kind
+        loss = value.sum() / (max(counts.rows, 1.0) * length)
+    if entries.per_token is None:
+        return loss
+    return loss + torch.where(mask, entries.per_token, 0.0).sum() / max(counts.tokens, 1.0)
+
+
+@runtime_checkable
+class Objective(Protocol):
+    @property
+    def unit(self) -> int: ...  # neighbouring rows that must stay together in a minibatch
+
+    @property
+    def roles(self) -> frozenset[str]: ...  # evaluations it needs beside "new"
+
+    @property
+    def clip(self) -> tuple[float, float] | None: ...  # (low, high), for the noise-floor check
+
+    def __call__(
+        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> Entries: ...
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """`weight` times the divergence to `role`: "ref", or a named average (AWM's trust region).
+
+    `corrected` multiplies it by the ratio, with its gradient. The plain k3 estimate pulls along
+    the gradient of KL(ref | new) and the plain k1 nowhere; corrected, both pull along that of
+    KL(new | ref), also when the samples are an older policy's (DeepSeek-V3.2, arXiv:2512.02556).
+    """
+
+    weight: float
+    role: str = "ref"
+    corrected: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0:
+            raise UserError(f"an anchor's weight must be above 0, got {self.weight}: leave it out")
+
+
+def anchored(
+    anchors: tuple[Anchor, ...],
+    likelihood: Likelihood,
+    evaluations: Mapping[str, Evaluation],
+    rows: Rows,
+) -> tuple[Float[Tensor, "b t"] | float, dict[str, Tensor]]:
+    """The weighted sum of divergences, and each of them: `kl`, `kl_<average>`."""
+    total: Tensor | float = 0.0
+    metrics: dict[str, Tensor] = {}
+    for anchor in anchors:
+        kl = likelihood.kl(evaluations["new"], evaluations[anchor.role], rows)
+        if anchor.corrected:
+            ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows).exp()
+            kl = kl * ratio
+        total = total + anchor.weight * kl
+        metrics["kl" if anchor.role == "ref" else f"kl_{anchor.role}"] = kl.detach()
+    return total, metrics
+
+
+def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:
+    corrected = ("old",) if any(anchor.corrected for anchor in anchors) else ()
+    return frozenset((*more, *corrected, *(anchor.role for anchor in anchors)))
+
+
+@runtime_checkable
+class Weight(Protocol):
+    """A factor [b t] without gradient on each entry of the policy term, and metrics of it.
+
+    Anchors and the entropy bonus are not weighted, and no denominator changes."""
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Float[Tensor, "b t"], dict[str, Tensor]]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioLoss:
+    """What all losses on a ratio to the policy that sampled share; `policy` is each one's own part.
+
+    anchors      divergences to the start or to averages
+    weights      factors on the policy term: see `flowrl.losses.weights`
+    entropy      a bonus of this times the entropy, averaged over tokens whatever the denominator
+    denominator  how entries are averaged
+    """
+
+    anchors: tuple[Anchor, ...] = ()
+    weights: tuple[Weight, ...] = ()
+    entropy: float = 0.0
+    denominator: Denominator = "tokens"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.denominator, int) and self.denominator < 1:
+            raise UserError(f"a constant length must be at least 1, got {self.denominator}")
+        if self.entropy < 0:
+            raise UserError(f"an entropy bonus must be at least 0, got {self.entropy}")
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return roles(self.anchors, "old")
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        return None
+
+    def policy(
+        self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError
+
+    def __call__(
+        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> Entries:
+        log_ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows)
+        value, metrics = self.policy(log_ratio, evaluations, rows)
+        for weight in self.weights:
+            factor, found = weight(evaluations, rows)
+            value, metrics = value * factor, {**metrics, **found}
+        divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
+        said = {"ratio": log_ratio.detach().exp(), "policy_loss": value.detach()}
+        metrics = {**said, **metrics, **kl}
+        bonus = None
+        if self.entropy > 0:
+            entropy = entropies(evaluations["new"])
+            bonus, metrics["entropy"] = -self.entropy * entropy, entropy.detach()
+        return Entries(value + divergence, self.denominator, metrics, bonus)
+
+
+def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:
+    """A token policy's entropies, which it gives as `out`."""
+    if evaluation.out is None:
+        raise UserError("this loss reads entropies: set Token(entropy=True)")
+    return evaluation.out

@@ -1,0 +1,229 @@
+"""Losses: pure functions of policies' evaluations. No model is called in this file.
+
+`new` is the policy being trained, `old` the one that sampled, `ref` the frozen start; other roles
+are named averages. What they share is in `flowrl/losses/base.py`; more losses on ratios, which
+language models made, in `flowrl/losses/token.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
+from flowrl.likelihoods.transition import Likelihood
+from flowrl.losses.base import Anchor, Entries, Objective, RatioLoss, anchored
+from flowrl.losses.base import roles as _roles
+from samplers.kernels import per_row
+
+__all__ = [
+    "NFT", "Anchor", "Entries", "Objective", "Preference", "Surrogate", "Weighted",
+    "clipped_surrogate",
+]  # fmt: skip
+
+
+def clipped_surrogate(
+    log_ratio: Float[Tensor, "b t"],
+    advantage: Float[Tensor, "b t"],
+    low: float,
+    high: float,
+    dual: float | None = None,
+) -> Float[Tensor, "b t"]:
+    """-min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv:1707.06347, eq. 7.
+
+    `dual` bounds the loss of bad samples at -dual A: dual clip, arXiv:1912.09729.
+    """
+    ratio = log_ratio.exp()
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    if dual is not None:
+        gain = torch.where(advantage < 0, torch.maximum(gain, dual * advantage), gain)
+    return -gain
+
+
+@dataclass(frozen=True)
+class Surrogate(RatioLoss):
+    """PPO's clipped surrogate, its range open to both sides by itself.
+
+    `high > low` is DAPO's clip-higher (arXiv:2503.14476). Metrics count a clip only where it
+    acts: ratio below 1 - low with A < 0, above 1 + high with A > 0. INTELLECT-2's two-sided bound
+    delta (arXiv:2505.07291) is `dual`: a bound on the ratio of bad samples.
+    """
+
+    low: float
+    high: float
+    dual: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.low <= 1 or self.high <= 0:
+            raise UserError(
+                f"clip range ({self.low}, {self.high}): low must be in (0, 1], high above 0"
+            )
+        if self.dual is not None and self.dual <= 1 + self.high:
+            raise UserError(
+                f"dual clip {self.dual} must lie above 1 + high = {1 + self.high}; 3 is usual"
+            )
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        return self.low, self.high
+
+    def policy(
+        self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        value = clipped_surrogate(log_ratio, rows.advantage, self.low, self.high, self.dual)
+        return value, clip_counts(log_ratio, rows.advantage, self.low, self.high, self.dual)
+
+
+def clip_counts(
+    log_ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None
+) -> dict[str, Tensor]:
+    """Which entries a clip range keeps from moving on, by side [b t]."""
+    ratio, good, bad = log_ratio.detach().exp(), advantage > 0, advantage < 0
+    counts = {
+        "clipped_low": (bad & (ratio < 1 - low)).to(ratio),
+        "clipped_high": (good & (ratio > 1 + high)).to(ratio),
+    }
+    if dual is not None:
+        counts["clipped_dual"] = (bad & (ratio > dual)).to(ratio)
+    return counts
+
+
+@dataclass(frozen=True)
+class Preference:
+    """-log sigmoid(beta (gain of the better - gain of the worse)): DPO, arXiv:2305.18290.
+
+    A gain is log p_new - log p_ref. Rows come in pairs, the better first. With `Matching` this is
+    Diffusion-DPO (arXiv:2311.12908), whose beta is twice this one.
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0:
+            raise UserError(f"Preference's beta must be above 0, got {self.beta}")
+
+    @property
+    def unit(self) -> int:
+        return 2
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset({"ref"})
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        return None
+
+    def __call__(
+        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> Entries:
+        each = evaluations["new"].logp - evaluations["ref"].logp
+        better, worse = (each * rows.mask).sum(1).view(-1, 2).unbind(1)
+        margin = (self.beta * (better - worse)).repeat_interleave(2)[:, None].expand_as(each)
+        metrics = {"margin": margin.detach(), "won": (margin > 0).to(margin)}
+        return Entries(-F.logsigmoid(margin), "rows", metrics)  # both rows carry their pair's loss
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """-weight log p, the weights in place of advantages and at least 0.
+
+    With `Exponential` weights this is reward-weighted regression (ORW-CFM-W2, arXiv:2502.06061,
+    with an anchor to "ref" for its W2 term); with equal weights, fine-tuning on own samples.
+    """
+
+    anchors: tuple[Anchor, ...] = ()
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return _roles(self.anchors)
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        return None
+
+    def __call__(
+        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> Entries:
+        divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
+        value = -rows.advantage * evaluations["new"].logp
+        said = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**said, **metrics})
+
+
+@dataclass(frozen=True)
+class NFT:
+    """DiffusionNFT, arXiv:2509.16117, with its adaptive weights.
+
+    Moves v towards what good samples match and away from what bad ones do:
+    v_good = (1 - beta) v_old + beta v,  v_bad = (1 + beta) v_old - beta v. The advantage, cut to
+    +-`advantage_max` and then read by `mode`, says in which part: r = 1/2 + A / 2 advantage_max.
+
+    mode  all | positive_only (A < 0 is 0) | negative_only (A > 0 is 0) | one_only (A > 0 is 1, all
+          others 0) | binary (the sign of A)
+    """
+
+    beta: float = 1.0
+    advantage_max: float = 5.0
+    mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all"
+    anchors: tuple[Anchor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.beta <= 0 or self.advantage_max <= 0:
+            raise UserError(
+                f"NFT needs beta and advantage_max above 0, got {self.beta}, {self.advantage_max}"
+            )
+
+    @property
+    def unit(self) -> int:
+        return 1
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return _roles(self.anchors, "old")
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        return None
+
+    def __call__(
+        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> Entries:
+        v, old = evaluations["new"].out, evaluations["old"].out
+        assert isinstance(rows, MatchingRows) and v is not None and old is not None
+        old = old.detach()
+        good = (0.5 + self._read(rows.advantage) / (2 * self.advantage_max)).clamp(0, 1)
+        error_good = _x0_error((1 - self.beta) * old + self.beta * v, rows)
+        error_bad = _x0_error((1 + self.beta) * old - self.beta * v, rows)
+        value = (good * error_good + (1 - good) * error_bad) * self.advantage_max / self.beta
+        divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
+        moved = (v.detach() - old).square().flatten(1).mean(1, keepdim=True)
+        said = {"moved": moved, "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**said, **metrics})
+
+    def _read(self, advantage: Tensor) -> Tensor:
+        a = advantage.clamp(-self.advantage_max, self.advantage_max)
+        if self.mode == "positive_only":
+            return a.clamp(min=0)
+        if self.mode == "negative_only":
+            return a.clamp(max=0)
+        if self.mode == "one_only":
+            return (a > 0).to(a)
+        return a.sign() if self.mode == "binary" else a
+
+
+def _x0_error(v: Float[Tensor, "b *d"], rows: MatchingRows) -> Float[Tensor, "b 1"]:
+    """Squared error of the clean sample that v predicts, over its own detached mean size."""
+    error = rows.x - per_row(rows.sigma, v) * v - rows.x0
+    size = error.detach().abs().flatten(1).mean(1, keepdim=True).clamp(min=1e-5)
+    return error.square().flatten(1).mean(1, keepdim=True) / size

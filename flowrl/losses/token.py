@@ -1,0 +1,184 @@
+"""Losses on ratios that language models made. All but GMPO read only what a likelihood compares,
+so pictures can use them too: there a ratio is that of one denoising step.
+
+| loss      | policy term, with ratio r and advantage A           | source           |
+| --------- | --------------------------------------------------- | ---------------- |
+| Surrogate | -min(r A, clip(r) A), in `flowrl.losses.ratio`            | arXiv:1707.06347 |
+| GPPO      | the same, but what is clipped keeps its gradient    | arXiv:2508.07629 |
+| CISPO     | -stop(clip(r)) A log p                              | arXiv:2506.13585 |
+| SAPO      | -A sigmoid(tau (r - 1)) 4 / tau: a soft clip        | arXiv:2511.20347 |
+| VESPO     | -stop(phi(w)) A log p, w the ratio of the whole row | arXiv:2602.10693 |
+| GMPO      | -A times the geometric mean of clipped ratios       | arXiv:2507.20673 |
+| Reinforce | -A log p                                            | Williams, 1992   |
+
+GSPO is `Surrogate` with `Token(ratio="sequence")`; DAPO, Dr. GRPO and LUSPO are `Surrogate` with
+their denominators.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.token_ratios import row_mean, row_sum
+from flowrl.losses.base import Denominator, RatioLoss
+from flowrl.losses.ratio import clip_counts
+from flowrl.losses.weights import Correction
+
+Parts = tuple[Tensor, dict[str, Tensor]]
+LEAST, MOST = math.log(1e-8), 20.0  # VESPO's bounds on a row's log-ratio
+EACH = 20.0  # and on a token's
+
+
+def _range(name: str, low: float, high: float) -> None:
+    if not 0 < low <= 1 or high <= 0:
+        raise UserError(f"{name}'s range ({low}, {high}): low must be in (0, 1], high above 0")
+
+
+@dataclass(frozen=True)
+class GPPO(RatioLoss):
+    """The clipped surrogate whose clipped entries keep the gradient that they have at the bound.
+
+    `keep_low` and `keep_high` are the part of it that is kept: bad samples below 1 - low, good
+    ones above 1 + high; at 0 it is the Surrogate. The authors later advise 0.25 to 0.5, or the
+    high side only, where entropy collapses.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    keep_low: float = 1.0
+    keep_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _range("GPPO", self.low, self.high)
+
+    @property
+    def clip(self) -> tuple[float, float] | None:
+        return self.low, self.high
+
+    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+        ratio = log_ratio.exp()
+        still = ratio / ratio.detach()  # 1, with the gradient of log p
+        floor = (1 - self.low) * (1 + self.keep_low * (still - 1))
+        ceiling = (1 + self.high) * (1 + self.keep_high * (still - 1))
+        kept = torch.where(ratio < 1 - self.low, floor, ratio)
+        kept = torch.where(ratio > 1 + self.high, ceiling, kept)
+        value = -torch.minimum(ratio * rows.advantage, kept * rows.advantage)
+        return value, clip_counts(log_ratio, rows.advantage, self.low, self.high)
+
+
+@dataclass(frozen=True)
+class CISPO(RatioLoss):
+    """-stop(clip(r, low, high)) A log p: no token's gradient is lost, only its weight is bounded.
+
+    `low` and `high` bound the ratio itself, not its distance to 1. ScaleRL (arXiv:2510.13786)
+    takes 5 for `high`; below 1 it would scale every gradient down.
+    """
+
+    high: float = 5.0
+    low: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.low < self.high:
+            raise UserError(f"CISPO's bounds ({self.low}, {self.high}): low below high, from 0")
+
+    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+        ratio = log_ratio.detach().exp()
+        value = -ratio.clamp(self.low, self.high) * rows.advantage * evaluations["new"].logp
+        return value, {"clipped_high": ((ratio > self.high) & (rows.advantage > 0)).to(ratio)}
+
+
+@dataclass(frozen=True)
+class SAPO(RatioLoss):
+    """-A sigmoid(tau (r - 1)) 4 / tau, whose slope at r = 1 is 1 and fades away from it.
+
+    tau is `positive` for A > 0 and `negative` otherwise; the paper's are for ratios of tokens.
+    Denoising steps move by far less: tau of about 1 / (the usual clip range) does there.
+    """
+
+    positive: float = 1.0
+    negative: float = 1.05
+    denominator: Denominator = field(default="rows", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positive <= 0 or self.negative <= 0:
+            raise UserError(f"SAPO's temperatures ({self.positive}, {self.negative}): above 0")
+
+    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+        tau = torch.where(rows.advantage > 0, self.positive, self.negative)
+        gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau
+        return -gate * rows.advantage, {"gate": (gate * tau / 2).detach()}  # 1 at r = 1
+
+
+@dataclass(frozen=True)
+class VESPO(RatioLoss):
+    """-stop(phi(w)) A log p with phi(w) = w^k exp(lambda (1 - w)), 1 at w = 1.
+
+    w is the ratio of the whole row (a product, whatever the likelihood's level), times the row's
+    `mismatch` to another engine. `positive` and `negative` are (k, lambda) by the sign of A. A
+    mismatch that masks tokens takes their whole row out: truncate instead.
+    """
+
+    positive: tuple[float, float] = (2.0, 3.0)
+    negative: tuple[float, float] = (3.0, 2.0)
+    mismatch: Correction | None = None
+
+    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+        new, old = evaluations["new"].logp, evaluations["old"].logp
+        each = (new.detach() - old).clamp(-EACH, EACH)
+        total = row_sum(each, rows.mask)
+        if self.mismatch is not None:
+            factor = self.mismatch.factor(evaluations, rows)
+            total = total + factor.log().clamp(LEAST, EACH).sum(1, keepdim=True)
+        log_w = total.clamp(LEAST, MOST)
+        good = rows.advantage >= 0
+        k, rate = (
+            torch.where(good, a, b) for a, b in zip(self.positive, self.negative, strict=True)
+        )
+        phi = (rate * (1 - log_w.exp()) + k * log_w).exp()
+        return -phi * rows.advantage * new, {"phi": phi}
+
+
+@dataclass(frozen=True)
+class GMPO(RatioLoss):
+    """-A times the geometric mean of a row's ratios, each clipped in log space on the side where
+    moving on would pay: at most e^high for A > 0, at least e^-low otherwise.
+
+    Reads the tokens' own log-ratios, whatever the likelihood's level.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+    denominator: Denominator = field(default="rows", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low <= 0 or self.high <= 0:
+            raise UserError(f"GMPO's range ({self.low}, {self.high}) is of log-ratios: above 0")
+
+    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+        each = evaluations["new"].logp - evaluations["old"].logp
+        good, bad = rows.advantage > 0, rows.advantage < 0
+        kept = torch.where(good, each.clamp(max=self.high), each.clamp(min=-self.low))
+        value = -row_mean(kept, rows.mask).exp() * rows.advantage
+        counts = {
+            "clipped_low": (bad & (each < -self.low)).to(each),
+            "clipped_high": (good & (each > self.high)).to(each),
+        }
+        return value, counts
+
+
+@dataclass(frozen=True)
+class Reinforce(RatioLoss):
+    """-A log p: the plain policy gradient. For one update of what was just sampled: nothing in it
+    notices that a policy has moved on."""
+
+    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+        return -rows.advantage * evaluations["new"].logp, {}

@@ -1,0 +1,135 @@
+"""Factors on the policy term of tokens: what is stale, dull, or sampled by another engine.
+
+Each is a `Weight` of a loss (`weights=`). None changes a denominator, and none touches the anchors.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
+from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
+from flowrl.losses.base import entropies
+
+
+def sampled(rows: Rows, old: Evaluation) -> Tensor:
+    """Log-probabilities by the engine that sampled: another one's, or the trainer's own."""
+    assert isinstance(rows, TokenRows), "only token rows may come from another engine"
+    return old.logp if rows.sampled is None else rows.sampled
+
+
+@runtime_checkable
+class Correction(Protocol):
+    """What another engine's samples weigh, by token [b t] or by row [b 1]."""
+
+    def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Weighs by p_old / p_sampled where another engine sampled (truncated importance sampling).
+
+    level  of a token, or its product over the row
+    mode   truncate: cut to low..high; mask: 0 outside of it; none: weighs nothing, only measures
+    Logs `mismatch`, the mean |log p_old - log p_sampled| a token (and `mismatch_max`), the mean
+    `mismatch_weight`, the shares of tokens that were `mismatch_truncated` or `mismatch_masked`, and
+    `mismatch_effective`: (sum w)^2 / (n sum w^2) over the n tokens of one call.
+    """
+
+    level: Literal["token", "sequence"] = "sequence"
+    mode: Literal["truncate", "mask", "none"] = "mask"
+    high: float = 3.0
+    low: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < 1 < self.high:
+            raise UserError(f"a mismatch of 1 must be inside ({self.low}, {self.high})")
+
+    def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
+        """[b t], or [b 1] for the sequence level."""
+        return self._weight(self._ratio(evaluations, rows))
+
+    def _ratio(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
+        old = evaluations["old"]
+        return mismatch(old.logp, sampled(rows, old), rows.mask, self.level)
+
+    def _weight(self, ratio: Tensor) -> Tensor:
+        if self.mode == "none":
+            return torch.ones_like(ratio)
+        return bounded(ratio, self.mode, self.low, self.high)
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        old = evaluations["old"]
+        ratio = self._ratio(evaluations, rows).expand_as(old.logp)
+        weight = self._weight(ratio)
+        apart = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
+        outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
+        none, seen = torch.zeros_like(outside), weight[rows.mask].double()
+        effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
+        return weight, {
+            "mismatch": apart,
+            "mismatch_weight": weight,
+            "mismatch_truncated": outside if self.mode == "truncate" else none,
+            "mismatch_masked": outside if self.mode == "mask" else none,
+            "mismatch_effective": effective.to(ratio).expand_as(ratio),
+        }
+
+
+@dataclass(frozen=True)
+class OffPolicyMask:
+    """Leaves out bad samples that the policy has moved away from: A < 0 and mean over the row of
+    log p_sampled - log p_new above `threshold` (DeepSeek-V3.2, arXiv:2512.02556)."""
+
+    threshold: float
+
+    def __post_init__(self) -> None:
+        if self.threshold <= 0:
+            raise UserError(f"an off-policy threshold must be above 0, got {self.threshold}")
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        gone = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
+        near = row_mean(gone.nan_to_num(0.0), rows.mask) <= self.threshold
+        kept = ((rows.advantage >= 0) | near).to(rows.advantage)
+        return kept, {"off_policy": 1 - kept}
+
+
+@dataclass(frozen=True)
+class HighEntropy:
+    """Trains on the tokens where the policy was least sure only (arXiv:2506.01939).
+
+    share  the most uncertain `share` of the tokens that are evaluated in one call, as published;
+           another `rows_per_call` shifts the bound a little
+    floor  tokens of at least so many nats: no such dependence
+    """
+
+    share: float | None = None
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.share is None) == (self.floor is None):
+            raise UserError("HighEntropy takes a share or a floor")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise UserError(f"HighEntropy's share must be in (0, 1], got {self.share}")
+
+    def __call__(
+        self, evaluations: Mapping[str, Evaluation], rows: Rows
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        entropy = entropies(evaluations["new"]).detach()
+        if self.floor is not None:
+            bound = torch.tensor(self.floor, dtype=entropy.dtype, device=entropy.device)
+        else:
+            assert self.share is not None
+            seen = entropy[rows.mask].float()
+            if len(seen) == 0:
+                return torch.zeros_like(entropy), {}
+            bound = torch.quantile(seen, 1 - self.share).to(entropy)
+        kept = ((entropy >= bound) & rows.mask).to(entropy)
+        return kept, {"uncertain": kept}

@@ -1,0 +1,110 @@
+"""Prompts of a pipeline, encoded once, and what is painted of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from flowrl.media.statistics import image_statistics
+from flowrl.models.diffusers.conditioning import Conditioning
+from flowrl.models.diffusers.schedule import Schedule
+from flowrl.models.evaluation_counter import Meter
+from samplers import Begin, Planner, Rollout, Velocity, roll
+
+
+class Scales(NamedTuple):
+    """Guidance scales; None for a pipeline that takes none."""
+
+    sample: float | None = 1.0
+    train: float | None = 1.0
+
+
+@runtime_checkable
+class Driven(Protocol):
+    """What a painting asks of `PipelinePolicy`."""
+
+    guidance: Scales
+    device: torch.device
+
+    @property
+    def arithmetic(self) -> torch.dtype: ...
+
+    def schedule(self, steps: int) -> Schedule: ...
+
+    def begin(self, conditioning: Conditioning, steps: int) -> Begin | None: ...
+
+    def shape(self, steps: int) -> tuple[int, ...]: ...
+
+    def bind(
+        self, conditioning: Conditioning, *, steps: int, guidance: float | None
+    ) -> Velocity: ...
+
+    def decode(
+        self, x0: Tensor, conditioning: Conditioning, *, steps: int, guidance: float | None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Painting:
+    """A `flowrl.models.policy.Batch` of pictures or films. `meter` counts sampling."""
+
+    owner: Driven
+    conditioning: Conditioning
+    steps: int
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def policy(self) -> Velocity:
+        """For training, so at its guidance."""
+        return self._bind(self.owner.guidance.train)
+
+    def _bind(self, guidance: float | None) -> Velocity:
+        return self.owner.bind(self.conditioning, steps=self.steps, guidance=guidance)
+
+    def rollouts(
+        self,
+        plan: Planner,
+        draws: Sequence[int],
+        *,
+        seed: int,
+        iteration: int,
+        keep_mean: bool = False,
+        score: Callable[[Rollout], Tensor] | None = None,
+        hear: Callable[[Rollout], None] | None = None,
+    ) -> tuple[Rollout, ...]:
+        plans = plan(self.owner.schedule(self.steps).sigmas, iteration, seed)
+
+        def guess(x0: Tensor, prompt: Tensor) -> Tensor:
+            """The reward of predicted clean latents."""
+            assert score is not None  # roll asks only if it is there
+            return score(Rollout(plans[0], x0, prompt, tuple(draws), (), seed, iteration, 0))
+
+        return roll(
+            plans,
+            self.meter(self._bind(self.owner.guidance.sample)),
+            self.owner.shape(self.steps),
+            draws,
+            seed=seed,
+            iteration=iteration,
+            keep_mean=keep_mean,
+            score=None if score is None else guess,
+            hear=hear,
+            begin=self.owner.begin(self.conditioning, self.steps),
+            device=self.owner.device,
+            dtype=self.owner.arithmetic,
+        )
+
+    def media(self, rollout: Rollout) -> Tensor:
+        """Leaves to pictures, with their encodings row by row, since decoders may read them."""
+        return self.owner.decode(
+            rollout.x0,
+            self.conditioning.take(rollout.prompt.cpu()),
+            steps=self.steps,
+            guidance=self.owner.guidance.sample,
+        )
+
+    def statistics(self, rollout: Rollout, media: Tensor) -> dict[str, float]:
+        found = image_statistics(media, rollout.prompt.cpu())
+        return {f"image/{name}": value for name, value in found.items()}

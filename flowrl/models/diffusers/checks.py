@@ -1,0 +1,189 @@
+"""What can be said of a pipeline before it runs: load it, check its arguments, refuse it."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from torch import nn
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.columns import FRAMES, images
+from flowrl.models.diffusers.driver import DENOISERS, ENCODERS
+from flowrl.models.diffusers.schedule import Kind
+from flowrl.models.diffusers.scheduler_standin import FAILURES
+
+# arguments of __call__ that flowrl sets itself
+OURS = frozenset(
+    (
+        "self", "prompt", "latents", "num_inference_steps", "generator", "output_type",
+        "return_dict", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt",
+        "callback_on_step_end", "callback_on_step_end_tensor_inputs",
+    )
+)  # fmt: skip
+
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
+    return UserError(f"{owner} refuses its arguments {call}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class its_own(AbstractContextManager[None]):
+    """What a pipeline's own code raises, said as what the user can do about it.
+
+    Some raise a plain Exception, of which everything else is a kind: only itself counts here.
+    """
+
+    owner: str
+    call: Mapping[str, Any]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
+            return
+        if isinstance(error, FAILURES) or type(error) is Exception:
+            raise refused(self.owner, self.call, error) from error
+
+
+def refuse_class(kind: type) -> None:
+    """Raises UserError for what no pipeline of a class can do, with the reason."""
+    name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
+    for argument in ("prompt", "num_inference_steps", "output_type"):
+        if argument not in parameters:
+            raise UserError(
+                f"{name} takes no `{argument}`: its loop cannot be entered from outside"
+            )
+    if "latents" not in parameters and "prepare_latents" not in dir(kind):
+        raise UserError(
+            f"{name} takes no `latents` and has no prepare_latents: no state can be put in"
+        )
+    if not set(ENCODERS) & set(dir(kind)):
+        raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
+
+
+def refuse_parts(name: str, parts: Iterable[str]) -> None:
+    if not set(parts) & set(DENOISERS):
+        raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
+
+
+def refuse(pipe: Any) -> None:
+    """Raises UserError for what cannot be driven, with the reason."""
+    name = type(pipe).__name__
+    refuse_parts(name, pipe.components)
+    refuse_class(type(pipe))
+    step = getattr(vars(pipe).get("scheduler"), "step", None)
+    if not callable(step):
+        raise UserError(f"{name} has no scheduler with a `step`: what it integrates cannot be seen")
+    takes = inspect.signature(step).parameters
+    if not {"model_output", "timestep", "sample"} <= set(takes):
+        raise UserError(
+            f"{name}: its scheduler's step takes {', '.join(takes)}, not model_output, timestep "
+            "and sample: what it integrates cannot be seen"
+        )
+
+
+def prediction(scheduler: Any, owner: str) -> Kind:
+    """What the model of a pipeline predicts, as its scheduler says.
+
+    Raises UserError where the scheduler does not say it, or changes the prediction.
+    """
+    kind, config = type(scheduler).__name__, scheduler.config
+    says = config.get("prediction_type")
+    if kind.startswith("FlowMatch") or says == "flow_prediction":
+        return "inverted" if config.get("invert_sigmas") else "flow"
+    for setting in ("clip_sample", "thresholding"):
+        if config.get(setting):
+            raise UserError(
+                f"{owner}: {kind} has {setting} on, which changes what the model says of the clean "
+                f"sample: set {setting} to false in scheduler/scheduler_config.json"
+            )
+    if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
+        return says
+    if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
+        return "flow"  # the replay refuses it if its first step is not that of a flow
+    raise UserError(
+        f"{owner}: {kind} with prediction_type {says!r} does not say which process its model was "
+        "trained on: use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
+    )
+
+
+def needed_images(parameters: Parameters) -> list[list[str]]:
+    """Which pictures a pipeline that fails without any may want, the likeliest first.
+
+    Those without a default; one image, one video, with a mask or a control; all that it takes.
+    """
+    names = images(parameters)
+    empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    still = [name for name in names if not FRAMES.fullmatch(name)]
+    moving = [name for name in names if FRAMES.fullmatch(name)]
+    masks = [name for name in still if "mask" in name]
+    control = [name for name in names if "control" in name and name not in masks]
+    pairs = [["image", *masks], ["image", *control], ["image", *masks, *control]]
+    choices = [empty, ["image"], moving[:1], control, *pairs, moving, still, names]
+    found: list[list[str]] = []
+    for choice in choices:
+        whole = list(dict.fromkeys([*empty, *choice]))
+        if choice and set(whole) <= set(names) and whole not in found:
+            found.append(whole)
+    return found
+
+
+def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
+    """Name of the argument that `guidance` stands for; None if there is none.
+
+    Models with an embedded scale take it as `guidance_scale`; beside them `true_cfg_scale` is the
+    classifier-free one (FLUX, Qwen-Image).
+    """
+    embedded = any(denoiser.config.get("guidance_embeds") for denoiser in denoisers)  # type: ignore
+    names = ("guidance_scale",) if embedded else ("true_cfg_scale", "guidance_scale")
+    return next((name for name in names if name in parameters), None)
+
+
+def arguments(
+    owner: str, call: Mapping[str, Any], parameters: Parameters, guidance: str | None
+) -> dict[str, Any]:
+    """The user's arguments of `__call__`, checked by name."""
+    for key in call:
+        if key not in parameters:
+            close = get_close_matches(key, list(parameters), n=1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise UserError(f"{owner} takes no argument {key!r}{hint}")
+        if key in OURS or key == guidance:
+            said = "guidance" if key == guidance else "flowrl itself"
+            raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
+        if "ip_adapter" in key:
+            raise UserError(f"{owner}: conditioning on {key!r} is not supported")
+    for key, parameter in parameters.items():
+        empty = parameter.default is inspect.Parameter.empty
+        if (
+            empty
+            and key not in {*call, *OURS, *images(parameters)}
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ):
+            raise UserError(f"{owner} cannot be called without {key!r}: give it in `call`")
+    return dict(call)
+
+
+def from_pretrained(source: str, dtype: torch.dtype) -> Any:
+    """A pipeline; components that its index does not list are left out."""
+    try:
+        index: Any = DiffusionPipeline.load_config(source)
+    except OSError as error:
+        raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
+    kind = getattr(diffusers, index["_class_name"], None)
+    if kind is None:
+        raise UserError(
+            f"{source}: diffusers {diffusers.__version__} has no {index['_class_name']}"
+        )
+    # from_pretrained wants to be told even of what the index lists as null (SD3 without T5)
+    empty = (None, [None, None], (None, None))
+    listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
+    expected, _ = kind._get_signature_keys(kind)
+    absent = dict.fromkeys(set(expected) - listed)
+    return kind.from_pretrained(source, dtype=dtype, **absent)

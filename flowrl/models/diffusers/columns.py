@@ -1,0 +1,116 @@
+"""Arguments that a prompt brings along: columns of its file named as the pipeline's own arguments.
+
+`negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image`,
+`video` and their like are paths, lists of paths (several reference images, the frames of a video)
+or pictures. Other columns are left to the rewards. What all rows share may be given in `call`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from flowrl.errors import UserError
+from flowrl.prompts import IMAGES
+
+TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")
+FRAMES = re.compile(r"(.+_)?videos?|conditioning_frames")
+KEPT = 256  # pictures that stay open
+
+Extra = Mapping[str, Any]
+
+
+def images(names: Iterable[str]) -> list[str]:
+    return [name for name in names if IMAGES.fullmatch(name) and "ip_adapter" not in name]
+
+
+def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
+    """Of each prompt's row. A row without a text that others have has the empty one.
+
+    Raises UserError for a row without an image that others have.
+    """
+    names = list(parameters)
+    texts = [name for name in names if TEXTS.fullmatch(name) and name != "prompt"]
+    found = [name for name in (*texts, *images(names)) if any(row.get(name) for row in rows)]
+    if not found:
+        return ()
+    return tuple({name: _value(name, row, i) for name in found} for i, row in enumerate(rows))
+
+
+def _value(name: str, row: Mapping[str, Any], i: int) -> Any:
+    value = row.get(name)
+    if TEXTS.fullmatch(name):
+        return value or ""
+    if value is None or (isinstance(value, str | list | tuple) and not value):
+        raise UserError(f"prompt {i + 1} of the batch has no {name}, and others do")
+    if isinstance(value, str | Path):
+        return opened(str(value))
+    if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
+        return several(tuple(value))
+    return value
+
+
+@lru_cache(KEPT)
+def opened(path: str) -> Image.Image:
+    """The picture; the same object for the same path, by which rows are grouped."""
+    try:
+        return Image.open(path).convert("RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise UserError(f"conditioning image {path} cannot be read: {error}") from error
+
+
+@lru_cache(KEPT)
+def several(paths: tuple[str, ...]) -> list[Image.Image]:
+    return [opened(path) for path in paths]
+
+
+def by_image(extras: Sequence[Extra]) -> list[list[int]]:
+    """Rows that have the same images, in order of their first."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, extra in enumerate(extras):
+        key = tuple(id(value) for name, value in extra.items() if not TEXTS.fullmatch(name))
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
+
+
+def merged(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
+    """The arguments of one call: texts as a list, images (all the same) once or once a row."""
+    if not extras:
+        return {}
+    given: dict[str, Any] = {}
+    for name, value in extras[0].items():
+        if TEXTS.fullmatch(name):
+            given[name] = [extra[name] for extra in extras]
+        else:
+            given[name] = [value] * len(extras) if each else value
+    return given
+
+
+def shared(call: Mapping[str, Any]) -> Extra:
+    """Pictures among the arguments of a call: the same ones for all rows."""
+    names = images(name for name, value in call.items() if value is not None)
+    return {name: _value(name, call, 0) for name in names}
+
+
+def sample(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
+    """Some picture for each name, to try a pipeline out before a prompt is known."""
+    draws = torch.Generator().manual_seed(0)
+
+    def picture() -> Image.Image:
+        pixels = torch.randint(0, 256, (height, width, 3), generator=draws, dtype=torch.uint8)
+        return Image.fromarray(pixels.numpy())
+
+    def mask() -> Image.Image:
+        pixels = torch.zeros(height, width, dtype=torch.uint8)
+        pixels[: height // 2] = 255
+        return Image.fromarray(pixels.numpy())
+
+    made: dict[str, Any] = {}
+    for name in names:
+        make = mask if "mask" in name else picture
+        made[name] = [make() for _ in range(frames)] if FRAMES.fullmatch(name) else make()
+    return made

@@ -1,0 +1,108 @@
+"""Conditioning images are encoded once, and their sampled posteriors stay as they are.
+
+A pipeline encodes its image in every call, and several draw a new sample of the posterior each
+time: the ratio of new to old would not be 1. While a pipeline is driven (and for the call that the
+proof compares with), `vae.encode` and image encoders remember what they gave, image by image; a
+posterior's noise is drawn from its image's content, so it is the same in every process and run.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from flowrl.models.diffusers.scheduler_standin import Patch
+from samplers.noise import generator
+
+KEPT = 512  # encodings
+# components, beside a vae, that see conditioning images
+SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
+
+
+class Posterior(DiagonalGaussianDistribution):
+    """A posterior whose sample is one and the same."""
+
+    def __init__(self, parameters: Tensor, noise: Tensor):
+        super().__init__(parameters)
+        self.noise = noise
+
+    @classmethod
+    def of(cls, given: DiagonalGaussianDistribution, key: str) -> "Posterior":
+        noise = torch.randn(given.mean.shape, generator=generator("posterior", key))
+        return cls(given.parameters, noise.to(given.mean))
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return self.mean + self.std * self.noise
+
+
+class Memo:
+    """Of one pipeline."""
+
+    def __init__(self, pipe: Any):
+        self.pipe = pipe
+        self.kept: OrderedDict[str, Any] = OrderedDict()
+
+    def patches(self) -> list[Patch]:
+        found = []
+        vae = vars(self.pipe).get("vae")
+        if isinstance(vae, nn.Module) and callable(getattr(vae, "encode", None)):
+            found.append(Patch(vae, "encode", self._remembering("vae", vae.encode)))  # type: ignore
+        for name in SEERS:
+            module = vars(self.pipe).get(name)
+            if isinstance(module, nn.Module):
+                found.append(Patch(module, "forward", self._remembering(name, module.forward)))
+        return found
+
+    def _remembering(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def remembering(*args: Any, **named: Any) -> Any:
+            leaves, form = tree_flatten((args, named))
+            tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+            if len(tensors) != 1 or leaves[tensors[0]].ndim < 3:
+                return real(*args, **named)
+            at = tensors[0]
+            context = f"{name} {[leaf for i, leaf in enumerate(leaves) if i != at]}"
+            rows = []
+            for row in leaves[at].split(1):
+                key = f"{context} {_content(row)}"
+                if key not in self.kept:
+                    given = [*leaves[:at], row, *leaves[at + 1 :]]
+                    again, keywords = tree_unflatten(given, form)
+                    with torch.no_grad():
+                        self.kept[key] = tree_map(
+                            lambda leaf, key=key: _fixed(leaf, key), real(*again, **keywords)
+                        )
+                self.kept.move_to_end(key)
+                rows.append(self.kept[key])
+            while len(self.kept) > max(KEPT, len(rows)):
+                self.kept.popitem(last=False)
+            return rows[0] if len(rows) == 1 else _stack(rows)
+
+        return remembering
+
+
+def _content(row: Tensor) -> str:
+    data = row.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return f"{tuple(row.shape)} {row.dtype} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+def _fixed(leaf: Any, key: str) -> Any:
+    return Posterior.of(leaf, key) if isinstance(leaf, DiagonalGaussianDistribution) else leaf
+
+
+def _stack(rows: list[Any]) -> Any:
+    """Outputs of single rows as the output of all."""
+    flat = [tree_flatten(row) for row in rows]
+    leaves = [_joined(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)]
+    return tree_unflatten(leaves, flat[0][1])
+
+
+def _joined(column: tuple[Any, ...]) -> Any:
+    if isinstance(column[0], Posterior):
+        parameters = torch.cat([posterior.parameters for posterior in column])
+        return Posterior(parameters, torch.cat([posterior.noise for posterior in column]))
+    return torch.cat(column) if isinstance(column[0], Tensor) else column[0]

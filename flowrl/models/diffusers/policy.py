@@ -1,0 +1,265 @@
+"""A diffusers pipeline as a policy: its own `__call__` is the velocity field.
+
+There is no code of a model family here. The pipeline is driven through a stand-in for its
+scheduler (`flowrl.models.diffusers.driver`), and what that gives is compared with the pipeline's own call for
+the user's own arguments before it is used (`flowrl.models.diffusers.proof`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.models import savings
+from flowrl.models.diffusers import checks, columns, lora, proof
+from flowrl.models.diffusers.batch import Painting, Scales
+from flowrl.models.diffusers.columns import Extra
+from flowrl.models.diffusers.conditioning import LONG, SHORT, Conditioning
+from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.diffusers.offload import Frozen
+from flowrl.models.diffusers.schedule import Schedule, Start, Way
+from flowrl.models.diffusers.signature import Loop
+from samplers import Begin, Ode, Velocity
+
+
+class PipelinePolicy:
+    """Velocities, decoded samples and trainable weights of one diffusers pipeline.
+
+    `call` holds arguments of the pipeline's own `__call__` (height, width, negative_prompt, ...).
+    `rows_per_call` bounds the samples that one call of the denoiser, encoders or decoder sees.
+    Raises UserError, with the reason, for a pipeline that cannot be driven.
+    """
+
+    def __init__(
+        self, pipe: Any, *, call: Mapping[str, Any], rows_per_call: int | None = None
+    ) -> None:
+        self.pipe = pipe
+        self.rows_per_call = rows_per_call
+        self.guidance = Scales()
+        self.device = torch.device("cpu")  # where samples are drawn
+        self.frozen = Frozen()  # parts that rest while they are not used
+        pipe.set_progress_bar_config(disable=True)
+        for name, module in pipe.components.items():
+            if isinstance(module, nn.Module):
+                module.eval()
+                if name not in DENOISERS:  # control networks ask for it, and not all have it
+                    vars(module).setdefault("gradient_checkpointing", False)
+        self.loop = Loop(pipe, call)
+        self.name, self.call = self.loop.name, self.loop.call
+        self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
+        self._proofs: dict[tuple[int, float | None], proof.Replay] = {}
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        *,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        call: Mapping[str, Any],
+        rows_per_call: int | None = None,
+        offload: bool = False,
+    ) -> "PipelinePolicy":
+        """From a folder or a hub name. Components that its index does not list are left out."""
+        pipe, frozen = checks.from_pretrained(source, dtype), Frozen()
+        if offload:
+            frozen = Frozen.of(pipe, DENOISERS, torch.device(device))
+        else:
+            pipe.to(device)
+        for module in pipe.components.values():
+            if isinstance(module, nn.Module):
+                module.requires_grad_(False)
+        policy = cls(pipe, call=call, rows_per_call=rows_per_call)
+        policy.device, policy.frozen = torch.device(device), frozen
+        frozen.rest()
+        return policy
+
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> Painting:
+        return Painting(self, self.encode(prompts, meta), steps)
+
+    def plain(self, group: int) -> Ode:
+        return Ode(group)
+
+    def automatic(self, steps: int) -> int:
+        """Small latents want large batches, large ones fit few. Measured on small ones."""
+        return max(1, min(128, 2**18 // math.prod(self.shape(2))))
+
+    def proofs(
+        self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
+        """The replay at the guidance of sampling and of training."""
+        scales = sorted(set(self.guidance), key=lambda scale: scale or 0.0)
+        two, rows = prompts[:2], meta[:2]
+        return [str(self.prove(two, steps=steps, guidance=g, meta=rows)) for g in scales]
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """Of states and velocities: float32 around half-precision networks."""
+        return torch.promote_types(next(self.denoisers[0].parameters()).dtype, torch.float32)
+
+    def schedule(self, steps: int) -> Schedule:
+        return self._start(steps).schedule
+
+    def shape(self, steps: int) -> tuple[int, ...]:
+        """Of one row's latents as the loop's steps see them (packed, where the family packs)."""
+        return self._start(steps).shape
+
+    def _start(self, steps: int) -> Start:
+        start = self.loop.start(steps)
+        self.frozen.rest()
+        return start
+
+    def encode(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
+    ) -> Conditioning:
+        """What the pipeline's own call would make of the prompts, negative rows included.
+
+        `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
+        (negative_prompt, image) are conditioning too.
+        """
+        extras = self.loop.extras(meta, len(prompts))
+        assert not extras or len(extras) == len(prompts)
+        groups = columns.by_image(extras) if extras else [list(range(len(prompts)))]
+        size, parts = self.rows_per_call or max(len(prompts), 1), []
+        chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
+        for rows in chunks:
+            some = [extras[i] for i in rows] if extras else ()
+            parts.append(self.loop.encode([prompts[i] for i in rows], some))
+        self.frozen.rest()
+        order = torch.tensor([i for rows in chunks for i in rows]).argsort()
+        return Conditioning.cat(parts).take(order)
+
+    def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
+        """First states of noise [n *d], where a picture is in them; None where there is none."""
+        picture = self.loop.picture(conditioning, steps)
+        if picture is None:
+            return None
+        sigma = self.schedule(steps).sigmas[0]
+        return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
+
+    def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
+        """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
+
+        `prompt` are rows of the conditioning. Proves the way in first where that was not done.
+        """
+        proof = self._proofs.get((steps, guidance))
+        if proof is None:
+            extras = conditioning.extras[:1] * 2
+            proof = self._prove([SHORT, LONG], extras, steps, guidance)
+        for denoiser in self.denoisers:
+            denoiser.eval()  # dropout would make the ratio of new to old differ from 1
+        way = proof.to_way
+
+        def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            chosen = (
+                [conditioning.extras[i] for i in prompt.tolist()] if conditioning.extras else []
+            )
+            groups = self._groups(sigma, chosen, mixed=way.mixed)
+            parts = [
+                self.loop.velocity(x[rows], sigma[rows], conditioning.take(prompt[rows]), way)
+                for rows in groups
+            ]
+            order = torch.argsort(torch.cat(groups)).to(x.device)
+            return torch.cat([v.to(x.device, self.arithmetic) for v in parts])[order]
+
+        return velocity
+
+    def decode(
+        self, x0: Tensor, conditioning: Conditioning, *, steps: int, guidance: float | None
+    ) -> Tensor:
+        """x0 [n *d] -> images [n 3 h w] or videos [n f 3 h w], float32 in 0..1, no gradients.
+
+        Row i of the conditioning belongs to row i of x0.
+        """
+        assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
+        proof = self._proofs.get((steps, guidance))
+        way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
+        groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
+        media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
+        self.frozen.rest()
+        return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
+
+    def prove(
+        self,
+        prompts: Sequence[str],
+        *,
+        steps: int,
+        guidance: float | None,
+        meta: Sequence[Mapping[str, Any]] = (),
+    ) -> proof.Replay:
+        """Compare with the pipeline's own call, step by step. Raises UserError if not equal.
+
+        On two rows: the first prompts, or the only one twice, with the first one's images.
+        """
+        prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
+        extras = columns.extras(meta, self.loop.driver.parameters)
+        extras = self.loop.extras(meta, 2) if extras else ()
+        return self._prove(prompts, extras, steps, guidance)
+
+    def _prove(
+        self,
+        prompts: Sequence[str],
+        extras: Sequence[Extra],
+        steps: int,
+        guidance: float | None,
+    ) -> proof.Replay:
+        subject = proof.Subject(self.loop, prompts, self.loop.tried(extras), steps, guidance)
+        self._proofs[steps, guidance] = subject.prove()
+        self.frozen.rest()
+        return self._proofs[steps, guidance]
+
+    def add_lora(
+        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+    ) -> None:
+        """Adapters on every denoiser. None: the attention and feed-forward linears."""
+        lora.add(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+
+    def roots(self) -> dict[str, nn.Module]:
+        return self.loop.driver.denoisers
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The adapters' parameters if there are any, else all of the denoisers'."""
+        named = {
+            f"{component}.{name}": parameter
+            for component, denoiser in self.loop.driver.denoisers.items()
+            for name, parameter in denoiser.named_parameters()
+        }
+        return {name: p for name, p in named.items() if ".lora_" in name} or named
+
+    def train_all(self) -> None:
+        """Full fine-tuning: every parameter of every denoiser takes a gradient."""
+        for denoiser in self.denoisers:
+            denoiser.requires_grad_(True)
+
+    def checkpoint_gradients(self) -> None:
+        savings.checkpoint_denoisers(self.denoisers)
+
+    def save(self, folder: Path) -> None:
+        """Files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
+        if lora.present(self.loop.driver.denoisers):
+            lora.save(self.pipe, self.loop.driver.denoisers, folder)
+        else:
+            self.pipe.save_pretrained(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """The reverse of `save`, into a policy that was loaded from the same base."""
+        lora.load(self.pipe, self.loop.driver.denoisers, folder)
+
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
+
+    def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
+        """Rows that go into one call each: of the same images, and of one sigma unless mixed."""
+        alike = columns.by_image(extras) if extras else [list(range(len(sigma)))]
+        groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
+        if not mixed and len(sigma):
+            found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
+            levels = range(len(found) - 1, -1, -1)  # falling, as a loop
+            groups = [rows[place[rows] == i] for i in levels for rows in groups]
+        size = self.rows_per_call or max(len(sigma), 1)
+        return [part for group in groups if len(group) for part in group.split(size)]

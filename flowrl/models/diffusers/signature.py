@@ -1,0 +1,322 @@
+"""A pipeline's denoising loop from outside: what goes in, and what a step would integrate.
+
+Nothing here knows a family. What a pipeline needs (an image, a packed state, a scaled input) is
+found by trying it out once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers import checks, columns
+from flowrl.models.diffusers.columns import Extra
+from flowrl.models.diffusers.conditioning import (
+    SHORT,
+    SINGLE,
+    Calls,
+    Conditioning,
+    Layout,
+    flatten,
+    learn,
+)
+from flowrl.models.diffusers.driver import Call, Driver, Target
+from flowrl.models.diffusers.image_to_image import Draws, picture
+from flowrl.models.diffusers.latents import Entry
+from flowrl.models.diffusers.proof_checks import media_of
+from flowrl.models.diffusers.schedule import Kind, Schedule, Start, Way
+from flowrl.models.diffusers.scheduler_standin import Received
+from samplers.adapt import flow_velocity, to_vp
+
+SIDE = 64  # pixels of a picture for trying out, where the call gives no size
+FRAMES = 9  # of a film for trying out, likewise
+MANY = 20  # steps of a call that ends before the first
+TRIED = 2.0  # guidance of calls that try something out: with negative prompts
+
+
+class Loop:
+    """Raises UserError, with the reason, for a pipeline that cannot be driven."""
+
+    def __init__(self, pipe: Any, call: Mapping[str, Any]) -> None:
+        self.pipe = pipe
+        self.name = type(pipe).__name__
+        checks.refuse(pipe)
+        self.driver = Driver(pipe)
+        self.kind: Kind = checks.prediction(pipe.scheduler, self.name)
+        self.sign = -1 if self.kind == "inverted" else 1  # of a flow's output; the replay checks it
+        denoisers = tuple(self.driver.denoisers.values())
+        self.guidance = checks.guidance_argument(self.driver.parameters, denoisers)
+        given = checks.arguments(self.name, call, self.driver.parameters, self.guidance)
+        self.shared = columns.shared(given)
+        self.call = {k: v for k, v in given.items() if not columns.images([k])}
+        self._layouts: dict[tuple[str, ...], tuple[Layout, bool]] = {}
+        self._starts: dict[int, Start] = {}
+        self._entry: Entry | None = None
+        self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than pictures
+        self.single = False  # whether it makes one prompt a call
+        self._sample = self._needed()
+        self._blank = self.encode([SHORT], (self._sample,) if self._sample else ())
+
+    def arguments(
+        self,
+        prompts: Sequence[str],
+        steps: int,
+        guidance: float | None,
+        extras: Sequence[Extra] = (),
+    ) -> dict[str, Any]:
+        """Of the pipeline's own call for a sample of each prompt."""
+        given = dict(self.call)
+        for name, value in given.items():
+            if columns.TEXTS.fullmatch(name) and isinstance(value, str):
+                given[name] = [value] * len(prompts)
+        if extras:
+            assert len(extras) == len(prompts)
+            given |= columns.merged(extras, each=self._layout(extras[0])[1])
+        given |= {"prompt": list(prompts), "num_inference_steps": steps}
+        given |= {"output_type": self.form, "return_dict": False}
+        if self.single:
+            texts = [name for name in given if columns.TEXTS.fullmatch(name) and given[name]]
+            given |= {name: given[name][0] for name in texts}
+        if guidance is not None:
+            if self.guidance is None:
+                raise UserError(f"{self.name} takes no guidance: leave guidance out (null)")
+            given[self.guidance] = float(guidance)
+        return given
+
+    def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
+        """In one call. Rows of `extras`, if there are any, have the same images."""
+        with checks.its_own(self.name, self.call):
+            layout, _ = self._layout(extras[0] if extras else {})
+            if self.single:
+                each = [self._encoded([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+                return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+            counts, values = flatten(self._encoded(prompts, extras))
+        assert counts == layout.counts
+        return Conditioning(layout, values, tuple(prompts), tuple(extras))
+
+    def extras(self, meta: Sequence[Mapping[str, Any]], rows: int) -> tuple[Extra, ...]:
+        """What each prompt brings along: columns of its row, and the pictures that all share.
+
+        Raises UserError where a picture is missing that the pipeline cannot go without.
+        """
+        found = columns.extras(meta, self.driver.parameters) or ({},) * rows
+        whole = tuple({**self.shared, **extra} for extra in found)
+        if rows and not whole[0] and self._sample:
+            names = " and ".join(self._sample)
+            raise UserError(f"{self.name} needs {names}: give a column of the prompts, or `call`")
+        return whole if rows and whole[0] else ()
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """The arguments that it cannot go without."""
+        return tuple(self._sample)
+
+    def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
+        """Two rows: the first one's images, own texts. Without any, those for trying out."""
+        if not extras:
+            return (self._sample, self._sample) if self._sample else ()
+        pictures = {name: extras[0][name] for name in columns.images(extras[0])}
+        return tuple({**extra, **pictures} for extra in extras)
+
+    def start(self, steps: int) -> Start:
+        if steps not in self._starts:
+            blank = self._blank
+            given = self.arguments(blank.prompts, steps, self._guided, blank.extras)
+            call = Call(given, blank.calls())
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                first = self.driver.received(call, None).folded(1).sample
+                shape = tuple(first.shape[1:])
+                if self._entry is None:
+                    self._entry = self.driver.learned(call, shape)
+                visited = self.driver.visited(call)
+            schedule = Schedule.of(self.driver.scheduler, visited, self.kind, self.name)
+            if len(schedule.sigmas) != steps + 1 and "strength" not in self.driver.parameters:
+                raise UserError(
+                    f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
+                    "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
+                )
+            self._starts[steps] = Start(schedule, shape, first.dtype, first.device)
+        return self._starts[steps]
+
+    def picture(self, conditioning: Conditioning, steps: int) -> Tensor | None:
+        """What the first states [n *d] hold beside noise, as flow states; None where nothing."""
+        if not conditioning.extras or not columns.images(conditioning.extras[0]):
+            return None
+        sigma, parts = self.start(steps).schedule.sigmas[0], {}
+        for rows in columns.by_image(conditioning.extras):
+            one = conditioning.take(rows[:1])
+            given = self.arguments(one.prompts, steps, self._guided, one.extras)
+            call = Call(given, one.calls())
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                made = picture(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
+            if made is None:  # what begins at noise alone does so for every picture
+                return None
+            parts |= dict.fromkeys(rows, made)
+        return torch.cat([parts[i] for i in range(len(conditioning))])
+
+    def _begun(self, call: Call, draws: Draws) -> Tensor:
+        state = self.driver.begun(call, draws)
+        return state if len(state) == 1 else state[None]
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
+        """Of flow states x [n *d] at sigma [n]; rows have the same images."""
+        if self.kind in ("flow", "inverted"):
+            output = self.received(x, sigma, conditioning, way).output
+            return output if self.sign > 0 else -output
+        state = to_vp(x, sigma.to(x.device))
+        return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
+
+    def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
+        """The flow's velocity in what a step receives at a state of the loop."""
+        if self.kind in ("flow", "inverted"):
+            return output if self.sign > 0 else -output
+        if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
+            output = output[:, : state.shape[1]]
+        return flow_velocity(self.kind, state.to(output.device), output, sigma.to(output.device))
+
+    def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
+        """What `scheduler.step` receives at these states of the loop, in one call if it can."""
+        if self.single and len(x) > 1:
+            rows = [slice(i, i + 1) for i in range(len(x))]
+            parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
+            return Received.joined(parts)
+        start = self.start(way.steps)
+        if way.forward:
+            index = set(start.schedule.index(sigma).tolist())
+            if len(index) != 1 or -1 in index:
+                raise UserError(
+                    f"{self.name} with {self.call} depends on the step's index: it has velocities "
+                    f"at one of its own {way.steps} sigmas at a time, not at {sigma.tolist()}"
+                )
+            target = Target(torch.empty(0), start.schedule.place(index.pop()))
+        else:
+            times = start.schedule.times(sigma).to(start.device)
+            target = Target(times[0] if bool((times == times[0]).all()) else times)
+        call = self._at(x, conditioning, way.steps, way.guidance)
+        return self.driver.received(call, target).folded(len(x))
+
+    def decode(self, x0: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
+        """x0 [n *d] -> [n 3 h w] or [n f 3 h w], float32; rows have the same images."""
+        if self.single and len(x0) > 1:
+            rows = range(len(x0))
+            return torch.cat([self.decode(x0[[i]], conditioning.take([i]), way) for i in rows])
+        call = self._at(x0.detach(), conditioning, way.steps, way.guidance)
+        return media_of(self.driver.finished(call, through=way.through)[0])
+
+    def record(
+        self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None
+    ) -> tuple[list[Received], Tensor, bool]:
+        """The pipeline's own call as a user would make it.
+
+        Its steps, its media, and whether its scheduler's step draws no noise.
+        """
+        if self.single and len(prompts) > 1:
+            each = [
+                self.record([p], extras[i : i + 1], steps, guidance) for i, p in enumerate(prompts)
+            ]
+            records, media, repeatable = zip(*each, strict=True)
+            joined = [Received.joined(step) for step in zip(*records, strict=True)]
+            return joined, torch.cat(media), all(repeatable)
+        with checks.its_own(self.name, self.call):
+            given = self.arguments(prompts, steps, guidance, extras)
+            try:
+                records, result, repeatable = self.driver.recorded(given)
+                media = media_of(result[0])
+            except torch.OutOfMemoryError:
+                raise
+            except checks.FAILURES:
+                if len(prompts) < 2:
+                    raise
+                self._apart()
+                return self.record(prompts, extras, steps, guidance)
+            return [r.folded(len(prompts)) for r in records], media, repeatable
+
+    def _apart(self) -> None:
+        """What does not bear two rows gets one: the decoder (HunyuanVideo 1.5), else the call."""
+        vae = vars(self.pipe).get("vae")
+        if vae is not None and vars(vae).get("use_slicing") is False:
+            vae.use_slicing = True
+        else:
+            self.single = True
+            self._layouts.clear()
+
+    def _at(
+        self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
+    ) -> Call:
+        start = self.start(steps)
+        assert self._entry is not None
+        assert len(x) == len(conditioning)
+        given = self.arguments(conditioning.prompts, steps, guidance, conditioning.extras)
+        x = x.to(start.device, start.dtype)
+        return Call(given, conditioning.calls(), x, self._entry)
+
+    def _encoded(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Calls:
+        return self.driver.encoded(self._tried(prompts, extras))
+
+    def _tried(self, prompts: Sequence[str], extras: Sequence[Extra]) -> dict[str, Any]:
+        """Arguments of a call that ends before its first step."""
+        # a strength leaves a part of the steps, which must not be none
+        steps = MANY if "strength" in self.driver.parameters else 2
+        return self.arguments(prompts, steps, self._guided, extras)
+
+    @property
+    def _guided(self) -> float | None:
+        """Some cannot be called without any guidance (Ideogram 4)."""
+        return None if self.guidance is None else TRIED
+
+    def _layout(self, extra: Extra) -> tuple[Layout, bool]:
+        """How encodings are cut, and whether a pipeline wants its image once a row."""
+        names = tuple(extra)
+        if names not in self._layouts:
+            reasons: list[Exception] = []
+            for each in (False, True) if columns.images(names) else (False,):
+                self._layouts[names] = SINGLE, each  # for the arguments of the probes
+                try:
+                    self._layouts[names] = self._learned(extra), each
+                    return self._layouts[names]
+                except torch.OutOfMemoryError:
+                    raise
+                except checks.FAILURES as error:
+                    reasons.append(error)
+            del self._layouts[names]
+            raise reasons[0]
+        return self._layouts[names]
+
+    def _learned(self, extra: Extra) -> Layout:
+        """Try prompts out, and whether the denoiser bears two rows."""
+
+        def encode(prompts: Sequence[str]) -> Calls:
+            return self._encoded(prompts, [extra] * len(prompts) if extra else ())
+
+        layout = SINGLE if self.single else learn(encode, self.name)
+        prompts = [SHORT] if self.single else [SHORT] * 2
+        given = self._tried(prompts, [extra] * len(prompts) if extra else ())
+        with torch.no_grad():
+            self.driver.received(Call(given, encode(prompts)), Target(torch.empty(0), 0))
+        return layout
+
+    def _needed(self) -> Extra:
+        """A picture for each image that the pipeline cannot go without.
+
+        One that bears no batch in any way is called with one prompt at a time.
+        """
+        width, height = self.call.get("width", SIDE), self.call.get("height", SIDE)
+        frames = self.call.get("num_frames", FRAMES)
+        likely = [[], *checks.needed_images(self.driver.parameters)]
+        reasons: list[Exception] = []
+        for self.single in (False, True):
+            for names in likely:
+                sample = {**columns.sample(names, width, height, frames), **self.shared}
+                try:
+                    self._layout(sample)
+                    return sample
+                except torch.OutOfMemoryError:
+                    raise
+                except checks.FAILURES as error:
+                    reasons.append(error)
+        reason = reasons[len(likely) - 1]  # of the most that can be given
+        if isinstance(reason, UserError):
+            raise reason
+        raise checks.refused(self.name, self.call, reason) from reason

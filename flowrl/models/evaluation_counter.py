@@ -1,0 +1,43 @@
+"""Counts network evaluations, the currency that methods are compared in."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from flowrl.likelihoods.rows import TokenRows
+
+T = TypeVar("T")
+
+
+@dataclass
+class Meter:
+    """What policies were asked for, with gradients and without, on this process.
+
+    States of a flow, where one of a guided velocity counts once though the network then sees it
+    twice; tokens of a completion.
+    """
+
+    graded: int = 0
+    frozen: int = 0
+
+    def __call__(self, policy: Callable[..., T]) -> Callable[..., T]:
+        def metered(asked: torch.Tensor | TokenRows, *more: Any) -> T:
+            self.add(len(asked) if isinstance(asked, torch.Tensor) else int(asked.lengths.sum()))
+            return policy(asked, *more)
+
+        return metered
+
+    def add(self, count: int) -> None:
+        if torch.is_grad_enabled():
+            self.graded += count
+        else:
+            self.frozen += count
+
+    def total(
+        self, every: Callable[[int], list[int]], kind: Literal["graded", "frozen"] | None = None
+    ) -> float:
+        """Over all processes, as `Parallel.every` gathers."""
+        mine = {"graded": self.graded, "frozen": self.frozen, None: self.graded + self.frozen}[kind]
+        return float(sum(every(mine)))

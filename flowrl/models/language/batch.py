@@ -1,0 +1,111 @@
+"""Prompts of a language model, encoded once, and the completions that are drawn of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from flowrl.media.statistics import text_statistics
+from flowrl.models.evaluation_counter import Meter
+from flowrl.models.language.environment import Conversation
+from flowrl.models.language.generation import Generation
+from flowrl.models.language.token_scores import Reader
+from samplers.completions import TextPlan, TextPlanner, TextRollout
+from samplers.generate import Sampler, Writer
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A `flowrl.models.policy.Batch` of texts.
+
+    contexts  the prompts' tokens
+    stop      tokens that end a completion
+    apart     see `flowrl.models.language.token_scores.Reader`
+    server    what draws in the model's place, if anything does
+    answers   who answers the model between its turns, if anybody does
+    """
+
+    model: Any
+    tokenizer: Any
+    contexts: Sequence[Sequence[int]]
+    stop: Sequence[int]
+    steps: int
+    apart: bool
+    rows_per_call: int | None = None
+    server: Sampler | None = None
+    answers: Conversation | None = None
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def policy(self) -> Reader:
+        return Reader(self.model, self.contexts, self.apart)
+
+    def sampler(self, plan: TextPlan) -> Sampler:
+        if self.server is None or (plan.exact and not self.server.exact):
+            return Generation(self.model, self.stop, self.rows_per_call)
+        return self.server
+
+    @torch.no_grad()
+    def rollouts(
+        self,
+        plan: TextPlanner,
+        draws: Sequence[int],
+        *,
+        seed: int,
+        iteration: int,
+        keep_mean: bool = False,
+        score: Callable[[TextRollout], Tensor] | None = None,
+        hear: Callable[[TextRollout], None] | None = None,
+    ) -> tuple[TextRollout, ...]:
+        """Noise is keyed as `samplers.generate.Writer` says, and by the position. Plans of texts do
+        not steer, so `score` is not asked."""
+        assert not keep_mean, "texts have no means"
+        found = []
+        plans = plan([0.0] * (self.steps + 1), iteration, seed)
+        for index, each in enumerate(plans):
+            writer = Writer(
+                self.sampler(each), self.contexts, tuple(draws), seed, iteration,
+                self.model.device, self.answers,
+            )  # fmt: skip
+            found.append(writer.write(each, index))
+            self.meter.add(int(found[-1].own.sum()))
+            if hear is not None and index + 1 < len(plans):
+                hear(found[-1])
+        return tuple(found)
+
+    def media(self, rollout: TextRollout) -> list[str]:
+        """Texts without the token that ended them, and without special tokens: all turns with the
+        replies between them, or the model's last turn if the environment shows only that."""
+        ends = rollout.ends - rollout.stopped.long()
+        starts = torch.zeros_like(ends)
+        if self.answers is not None and self.answers.by.how.shows == "last":
+            assert rollout.told is not None
+            places = torch.arange(1, rollout.ids.shape[1] + 1, device=ends.device)
+            starts = (places * rollout.told).amax(1)  # behind the last reply
+        parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        rows = [row[start:end] for row, start, end in parts]
+        return self.tokenizer.batch_decode(
+            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def statistics(self, rollout: TextRollout, media: Sequence[str]) -> dict[str, float]:
+        """And `surprise`: minus the mean log-probability of a token under the sampler, in nats;
+        where there is an environment `turns` of the model, and `met`, the share of them that were
+        taken in a state that another turn of the draw was taken in too."""
+        found = text_statistics(media, rollout.prompt.cpu(), rollout.lengths, rollout.stopped)
+        tokens = max(int(rollout.lengths.sum()), 1)
+        found["surprise"] = -float(rollout.logp.double().sum()) / tokens
+        if rollout.exists is not None and rollout.states is not None:
+            found["turns"] = 1 + float(rollout.last.double().mean())
+            found["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
+        return {f"text/{name}": value for name, value in found.items()}
+
+
+def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> float:
+    draw = (torch.arange(len(states), device=states.device) // group)[:, None].expand_as(states)
+    pairs = torch.stack([draw[exists], states[exists]], 1)
+    _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+    return float((counts[place] > 1).double().mean())

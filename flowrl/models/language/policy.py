@@ -1,0 +1,233 @@
+"""A transformers causal language model as a policy, with its chat template if it has one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    LogitsProcessor,
+)
+
+from flowrl.errors import UserError
+from flowrl.models import savings
+from flowrl.models.language import lora
+from flowrl.models.language.batch import Writing
+from flowrl.models.language.environment import Replies
+from flowrl.models.language.generation import Generation
+from flowrl.models.language.server import CompletionsServer
+from flowrl.models.language.token_scores import head_apart
+from samplers.completions import Completions
+
+FAR = {torch.float32: 1e-3}  # how much padding may change log-probabilities; 0.5 in half precision
+
+
+class CausalPolicy:
+    """Completions and trainable weights of one language model.
+
+    `rows_per_call` bounds the completions that one call of the model sees. The model stays in
+    evaluation mode, so dropout is off in sampling and training alike. Its own generation settings
+    (repetition penalty, top-k, ...) are not used: a penalty that training does not see would make
+    the ratio of new to old wrong.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, rows_per_call: int | None = None) -> None:
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.rows_per_call = rows_per_call
+        self.name = type(model).__name__
+        self.system: str | None = None
+        self.temperature = 1.0  # of evaluations
+        self.server: CompletionsServer | None = None  # that draws in the model's place
+        self.environment: Replies | None = None  # that answers the model between its turns
+        self._published = model.generation_config
+        model.generation_config = GenerationConfig()
+        self.stop = self._own_stop()
+        text = model.config.get_text_config().to_dict()
+        self.context: int | None = text.get("max_position_embeddings")
+        self._apart = head_apart(model, [1, 2, 3])
+
+    @classmethod
+    def load(
+        cls,
+        source: str,
+        *,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        gguf_file: str | None = None,
+    ) -> "CausalPolicy":
+        """From a folder or a hub name, or from a GGUF file of the folder."""
+        gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
+        config = {} if gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **gguf, **config)
+        except (OSError, ValueError, ImportError) as error:
+            raise UserError(f"model.language: {source} cannot be read: {error}") from error
+        model.requires_grad_(False)
+        return cls(model.to(dtype).to(device), tokenizer)
+
+    def configure(self, *, system: str | None, stop: Sequence[str], temperature: float) -> None:
+        """A system message, further stop tokens, and the temperature of evaluations."""
+        if system is not None and self.tokenizer.chat_template is None:
+            raise UserError("model.system: this tokenizer has no chat template; leave it out")
+        for text in stop:
+            ids = self.tokenizer(text, add_special_tokens=False).input_ids
+            if len(ids) != 1:
+                raise UserError(
+                    f"model.stop: {text!r} is {len(ids)} tokens of this tokenizer, and a "
+                    "completion ends at one token: give one, such as its last"
+                )
+            self.stop = sorted({*self.stop, *ids})
+        self.system, self.temperature = system, temperature
+
+    def _own_stop(self) -> list[int]:
+        given = self._published.eos_token_id
+        listed = given if isinstance(given, list) else [given]
+        return sorted({i for i in (*listed, self.tokenizer.eos_token_id) if i is not None})
+
+    def encode(self, prompt: str) -> list[int]:
+        """The prompt's tokens, as the user's turn of the chat template if there is one."""
+        if self.tokenizer.chat_template is None:
+            ids = self.tokenizer(prompt).input_ids
+        else:
+            system = [] if self.system is None else [{"role": "system", "content": self.system}]
+            turns = [*system, {"role": "user", "content": prompt}]
+            ids = self.tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
+        if not ids:
+            raise UserError(f"the prompt {prompt!r} has no token to go on from")
+        return list(ids)
+
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> Writing:
+        contexts = [self.encode(prompt) for prompt in prompts]
+        self._check_room(prompts, contexts, steps)
+        answers = None if self.environment is None else self.environment.to(prompts, meta)
+        return Writing(
+            self.model, self.tokenizer, contexts, self.stop, steps, self._apart, self.rows_per_call,
+            self.server, answers,
+        )  # fmt: skip
+
+    def _check_room(
+        self, prompts: Sequence[str], contexts: Sequence[Sequence[int]], steps: int
+    ) -> None:
+        if self.context is None:
+            return
+        long = [i for i, ids in enumerate(contexts) if len(ids) + steps > self.context]
+        if long:
+            worst = max(long, key=lambda i: len(contexts[i]))
+            raise UserError(
+                f"{len(long)} of {len(prompts)} prompts are too long: the model has {self.context} "
+                f"positions, a completion up to {steps}, and the prompt {_short(prompts[worst])} "
+                f"{len(contexts[worst])} tokens; leave them out, or lower recipe.length"
+            )
+
+    def plain(self, group: int) -> Completions:
+        return Completions(group, self.temperature, exact=True)
+
+    def automatic(self, steps: int) -> int:
+        """Some 16,000 tokens a call, prompts of 64 tokens assumed."""
+        return max(1, min(256, 2**14 // (steps + 64)))
+
+    def proofs(
+        self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
+    ) -> list[str]:
+        """All prompts fit, and padding changes nothing that the model says."""
+        contexts = [self.encode(prompt) for prompt in prompts]
+        self._check_room(prompts, contexts, steps)
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        ends = ", ".join(repr(self.tokenizer.decode([i])) for i in self.stop)
+        template = "its chat template" if self.tokenizer.chat_template else "plain text"
+        said = [
+            f"{self.name}: {size:.3g} million weights, {template}, prompts of "
+            f"{min(map(len, contexts))} to {max(map(len, contexts))} tokens, "
+            + (f"stops at {ends}" if ends else f"no stop token: all texts have {steps} tokens")
+        ]
+        if not self._apart:
+            said.append(f"{self.name} does more than a head to its logits: they are held whole")
+        said.append(self._prove_padding(contexts))
+        if self.environment is not None:
+            said.append(self.environment.told())
+        if self.server is not None:
+            said += self.server.proofs(self.model, contexts, self._apart, steps)
+        return said
+
+    def _prove_padding(self, contexts: Sequence[Sequence[int]]) -> str:
+        ends = [min(contexts, key=len), max(contexts, key=len)]
+        ids = torch.tensor([ends[0]], device=self.model.device)
+        with torch.no_grad():  # the plain call that `flowrl.processes.lockstep` may repeat
+            self.model.base_model(input_ids=ids, use_cache=False)
+        alone = torch.cat([self._next([context]) for context in ends])
+        moved = float((self._next(ends) - alone).abs().max())
+        if not moved <= FAR.get(self.model.dtype, 0.5):
+            raise UserError(
+                f"{self.name} says something else to a padded prompt (log-probabilities move by "
+                f"{moved:.1e}): set train.rows_per_call: 1"
+            )
+        return f"left padding moves {self.name}'s log-probabilities by {moved:.1e}"
+
+    @torch.no_grad()
+    def _next(self, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """Log-probabilities of the first token [n v], as generation sees them."""
+        heard = _Listener()
+        Generation(self.model, self.stop).generated(contexts, heard, 1)
+        return heard.scores[0].log_softmax(-1)
+
+    def add_lora(
+        self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
+    ) -> None:
+        """Adapters on the linears, None: on all but the head."""
+        lora.add(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
+
+    def roots(self) -> dict[str, nn.Module]:
+        return {"model": self.model.base_model}  # the head is called apart from it
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """The adapters' parameters if there are any, else all of the model's."""
+        named = dict(self.model.named_parameters())
+        return {name: p for name, p in named.items() if ".lora_" in name} or named
+
+    def train_all(self) -> None:
+        self.model.requires_grad_(True)
+
+    def checkpoint_gradients(self) -> None:
+        savings.checkpoint_layers(self.model)
+
+    def save(self, folder: Path) -> None:
+        """Files that plain transformers loads: an adapter (peft), or the whole model."""
+        if lora.present(self.model):
+            lora.save(self.model, folder)
+        else:
+            mine, self.model.generation_config = self.model.generation_config, self._published
+            self.model.save_pretrained(folder)
+            self.model.generation_config = mine
+        self.tokenizer.save_pretrained(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """The reverse of `save`, into a policy of the same base."""
+        lora.load(self.model, folder)
+
+    def close(self) -> None:
+        """A server has no adapter of the run any more."""
+        if self.server is not None:
+            self.server.close()
+
+
+class _Listener(LogitsProcessor):
+    def __init__(self) -> None:
+        self.scores: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.scores.append(scores)
+        return scores
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,105 @@
+"""Log-probabilities of completions, with gradients, without logits of a whole batch in memory.
+
+b rows, t tokens, m tokens of all rows, d hidden width, v vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flowrl.likelihoods.rows import Evaluation, TokenRows
+from samplers.tokens import entropy, unpack, warp
+
+NUMBERS = 2**24  # logits that are held at once: 64 MB in float32
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A `TokenPolicy`: what the model's present weights say of completions of `contexts`.
+
+    Rows are padded on their right, where a causal model does not look. `apart` says that the
+    model's head on its last hidden states is all of its logits (`head_apart` proved it): then only
+    the tokens of completions get logits, `NUMBERS` at a time, and backward makes them again.
+    """
+
+    model: Any
+    contexts: Sequence[Sequence[int]]
+    apart: bool
+
+    def __call__(self, rows: TokenRows, entropies: bool = False) -> Evaluation:
+        written = rows.written
+        contexts = [self.contexts[i] for i in rows.prompt.tolist()]
+        starts = torch.tensor([len(c) for c in contexts], device=written.device)
+        row, place = written.nonzero(as_tuple=True)
+        ids = whole(contexts, rows.ids, rows.ends)
+        last = self._last(ids)[row, starts[row] + place - 1]
+        kept = None if rows.kept is None else rows.kept[row, place]
+        logp, spread = self._said(last, rows.ids[row, place], kept, rows.temperature, entropies)
+        zeros = logp.new_zeros(written.shape)
+        said = zeros.masked_scatter(written, logp)
+        return Evaluation(said, zeros.masked_scatter(written, spread) if entropies else None)
+
+    def _last(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s _"]:
+        """Hidden states, or logits where the head is not apart."""
+        if self.apart:
+            return self.model.base_model(input_ids=ids, use_cache=False)[0]
+        return self.model(input_ids=ids, use_cache=False).logits
+
+    def _said(
+        self,
+        last: Float[Tensor, "m _"],
+        ids: Int[Tensor, " m"],
+        kept: Tensor | None,
+        temperature: float,
+        entropies: bool,
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        head = self.model.get_output_embeddings()
+
+        def say(part: Tensor, token: Tensor, packed: Tensor | None) -> tuple[Tensor, Tensor]:
+            logits = head(part) if self.apart else part
+            allowed = None if packed is None else unpack(packed, logits.shape[-1])
+            logp = warp(logits, temperature, allowed)
+            own = logp.gather(1, token[:, None])[:, 0]
+            return own, entropy(logp) if entropies else torch.zeros_like(own)
+
+        size = max(1, NUMBERS // self.model.config.get_text_config().vocab_size)
+        parts = []
+        for start in range(0, len(ids), size):
+            part = slice(start, start + size)
+            given = (last[part], ids[part], None if kept is None else kept[part])
+            again = torch.is_grad_enabled()
+            parts.append(checkpoint(say, *given, use_reentrant=False) if again else say(*given))
+        if not parts:
+            return last.new_zeros(0), last.new_zeros(0)
+        logp, spread = zip(*parts, strict=True)
+        return torch.cat(logp), torch.cat(spread)
+
+
+def whole(
+    contexts: Sequence[Sequence[int]], ids: Int[Tensor, "b t"], ends: Int[Tensor, " b"]
+) -> Int[Tensor, "b s"]:
+    """Prompts and their completions, padded on the right. The last token says nothing of others."""
+    rows = [
+        [*context, *row[: end - 1]]
+        for context, row, end in zip(contexts, ids.tolist(), ends.tolist(), strict=True)
+    ]
+    width = max(map(len, rows), default=0)
+    padded = [row + [0] * (width - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.int64, device=ids.device).view(len(rows), width)
+
+
+@torch.no_grad()
+def head_apart(model: Any, ids: Sequence[int]) -> bool:
+    """Are the model's logits its head on its last hidden states, and nothing more?"""
+    head = model.get_output_embeddings()
+    if head is None:
+        return False
+    given = torch.tensor([list(ids)], device=head.weight.device)
+    want = model(input_ids=given, use_cache=False).logits
+    got = head(model.base_model(input_ids=given, use_cache=False)[0])
+    return got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,104 @@
+"""Settings to a policy: the one place that knows which kinds of model there are."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.models.policy import Policy
+from flowrl.paths import find
+from flowrl.settings import Model, Run
+
+if TYPE_CHECKING:
+    from flowrl.models.language.policy import CausalPolicy
+
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")
+}  # fmt: skip
+
+
+def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+    """`folder` is that of a run that trains: only such a one has a server draw for it."""
+    if run.model.pipeline:
+        return _pipeline(run.model, device)
+    policy = _language(run, device)
+    if run.model.server is not None and folder is not None:
+        _connect(policy, run, folder)
+    return policy
+
+
+def _pipeline(m: Model, device: torch.device) -> Policy:
+    from flowrl.models import savings
+    from flowrl.models.diffusers.batch import Scales
+    from flowrl.models.diffusers.policy import PipelinePolicy
+
+    assert m.pipeline is not None
+    call = {"height": m.height, "width": m.width, **m.call}
+    policy = PipelinePolicy.load(
+        place(m.pipeline),
+        dtype=DTYPES[m.dtype],
+        device=device,
+        call={key: value for key, value in call.items() if value is not None},
+        offload=m.offload,
+    )
+    savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
+    if m.attention is not None:
+        savings.attention(policy.denoisers, m.attention)
+    if m.compile:
+        savings.compile_blocks(policy.denoisers)
+    policy.guidance = Scales(m.guidance.sample, m.guidance.train)
+    return policy
+
+
+def _language(run: Run, device: torch.device) -> "CausalPolicy":
+    from flowrl.models.language.environment import Replies
+    from flowrl.models.language.policy import CausalPolicy
+
+    m = run.model
+    assert m.language is not None
+    policy = CausalPolicy.load(
+        place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
+    )
+    policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
+    if m.environment is not None:
+        policy.environment = Replies(m.environment, policy.tokenizer, tuple(policy.stop))
+    return policy
+
+
+def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
+    from accelerate import PartialState
+
+    from flowrl.models.language.served_adapters import Adapters
+    from flowrl.models.language.server import CompletionsServer
+    from rewards.serving.client import Client
+    from rewards.serving.requests import Patience
+    from samplers.completions import TextPlan
+
+    s = run.model.server
+    assert s is not None
+    patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
+    try:
+        client = Client(s.url, s.token, patience)
+    except ValueError as error:
+        raise UserError(f"model.server: {error}") from error
+    vllm = s.engine == "vllm"
+    admin = client if vllm else Client(client.url.removesuffix("/v1"), s.token, patience)
+    prefix = "" if vllm else f"{s.model}:"
+    own = policy.model, folder / "served", client, admin, prefix, PartialState().process_index
+    algorithm = run.algorithm()
+    (plan, *_) = algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0)
+    assert isinstance(plan, TextPlan)
+    policy.server = CompletionsServer(
+        client,
+        s.model,
+        tuple(policy.stop),
+        policy.model.config.get_text_config().vocab_size,
+        plan.temperature,
+        Adapters(*own) if s.sync == "lora" else None,
+    )
+
+
+def place(source: str) -> str:
+    """A folder as it was given or below the project, or a hub name."""
+    return str(find(source)) if find(source).is_dir() else source

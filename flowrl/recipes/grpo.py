@@ -1,0 +1,315 @@
+"""Recipes that score the sampler's own noisy steps. Defaults are the published numbers.
+
+Common to all, and different from released codes on purpose: the last step is deterministic and
+never trained; a spread that is only rounding counts as none and gives an advantage of exactly 0;
+samples without an advantage stay in the batch; every process uses the same trained steps.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import (
+    Clip,
+    Estimator,
+    LeaveOneOut,
+    ScaleSteps,
+    Standardize,
+    Sum,
+    Transform,
+)
+from flowrl.credit.comparisons import PruneWidth
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import Anchor, Surrogate
+from samplers import (
+    CPS,
+    DDIM,
+    Chain,
+    ConstantSDE,
+    Decaying,
+    ExponentiallyDecaying,
+    Flash,
+    FlowSDE,
+    Fork,
+    Frozen,
+    Position,
+    Progressive,
+    Prune,
+    Random,
+    Stripes,
+    Tree,
+    WanSDE,
+    Window,
+)
+
+
+def anchors(kl: float) -> tuple[Anchor, ...]:
+    """To the frozen start, if `kl` is not 0."""
+    return (Anchor(kl),) if kl else ()
+
+
+KlForm = Literal["exact", "published", "velocity", "mean"]
+Scale = Literal["group", "batch"]  # whose std: a group's own makes the least difference in it large
+
+
+def flow_grpo(
+    *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
+    scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] = "flow_sde",
+    kl_form: KlForm = "published",
+) -> Algorithm:  # fmt: skip
+    """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
+    (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, 0.9, KL 0. `scale="batch"` is global_std.
+    Wan 2.1: its own noise (`kernel="wan"`, no eta), 20 steps, clip 1e-3, KL 0.004, exact.
+
+    The published KL's denominator lacks h. Differences: samples of advantage 0 are kept, where the
+    code removes them and refills at random.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Chain(FlowSDE(eta) if kernel == "flow_sde" else WanSDE(), group),
+        advantage=Estimator((Standardize(scale), Clip())),
+        likelihood=Transition(kl_form=kl_form),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def flow_grpo_fast(
+    *, steps: int = 10, group: int = 24, eta: float = 0.8, clip: float = 1e-5, kl: float = 0.0,
+    window: int = 3, kernel: Literal["cps", "flow_sde"] = "cps",
+    scale: Scale = "batch",
+) -> Algorithm:  # fmt: skip
+    """Flow-GRPO-Fast (same repository): noise in a window at a random start in the first half of
+    the steps. Published with Flow-CPS (arXiv:2509.05952): noise level 0.8, window 3, clip 1e-5,
+    no KL.
+
+    With CPS the log-ratio is the published score's, -|x_next - mean|^2. Differences: one window an
+    iteration, where the code draws one a process and batch.
+    """
+    cps = kernel == "cps"
+    return Algorithm(
+        steps=steps,
+        plan=Window(CPS(eta) if cps else FlowSDE(eta), group, window, Random(0, steps // 2)),
+        advantage=Estimator((Standardize(scale), Clip())),
+        likelihood=Transition("cps" if cps else "density"),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
+    """Dance's and Mix's: each reward by itself, with the unbiased std, then the weighted sum."""
+    own = Standardize(scale, correction=1, eps=1e-8)
+    return Estimator((own, Clip(), Sum(partial=True), *after))
+
+
+def dance_grpo(
+    *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
+    fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
+    scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
+    clip 1e-4, one initial noise a prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of which
+    the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24).
+
+    Differences: the trained steps are chosen once an iteration, not a sample; several rewards are
+    summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
+    over all prompts of a process.
+    """
+    ends = (PruneWidth("extremes", train_share),) if train_share < 1 else ()
+    return Algorithm(
+        steps=steps,
+        plan=Chain(ConstantSDE(eta), group, fraction, shared_noise),
+        advantage=_each_reward(scale, ends),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+ScheduleName = Literal["progressive", "random", "decaying", "exponential", "frozen"]
+
+
+def _position(name: ScheduleName, every: int, stride: int) -> Position:
+    known: dict[str, Position] = {
+        "progressive": Progressive(every, stride),
+        "random": Random(),
+        "decaying": Decaying(every, stride=stride),
+        "exponential": ExponentiallyDecaying(every, stride=stride),
+        "frozen": Frozen(),
+    }
+    return known[name]
+
+
+def mix_grpo(
+    *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
+    stride: int = 1, every: int = 25, schedule: ScheduleName = "progressive",
+    shared_noise: bool = True, kl: float = 0.0, scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
+    iterations, eta 0.7, group 12, clip 1e-4, one initial noise a prompt. `schedule` is how the
+    window moves: as said, at random, ever faster (decaying, exponential), or not at all (frozen).
+
+    Differences: the window is never empty (the code's is, from iteration 575 on); a reward that
+    failed is left out, where the code counts it as 0.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Window(FlowSDE(eta), group, window, _position(schedule, every, stride), shared_noise),
+        advantage=_each_reward(scale),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def mix_grpo_flash(
+    *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
+    every: int = 20, ratio: float = 0.4, frozen: bool = False, scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """MixGRPO-Flash (same paper): after the window, `ratio` of the steps by DPM-Solver++, order 2.
+    Flash: ratio 0.4, the window moves every 20 iterations; Flash*: `frozen=True`, ratio 0.2.
+
+    Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
+    """
+    position = Frozen(0) if frozen else Progressive(every)
+    return Algorithm(
+        steps=steps,
+        plan=Window(FlowSDE(eta), group, window, position, shared_noise=True, flash=Flash(ratio)),
+        advantage=_each_reward(scale),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+def temp_flow(
+    *, steps: int = 10, roots: int = 4, branch: int = 6, eta: float = 0.7, clip: float = 1e-4,
+    kl: float = 0.004, scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """TempFlow-GRPO, arXiv:2508.04324: at every step 6 noisy children leave an ODE trunk, and are
+    credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, noise level 0.7 (FLUX 0.9),
+    KL 0.004 (PickScore 0.001), a step's loss weighted by its std over the steps' mean std.
+
+    The weight is exact where the code has a constant (2.25 for SD3, 1.73 for FLUX). The statistics
+    are those of a prompt's 24 samples at a step, as in the code.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Fork(FlowSDE(eta), branch, roots),
+        advantage=Estimator((Standardize(scale), Clip(), ScaleSteps("std"))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def _depth_by_depth(
+    scale: Scale, prune: str = "none", fusion: Literal["mean", "max", "path"] = "mean"
+) -> Estimator:
+    width: tuple[Transform, ...] = ()
+    if prune in ("branch", "extremes"):
+        width = (PruneWidth("branch" if prune == "branch" else "extremes"),)
+    own = Standardize(scale, correction=1, eps=1e-8)
+    return Estimator((Sum(), own, *width, Clip()), fusion)
+
+
+def branch_grpo(
+    *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
+    eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
+    prune: Literal["none", "branch", "extremes", "depth"] = "none",
+    fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group", roots: int = 1,
+    kl: float = 0.0, kernel: Literal["constant", "flow_sde"] = "constant",
+) -> Algorithm:  # fmt: skip
+    """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
+    1e-3; an edge's advantage is its child's among the nodes of the same depth.
+
+    prune   width, after the last split: of each `branch` the best half, or the draw's `extremes`;
+            `depth`: the steps 14 to 18 are not trained, moving to earlier ones every 30 iterations
+    fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted)
+    split   4 correlates siblings' noise as the paper says; None draws it independently
+    roots, kl, kernel: ours: several initial noises a prompt, KL to the start, Flow-GRPO's noise
+
+    Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
+    bfloat16 after scoring them, so that its first ratio is not 1: neither is copied. Its width
+    pruning by branch keeps a chain's first steps, since all advantages of a chain are equal: here
+    it keeps the better leaves. The last step is not trained.
+    """
+    stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
+    late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
+    window = Prune(late, every=30, move=-1, stop=stop)
+    noise = FlowSDE(eta) if kernel == "flow_sde" else ConstantSDE(eta)
+    plan = Tree(noise, at, branch, roots, split=split, prune=window if prune == "depth" else None)
+    return Algorithm(
+        steps=steps,
+        plan=plan,
+        advantage=_depth_by_depth(scale, prune, fusion),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def branch_grpo_mix(
+    *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
+    eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,
+    scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, an
+    ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See `branch_grpo`.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Tree(ConstantSDE(eta), at, branch, stripes=Stripes(window, every)),
+        advantage=_depth_by_depth(scale),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+def grpo_guard(
+    *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 2e-6, kl: float = 0.0,
+    scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """GRPO-Guard, arXiv:2510.22319: RatioNorm, and steps reweighted by 1/h. SD3.5-M: 10 steps,
+    noise level 0.7, group 24, clip 2e-6 (PickScore 4e-6), no KL, group std.
+
+    Differences: the ratio's correction is a row's own, where the code averages it over the
+    micro-batch and so lets clipped samples receive others' gradients; 1/h is relative to its mean
+    over the trained steps, so that the learning rate and the KL keep their meaning.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Chain(FlowSDE(eta), group),
+        advantage=Estimator((Standardize(scale), Clip(), ScaleSteps("1/h"))),
+        likelihood=Transition("ratio_norm"),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def ddpo(
+    *, steps: int = 50, group: int = 16, eta: float = 1.0, clip: float = 1e-4,
+    fraction: float = 1.0,
+) -> Algorithm:  # fmt: skip
+    """DDPO-IS, arXiv:2305.13301: DDIM steps with noise, PPO's clip at 1e-4, for models trained on
+    epsilon or v and for flows alike. SD1.4: 50 steps, eta 1, statistics a prompt with eps 1e-6.
+
+    Differences: a prompt's statistics come from its group, where the code keeps a buffer of 16 past
+    rewards a prompt; the last step is deterministic, where the code draws noise there.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Chain(DDIM(eta), group, fraction),
+        advantage=Estimator((Standardize(eps=1e-6), Clip())),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+def loop(
+    *, steps: int = 50, group: int = 4, eta: float = 1.0, clip: float = 1e-4,
+    fraction: float = 1.0,
+) -> Algorithm:  # fmt: skip
+    """LOOP, arXiv:2503.00897: DDPO's clipped steps with a leave-one-out baseline and no std.
+
+    The authors' code is not public: numbers are DDPO's, and the group of 4 is ours.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Chain(DDIM(eta), group, fraction),
+        advantage=Estimator((LeaveOneOut(), Clip())),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )

@@ -1,0 +1,120 @@
+"""Recipes that regress the velocity on clean samples: any sampler will do. Defaults are published.
+
+They train the velocity itself, so train them at guidance 1: a guided velocity is a biased target.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
+from flowrl.credit.comparisons import BestWorst, Exponential
+from flowrl.likelihoods.matching import Matching, WeightingName, weighting
+from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
+from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
+from flowrl.recipes.grpo import anchors
+from samplers import DPM2M, SA, Ode
+
+TimesName = Literal["discrete", "discrete_with_init", "discrete_wo_init", "logit_normal", "uniform"]
+
+
+def awm_times(name: TimesName) -> Times:
+    """AWM's five, by its names and with its numbers."""
+    known: dict[str, Times] = {
+        "discrete": Discrete(0.9, "any"),
+        "discrete_with_init": Discrete(0.9, "with"),
+        "discrete_wo_init": Discrete(0.9, "without"),
+        "logit_normal": LogitNormal(3.0, 0.01),
+        "uniform": Uniform(0.2, 3.0),
+    }
+    return known[name]
+
+
+def awm(
+    *, steps: int = 14, group: int = 24, draws: int = 6, clip: float = 1.0, noise: float = 0.4,
+    weight: WeightingName = "ghuber", times: TimesName = "discrete_wo_init", kl: float = 0.001,
+) -> Algorithm:  # fmt: skip
+    """Advantage Weighted Matching, arXiv:2509.25050. SD3.5-M: 14 steps of SA-Solver with noise 0.4
+    (PickScore 0), group 24, 6 noise levels a sample, weight ghuber with power 0.25, |A| at most 1,
+    clip 1, KL 0.001 to the start (OCR 0.003, PickScore 0.0001) and 1 to an average with decay
+    min(0.3, 0.001 s).
+
+    Differences: the loss stays defined without a KL; ratios are a sample's and level's own
+    (`exp_first`), the mean over levels first is not offered; training sees the levels of the grid,
+    where the code moves two of them for the rollout only.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Ode(group, SA(noise)),
+        advantage=Estimator((Standardize("batch"), Clip(5.0), Rescale(5.0, 1.0))),
+        likelihood=Matching(draws, awm_times(times), weighting(weight)),
+        loss=Surrogate(clip, clip, anchors=(*anchors(kl), Anchor(1.0, "trust"))),
+        averages=(Average("trust", Decay(slope=0.001, most=0.3)),),
+    )
+
+
+def nft(
+    *, steps: int = 10, group: int = 24, draws: int | None = None, beta: float = 1.0,
+    kl: float = 1e-4, share: Literal["batch", "sample"] = "sample",
+    mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all",
+    decay: tuple[int, float, float] = (0, 0.001, 0.5),
+) -> Algorithm:  # fmt: skip
+    """DiffusionNFT, arXiv:2509.16117. SD3.5-M: 10 steps of DPM-Solver++(2M), group 24, all levels
+    of the grid but one a sample (`draws=None`), beta 1, KL 1e-4, advantages cut at 5; the policy
+    that samples is an average with decay min(most, slope (s - flat)) at optimizer step s, 0 before
+    flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay (75, 0.0075, 0.999).
+
+    Differences: none in the loss; the level that a sample leaves out is keyed, not drawn from a
+    global generator. `share="batch"` gives all samples the same levels, in one order.
+    """
+    levels = steps - 1 if draws is None else draws
+    flat, slope, most = decay
+    return Algorithm(
+        steps=steps,
+        plan=Ode(group, DPM2M()),
+        advantage=Estimator((Standardize("batch"), Clip())),
+        likelihood=Matching(levels, PermutedGrid(), share=share),
+        loss=NFT(beta, mode=mode, anchors=anchors(kl)),
+        averages=(Average("trailing", Decay(flat=flat, slope=slope, most=most)),),
+        behaviour="trailing",
+    )
+
+
+def dpo(
+    *, steps: int = 10, group: int = 24, draws: int = 4, beta: float = 100.0,
+    weight: WeightingName = "uniform",
+) -> Algorithm:  # fmt: skip
+    """Online Diffusion-DPO (arXiv:2311.12908) on a group's best and worst sample, at one noise and
+    level, in velocity space as in Flow-GRPO's repository: beta 100. Diffusion-DPO's 2000 to 5000
+    are for noise predictions: `weight="epsilon"`.
+
+    Differences: a group with a tie is masked, where the codes train on a sample against itself;
+    the reference stays the frozen start; levels are uniform and stratified over `draws`, ours.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Ode(group),
+        advantage=Estimator((BestWorst(),)),
+        likelihood=Matching(draws, Uniform(), weighting(weight), paired=True),
+        loss=Preference(beta / 2),
+    )
+
+
+def rwr(
+    *, steps: int = 10, group: int = 8, draws: int = 4, rate: float = 0.5, anchor: float = 1.0,
+    over: Literal["group", "batch"] = "group",
+) -> Algorithm:  # fmt: skip
+    """Reward-weighted flow matching: ORW-CFM-W2, arXiv:2502.06061. Weights exp(rate reward) with
+    rate 0.5 (the code calls it a temperature, and multiplies), and 1 times |v - v_ref|^2, which
+    keeps the samples from collapsing.
+
+    Differences: weights have mean 1 over a prompt's group (or the batch), where the code's loss
+    grows with the rewards; noise and data are paired at random, not by optimal transport; steps,
+    group and draws are ours.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Ode(group),
+        advantage=Estimator((Sum(), Exponential(rate, over))),
+        likelihood=Matching(draws),
+        loss=Weighted(anchors(anchor)),
+    )

@@ -1,0 +1,112 @@
+"""The algorithms, one row each. YAML picks the numbers; a function, the structure.
+
+| recipe          | plan         | advantage                    | likelihood        | loss       |
+| --------------- | ------------ | ---------------------------- | ----------------- | ---------- |
+| flow_grpo       | Chain        | group mean, batch std        | Transition        | Surrogate  |
+| flow_grpo_fast  | Window       | group mean, batch std        | Transition, cps   | Surrogate  |
+| dance_grpo      | Chain        | group std a reward, then sum | Transition        | Surrogate  |
+| mix_grpo        | Window       | group std a reward, then sum | Transition        | Surrogate  |
+| mix_grpo_flash  | Window, fast | as mix_grpo                  | Transition        | Surrogate  |
+| temp_flow       | Fork         | group std, by the step's std | Transition        | Surrogate  |
+| branch_grpo     | Tree         | depth by depth               | Transition        | Surrogate  |
+| branch_grpo_mix | Tree, ODE    | depth by depth               | Transition        | Surrogate  |
+| grpo_guard      | Chain        | group std, by 1/h            | Transition, guard | Surrogate  |
+| ddpo            | Chain, DDIM  | group std                    | Transition        | Surrogate  |
+| loop            | Chain, DDIM  | leave one out                | Transition        | Surrogate  |
+| awm             | Ode, SA      | group mean, batch std        | Matching          | Surrogate  |
+| nft             | Ode, DPM     | group mean, batch std        | Matching          | NFT        |
+| dpo             | Ode          | best, worst                  | Matching, paired  | Preference |
+| rwr             | Ode          | exponential weights          | Matching          | Weighted   |
+
+| text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
+| text_rloo       | Completions  | leave one out                | Token, product    | Surrogate  |
+| text_dr_grpo    | Completions  | group mean                   | Token             | Surrogate  |
+| text_dapo       | Completions  | group mean, group std        | Token             | Surrogate  |
+| text_gspo       | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
+| text_tree       | Segments     | depth by depth, or to parent | Token             | Surrogate  |
+| text_cispo      | Completions  | group mean, group std        | Token             | CISPO      |
+| text_forking    | Completions  | group mean, group std        | Token             | Surrogate  |
+| text_sapo       | Completions  | group mean, group std        | Token             | SAPO       |
+| text_vespo      | Completions  | group mean, group std        | Token             | VESPO      |
+| text_gmpo       | Completions  | group mean, group std        | Token             | GMPO       |
+| text_gppo       | Completions  | group mean, group std        | Token             | GPPO       |
+| text_luspo      | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
+| text_reinforce  | Completions  | group mean, tokens' std      | Token             | Surrogate  |
+| text_remax      | Completions  | the greedy completion's      | Token, product    | Surrogate  |
+| text_opo        | Completions  | mean weighed by length       | Token             | Reinforce  |
+| text_maxrl      | Completions  | group mean, by the mean      | Token             | Surrogate  |
+| text_pass_at_k  | Completions  | pass@k                       | Token             | Surrogate  |
+| text_bnpo       | Completions  | by a Beta density            | Token             | Surrogate  |
+| text_riskpo     | Completions  | quantiles of bundles         | Token             | Surrogate  |
+| text_stream     | Completions  | a tracker's, batch std       | Token             | Surrogate  |
+| text_dpo        | Completions  | best, worst                  | Token, paired     | Preference |
+| text_spo_tree   | Segments     | to the parent                | Token             | Surrogate  |
+| text_tempo      | Segments     | group, and to the parent     | Token             | Surrogate  |
+| text_treerl     | Forks        | to the draw and the parent   | Token             | Surrogate  |
+| text_gigpo      | Completions  | group, and equal states      | Token             | Surrogate  |
+| text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
+| text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
+
+nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
+(arXiv:2508.20751) is flow_grpo with the reward `rewards.WinRate(judge)`: it needs no line here.
+The transition recipes are in `flowrl/recipes/grpo.py`, the matching ones in
+`flowrl/recipes/matching.py`, those of language models in `flowrl/recipes/text.py`,
+`further_recipes.py`, `baseline_recipes.py`, `tree_recipes.py` and `turn_recipes.py` beside it.
+"""
+
+from collections.abc import Callable
+
+from flowrl.algorithm import Algorithm
+from flowrl.recipes.grpo import (
+    branch_grpo,
+    branch_grpo_mix,
+    dance_grpo,
+    ddpo,
+    flow_grpo,
+    flow_grpo_fast,
+    grpo_guard,
+    loop,
+    mix_grpo,
+    mix_grpo_flash,
+    temp_flow,
+)
+from flowrl.recipes.matching import awm, dpo, nft, rwr
+from flowrl.recipes.text import text_dapo, text_dr_grpo, text_grpo, text_gspo, text_rloo, text_tree
+from flowrl.recipes.text_baselines import text_remax
+from flowrl.recipes.text_further import (
+    text_bnpo,
+    text_cispo,
+    text_dpo,
+    text_forking,
+    text_gmpo,
+    text_gppo,
+    text_luspo,
+    text_maxrl,
+    text_opo,
+    text_pass_at_k,
+    text_reinforce,
+    text_riskpo,
+    text_sapo,
+    text_spo_tree,
+    text_stream,
+    text_tempo,
+    text_vespo,
+)
+from flowrl.recipes.text_trees import text_treerl
+from flowrl.recipes.text_turns import text_gigpo, text_rebn, text_turns
+
+PICTURES = (
+    flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
+    branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
+)  # fmt: skip
+TEXTS = (
+    text_grpo, text_rloo, text_dr_grpo, text_dapo, text_gspo, text_tree, text_cispo, text_forking,
+    text_sapo, text_vespo, text_gmpo, text_gppo, text_luspo, text_reinforce, text_opo, text_maxrl,
+    text_pass_at_k, text_bnpo, text_riskpo, text_stream, text_dpo, text_spo_tree, text_tempo,
+    text_remax, text_treerl, text_gigpo, text_turns, text_rebn,
+)  # fmt: skip
+
+Table = dict[str, Callable[..., Algorithm]]
+FLOW: Table = {recipe.__name__: recipe for recipe in PICTURES}
+TEXT: Table = {recipe.__name__: recipe for recipe in TEXTS}
+RECIPES: Table = FLOW | TEXT

@@ -1,0 +1,109 @@
+"""Held-out scores: plain sampling, fixed noise, the rewards that training does not see."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from flowrl.models.policy import Policy
+from flowrl.prompts import PromptSet
+from flowrl.run.samples import decode
+from flowrl.run.session import EVALUATION, Session
+from rewards import Reward, Samples, Scores, score_all
+from samplers.noise import normal
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an evaluation draws: `group` samples of each of some prompts, from keyed noise."""
+
+    prompts: PromptSet
+    rows: tuple[int, ...]
+    group: int
+    steps: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, prompts: PromptSet, samples: int, per_prompt: int, steps: int, seed: int
+    ) -> "Trial":
+        """About `samples` samples over as many prompts as leave `per_prompt` for each."""
+        count = max(1, min(len(prompts), samples // per_prompt))
+        rows = tuple(i * len(prompts) // count for i in range(count))
+        return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
+
+    def part(self, share: range) -> "Trial":
+        return Trial(
+            self.prompts, self.rows[share.start : share.stop], self.group, self.steps, self.seed
+        )
+
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
+        """The initial latents [n *shape]: what to hand to plain diffusers to paint the same."""
+        keys = [(self.seed, 0, row, "root", g) for row in self.rows for g in range(self.group)]
+        return normal(keys, shape)
+
+
+class Drawn(NamedTuple):
+    samples: Samples
+    statistics: dict[str, float]  # of their media
+
+
+def draw(policy: Policy, trial: Trial) -> Drawn:
+    """Samples of a trial under the policy's present weights."""
+    batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
+    plan = policy.plain(trial.group)
+    (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
+    samples = decode(batch, rollout, trial.prompts, trial.rows)
+    return Drawn(samples, batch.statistics(rollout, samples.media))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    metrics: dict[str, float]  # means by reward over all processes, and statistics of the media
+    samples: Samples  # this process's
+    scores: Scores
+
+
+def judge(rewards: dict[str, Reward], drawn: Drawn) -> Evaluation:
+    return merged(drawn, score_all(rewards, drawn.samples))
+
+
+def merged(drawn: Drawn, scores: Scores, counts: bool = True) -> Evaluation:
+    """With the other processes' samples; those of one that does not count are left out."""
+    kept = slice(None if counts else 0)
+    values, scored, statistics = (
+        torch.cat(gather_object([scores.values[kept]])),
+        torch.cat(gather_object([scores.scored[kept]])),
+        [s for s in gather_object([drawn.statistics if counts else None]) if s is not None],
+    )
+    metrics = {
+        name: float(values[:, i][scored[:, i]].double().mean())
+        if scored[:, i].any()
+        else float("nan")
+        for i, name in enumerate(scores.names)
+    }
+    for name in statistics[0]:
+        metrics[name] = sum(s[name] for s in statistics) / len(statistics)
+    return Evaluation(metrics, drawn.samples, scores)
+
+
+def evaluate(session: Session) -> Evaluation | None:
+    """The run's own evaluation, always the same noise; None for a run without held-out prompts."""
+    e = session.run.evaluate
+    if session.held_out is None:
+        return None
+    steps = session.run.evaluation_steps
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
+    mine, counts = session.parallel.share(len(trial.rows))
+    with session.parallel.together():
+        with session.policies.using(evaluated(session)):
+            drawn = draw(session.policy, trial.part(mine))
+        scores = session.score(session.judges, drawn.samples)
+    return merged(drawn, scores, counts and session.parallel.leads)
+
+
+def evaluated(session: Session) -> str:
+    """The policy that evaluations and exports use."""
+    return EVALUATION if session.run.evaluate.average is not None else "current"

@@ -1,0 +1,239 @@
+"""What memory a run wants, about, and which settings would lower it.
+
+Weights, gradients, optimizer and averages are counted. Activations are an estimate: a block keeps
+KEPT times what its linears take and give for a token (fitted to SD3, FLUX and Wan, whose saved
+tensors were measured; tests hold it to within a third), a checkpointed one BETWEEN times its width.
+Decoding is taken to hold `LAYERS` layers of the decoder's last level.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.models import sizes
+from flowrl.models.sizes import Sizes
+from flowrl.run.session import averages
+from flowrl.settings import Run
+from flowrl.settings.read import override
+from samplers import Plan
+
+GIB = 2**30
+UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# (adapters, half precision): adapters keep their inputs in float32, full weights also the others'
+KEPT = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
+BETWEEN = 1.7
+LAYERS = 3
+# what may be changed, the least harmful first
+CHANGES = (
+    "--train.gradient-checkpointing",
+    "--model.offload",
+    "--model.vae.slicing",
+    "--train.rows-per-call",
+    "--train.optimizer adamw8bit",
+    "--model.dtype bfloat16",
+)
+# what an allocator says that has no more
+NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes. `parts` are held all the time, of `phases` the largest at a time."""
+
+    parts: Mapping[str, int]
+    phases: Mapping[str, int]
+    unknown: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values()) + max(self.phases.values(), default=0)
+
+    def __str__(self) -> str:
+        held = {**self.parts, **self.phases}
+        listed = ", ".join(f"{name} {size(n)}" for name, n in held.items() if n)
+        lacks = f"; not counted: {', '.join(self.unknown)}" if self.unknown else ""
+        return f"memory: about {size(self.total)} ({listed}){lacks}"
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+def parsed(text: str) -> int:
+    """Bytes of "24GiB"."""
+    found = re.fullmatch(r"([0-9.]+) ?(GiB|GB|MiB|MB)", text)
+    if found is None:
+        raise UserError(f"--memory: {text!r} is no size; write it as 24GiB or 80GB")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def estimate(run: Run, iteration: int = 0) -> Estimate | None:
+    """None where the model is not on this machine."""
+    algorithm = run.algorithm()
+    found = sizes.of(run.model, algorithm.steps)
+    if found is None:
+        return None
+    rows = _rows(run, found)
+    phases = {"training": _activations(run, found, rows)}
+    if found.decoding:
+        decoded = 1 if run.model.vae.slicing else rows
+        wide = BYTES[run.model.dtype]
+        phases["decoding"] = decoded * found.decoding * LAYERS * wide
+    if run.model.offload:
+        phases["encoding"] = sum(found.frozen.values()) * BYTES[run.model.dtype]
+    lacks = [f"weights of {name}" for name in found.unknown]
+    if found.tokens is None:
+        lacks.append("activations of a model without tokens")
+    parts = _weights(run, found) | {"states": _states(run, found, iteration)}
+    return Estimate(parts, phases, tuple(lacks))
+
+
+def _weights(run: Run, found: Sizes) -> dict[str, int]:
+    m, wide = run.model, BYTES[run.model.dtype]
+    fine = max(wide, 4)  # what steps are taken of is float32 at least
+    trained = found.trained if m.lora is None else found.adapters * m.lora.rank
+    algorithm = run.algorithm()
+    kept = len(averages(run, algorithm)) * fine * trained
+    if "ref" in algorithm.roles:
+        kept += trained * (wide if m.lora is None else fine)
+    own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
+    return {
+        "trained model": found.trained * wide,
+        "adapters" if m.lora is not None else "masters": own,
+        "frozen parts": 0 if m.offload else sum(found.frozen.values()) * wide,
+        "gradients": fine * trained,
+        "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
+        "averages and start": kept,
+    }
+
+
+def _rows(run: Run, found: Sizes) -> int:
+    """As `Policy.automatic` has them."""
+    given = run.train.rows_per_call
+    if given != "auto":
+        return given
+    if run.model.language is not None:
+        return max(1, min(256, 2**14 // (found.tokens or 1)))
+    return max(1, min(128, 2**18 // max(1, found.latent)))
+
+
+def _activations(run: Run, found: Sizes, rows: int) -> int:
+    """What `backward` needs of one call."""
+    m, wide = run.model, BYTES[run.model.dtype]
+    seen = rows * (found.tokens or 0) * wide / m.context_parallel
+    if m.guidance.train > 1:  # an unconditional row beside each
+        seen *= 2
+    whole = seen * found.inside * KEPT[m.lora is not None, wide < 4]
+    if run.train.gradient_checkpointing:
+        whole = seen * found.between * BETWEEN + whole / max(1, found.blocks)
+    return int(whole)
+
+
+def _states(run: Run, found: Sizes, iteration: int) -> int:
+    """Latents of trained steps, or clean and noised ones of matching losses."""
+    algorithm = run.algorithm()
+    if algorithm.text:
+        return 0
+    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
+    plans = [p for p in algorithm.plan(even, iteration, run.train.seed) if isinstance(p, Plan)]
+    nodes = [n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train]
+    kept = sum(nodes) + sum(plan.group for plan in plans) * (1 if nodes else 3)
+    return run.prompts.per_iteration * kept * found.latent * 4
+
+
+def advice(run: Run, limit: int | None = None) -> list[str]:
+    """Settings that lower the estimate, with what they save; as many as it takes for the limit."""
+    first = estimate(run)
+    if first is None:
+        return []
+    said, changed, before = [], run, first
+    for change in CHANGES:
+        words = _words(change, changed, before)
+        if words is None or (limit is not None and before.total <= limit):
+            continue
+        trial = override(changed, words)
+        after = estimate(trial)
+        assert after is not None
+        saved = before.total - after.total
+        if saved > 0.01 * first.total:
+            setting = f"{words[0].removeprefix('--').replace('-', '_')}: {_value(words)}"
+            said.append(f"{setting} (saves about {size(saved)})")
+            changed, before = trial, after
+    return said
+
+
+def _words(change: str, run: Run, found: Estimate) -> list[str] | None:
+    """The words of an override; None where the run has it already, or where it is no choice."""
+    name, *value = change.split()
+    m, t = run.model, run.train
+    pipeline = m.pipeline is not None
+    match name:
+        case "--train.gradient-checkpointing":
+            return None if t.gradient_checkpointing else [name]
+        case "--model.offload":
+            return None if m.offload or not pipeline else [name]
+        case "--model.vae.slicing":
+            return None if m.vae.slicing or not pipeline else [name]
+        case "--train.rows-per-call":
+            seen = sizes.of(m, run.algorithm().steps)
+            rows = 1 if seen is None else _rows(run, seen)
+            return None if rows == 1 else [name, "1" if rows < 8 else str(rows // 8)]
+        case "--train.optimizer":
+            return None if t.optimizer == value[0] else [name, *value]
+        case "--model.dtype":
+            return None if m.dtype != "float32" else [name, *value]
+    return None
+
+
+def _value(words: list[str]) -> str:
+    return words[1] if len(words) > 1 else "true"
+
+
+def told(run: Run, memory: str | None, iteration: int = 0) -> str:
+    """For `flowrl plan`: the estimate, whether it fits, and what would make it."""
+    found = estimate(run, iteration)
+    if found is None:
+        source = run.model.pipeline or run.model.language
+        return (
+            f"memory: unknown, since {source} is not on this machine; `hf download {source}` "
+            "brings it, and its configuration and headers tell"
+        )
+    limit, whose = (parsed(memory), "--memory") if memory else visible()
+    if limit is None:
+        return str(found)
+    if found.total <= limit:
+        return f"{found}; fits into {size(limit)} ({whose})"
+    changes = advice(run, limit)
+    way = f": set {', '.join(changes)}" if changes else ""
+    smaller = "smaller pictures, or adapters (model.lora)" if run.model.lora is None else ""
+    end = way or f": {smaller or 'smaller pictures, or a smaller model'}"
+    return f"{found}; does not fit into {size(limit)} ({whose}){end}"
+
+
+def visible() -> tuple[int | None, str]:
+    if not torch.cuda.is_available():
+        return None, ""
+    device = torch.cuda.get_device_properties(0)
+    return device.total_memory, device.name
+
+
+@contextmanager
+def explained(run: Run) -> Iterator[None]:
+    """An allocator that has no more becomes a UserError that says which settings to change."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        oom = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not oom and not NO_MORE.search(str(error)):
+            raise
+        found, changes = estimate(run), advice(run)
+        about = "" if found is None else f"; the run wants about {size(found.total)}"
+        rows = "train.rows_per_call lower, train.gradient_checkpointing: true"
+        way = ", ".join(changes) if changes else f"{rows}, model.offload: true"
+        reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]
+        raise UserError(f"out of memory ({reason}){about}: set {way}") from error

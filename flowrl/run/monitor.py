@@ -1,0 +1,91 @@
+"""What a run shows of itself: evaluations, samples, alarms, and the proof at its start."""
+
+from flowrl.errors import UserError
+from flowrl.media.pages import Page
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.evaluate import Evaluation, evaluate
+from flowrl.run.session import Session, prove_rewards
+
+
+def guard(session: Session, progress: Progress, metrics: dict[str, float], alarms: Alarms) -> None:
+    """Tell the signs of a collapse; stop, if the run asks for it."""
+    if session.run.train.alarms == "off":
+        return
+    statistics = {
+        name.split("/", 1)[1]: value
+        for name, value in metrics.items()
+        if name.startswith(("image/", "text/"))
+    }
+    signs = alarms.watch(metrics["reward"], metrics["reward_std"], statistics)
+    constant = alarms.constant(metrics)
+    metrics["alarms"] = float(len(signs) + len(constant))
+    for name in constant:
+        session.terminal.warn(
+            f"the reward {name} gave every sample of {alarms.window} iterations the same score, "
+            f"{metrics[f'reward/{name}']:.3f}: it teaches nothing. Look at the samples and at the "
+            "reward, or leave it out"
+        )
+    if signs:
+        text = (
+            f"the run may be collapsing: {'; '.join(signs)}. Lower train.lr "
+            f"(now {session.run.train.lr:g}; try a third), take fewer train.updates, or add KL to "
+            f"the start (recipe.kl). The best weights are untouched in {session.folder / 'best'}"
+        )
+        session.terminal.warn(text)
+        if session.run.train.alarms == "stop":
+            session.accelerator.log(metrics, step=progress.iteration)
+            checkpoint.save(session, progress, alarms)
+            raise UserError(f"stopped by train.alarms: stop; {text}")
+
+
+def look(
+    session: Session, progress: Progress, alarms: Alarms, name: str | None
+) -> dict[str, float]:
+    """Evaluate, keep the best, save some samples. Gives `held_out/...` metrics."""
+    result = evaluate(session)
+    if result is None:
+        return {}
+    key = session.run.checkpoint.best or session.run.judges[0].label
+    progress.first = progress.first or result.metrics
+    progress.last = result.metrics
+    checkpoint.keep_best(session, progress, result.metrics[key])
+    said = ", ".join(f"{n} {result.metrics[n]:.3f}" for n in result.scores.names)
+    session.terminal.say(f"held-out after {progress.iteration}: {said}")
+    if session.accelerator.is_main_process:
+        show(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
+    return {f"held_out/{name}": value for name, value in result.metrics.items()}
+
+
+def show(session: Session, result: Evaluation, key: str, iteration: int, name: str) -> None:
+    count = min(session.run.track.images, len(result.samples.prompts))
+    if count == 0:
+        return
+    # a spread over the prompts shows more than the samples of the first one
+    pick = [i * len(result.samples.prompts) // count for i in range(count)]
+    column = result.scores.names.index(key)
+    scores = [
+        float(result.scores.values[i, column]) if result.scores.scored[i, column] else None
+        for i in pick
+    ]
+    title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
+    page, folder = Page(result.samples.take(pick), scores, title), session.folder / "samples"
+    page.save(folder, name)
+    if name == "after":
+        page.save_beside(folder, "before", "before_after")
+
+
+def prove(session: Session) -> None:
+    """What we drive is what the model does, with these very arguments and prompts."""
+    texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
+    meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
+    for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):
+        session.terminal.say(sentence)
+    for sentence in session.parallel.proofs():
+        session.terminal.say(sentence)
+    for sentence in prove_rewards(session.rewards, session.run, session.prompts):
+        session.terminal.say(sentence)
+    if session.run.held_out_rewards and session.held_out is not None:
+        for sentence in prove_rewards(session.judges, session.run, session.held_out):
+            session.terminal.say(sentence)

@@ -1,0 +1,57 @@
+"""Before the first update: does the trainer see the densities that the sampler saw?"""
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.run.collect import Experience
+from flowrl.run.session import Session
+from flowrl.run.update import share_of
+
+FAR = 10.0  # a noise floor of so many clip ranges would train on noise alone
+
+
+@torch.no_grad()
+def noise_floor(session: Session, experience: Experience) -> float | None:
+    """Largest |log-ratio| of recomputed to stored densities over the first optimizer step.
+
+    None where rows carry no stored densities: matching losses score old and new in one place.
+    """
+    largest = None
+    likelihood = session.algorithm.likelihood
+    for chunk in share_of(session, experience, 0, 0):
+        if chunk.old is None:
+            return None
+        with session.policies.using(session.algorithm.behaviour):
+            again = likelihood.evaluate(experience.policy, chunk)
+        difference = float(likelihood.log_ratio(again, chunk.old, chunk).abs().max())
+        largest = max(difference, largest or 0.0)
+    return largest
+
+
+def check(session: Session, experience: Experience) -> float | None:
+    """Print the noise floor beside the clip range; warn above it, refuse far above it."""
+    floor, terminal = noise_floor(session, experience), session.terminal
+    if floor is None:
+        terminal.say("self-check: old and new are computed on the same rows, ratio 1")
+        return None
+    clip = session.algorithm.loss.clip
+    beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
+    terminal.say(
+        f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}"
+    )
+    if clip is None or session.run.train.recompute_old:
+        return floor
+    advice = (
+        "set train.recompute_old: true (old log-densities at the training batch's shape), "
+        "or a model.dtype with more digits, or a wider clip"
+    )
+    if floor > FAR * min(clip):
+        raise UserError(
+            f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "
+            f"{min(clip):g}: ratios would be noise; {advice}"
+        )
+    if floor > min(clip):
+        terminal.warn(
+            f"the noise floor {floor:.1e} is above the clip range {min(clip):g}; {advice}"
+        )
+    return floor

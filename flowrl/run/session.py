@@ -1,0 +1,161 @@
+"""Everything that a run holds in memory, put together once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.budget import spending
+from flowrl.budget.spending import Spending
+from flowrl.credit.trackers import Tracker
+from flowrl.errors import UserError
+from flowrl.models.open import DTYPES, open_model
+from flowrl.models.policy import Policy
+from flowrl.models.precision import scaler
+from flowrl.processes import context_parallel
+from flowrl.processes.launch import sharding
+from flowrl.processes.parallel import Parallel
+from flowrl.prompts import PromptSet
+from flowrl.run import optimizers
+from flowrl.run.policies import Policies
+from flowrl.run.record import JsonlTracker, Terminal
+from flowrl.settings import RewardSpec, Run
+from rewards import Reward, Samples, Scores, load, score_all
+from rewards.self_test import Prompts, self_test
+
+EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
+
+
+@dataclass(frozen=True)
+class Session:
+    run: Run
+    folder: Path
+    accelerator: Accelerator
+    parallel: Parallel
+    algorithm: Algorithm
+    policy: Policy
+    policies: Policies
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
+    prompts: PromptSet
+    held_out: PromptSet | None
+    rewards: Mapping[str, Reward]
+    judges: Mapping[str, Reward]  # the rewards of evaluations
+    terminal: Terminal
+    tracker: Tracker
+    spending: Spending
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    def score(self, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
+        """Of those that share calls, and so have the same samples, one asks the rewards. What the
+        others get is unscored, and `Parallel.every` never takes it."""
+        if self.parallel.leads:
+            return score_all(rewards, samples)
+        nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
+        return Scores(nothing, nothing.bool(), tuple(rewards))
+
+    def weights(self, iteration: int) -> torch.Tensor:
+        """[r] of the rewards."""
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
+
+
+def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:
+    """By label. UserError where one cannot be loaded or reached."""
+    rewards = {}
+    for spec in specs:
+        try:
+            rewards[spec.label] = load(spec.name, **spec.settings)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
+    return rewards
+
+
+def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -> Iterator[str]:
+    """A sentence for each reward that passes its self-test; UserError, or a warning, for others."""
+    if run.train.self_test == "off":
+        return
+    kind = "image" if run.model.language is None else "text"
+    shown = Prompts(prompts.texts, prompts.meta, kind)
+    for name, reward in rewards.items():
+        try:
+            yield f"reward {self_test(name, reward, shown)}"
+        except ValueError as error:
+            if run.train.self_test == "raise":
+                raise UserError(f"{error}; train.self_test: warn goes on all the same") from error
+            yield f"warning: {error}"
+
+
+def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+    """The model with fresh adapters, or with all weights to be trained in a run's folder."""
+    m = run.model
+    policy = open_model(run, device, folder)
+    rows = run.train.rows_per_call
+    policy.rows_per_call = policy.automatic(run.algorithm().steps) if rows == "auto" else rows
+    if m.lora is None:
+        policy.train_all()
+    else:
+        policy.add_lora(
+            rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
+        )
+    if run.train.gradient_checkpointing:
+        policy.checkpoint_gradients()
+    return policy
+
+
+def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
+    """The algorithm's own, and the one that evaluations want."""
+    if run.evaluate.average is None:
+        return algorithm.averages
+    return (*algorithm.averages, Average(EVALUATION, Decay(start=run.evaluate.average)))
+
+
+def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
+    how = sharding(accelerator)  # before weights are loaded, for what it refuses
+    context_parallel.refuse(run.model, accelerator.num_processes)
+    algorithm = run.algorithm()
+    policy = load_policy(run, accelerator.device, folder)
+    parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
+    policies = Policies(
+        policy.trainable(),
+        averages(run, algorithm),
+        keep_start="ref" in algorithm.roles,
+        changed=parallel.reshard,
+    )
+    parallel.follow(policies)
+    t, p = run.train, run.prompts
+    optimizer = optimizers.build(t, policies.parameters.values())
+    return Session(
+        run=run,
+        folder=folder,
+        accelerator=accelerator,
+        parallel=parallel,
+        algorithm=algorithm,
+        policy=policy,
+        policies=policies,
+        optimizer=optimizer,
+        scaler=scaler(accelerator.device, DTYPES[run.model.dtype]),
+        prompts=PromptSet.read(p.train, p.column, "prompts.train"),
+        held_out=(p.held_out and PromptSet.read(p.held_out, p.column, "prompts.held_out")) or None,
+        rewards=load_rewards(run.rewards),
+        judges=load_rewards(run.judges),
+        terminal=Terminal(accelerator.is_main_process, t.iterations),
+        tracker=algorithm.tracker(),
+        spending=spending.opened(run.budget, algorithm.group),
+    )
+
+
+def on_cpu(run: Run) -> bool:
+    return run.model.device == "cpu" or (
+        run.model.device == "auto" and not torch.cuda.is_available()
+    )
+
+
+def open_accelerator(run: Run, folder: Path) -> Accelerator:
+    trackers = [JsonlTracker(folder), *run.track.trackers]
+    return Accelerator(cpu=on_cpu(run), log_with=trackers, project_dir=str(folder))

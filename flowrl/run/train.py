@@ -1,0 +1,216 @@
+"""The loop: collect, update, follow, look. No algorithm is named in this file."""
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+from flowrl.errors import Stopped, UserError
+from flowrl.media.statistics import Alarms
+from flowrl.paths import numbered
+from flowrl.run import checkpoint, memory, ratio_check, record
+from flowrl.run.atomic import appear, held, reason, sweep
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.failures import Told
+from flowrl.run.monitor import guard, look, prove
+from flowrl.run.session import Session, on_cpu, open_accelerator, open_session
+from flowrl.run.signals import Interrupt
+from flowrl.run.update import update
+from flowrl.settings import Run
+from flowrl.settings.read import dump
+
+T = TypeVar("T")
+
+
+@dataclass
+class Result:
+    """How a run ended: evaluations of the base and of the last weights, or where it stopped."""
+
+    folder: Path
+    signal: int | None = None  # that interrupted it
+    first: dict[str, float] = field(default_factory=dict)
+    last: dict[str, float] = field(default_factory=dict)
+    weights: Path | None = None  # exported, once done
+    main: bool = True  # whether this process is the one that speaks
+
+    @property
+    def done(self) -> bool:
+        return self.weights is not None
+
+
+def train(session: Session, resume: Path | None = None) -> Result:
+    """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder."""
+    main = session.accelerator.is_main_process
+    told, explained = Told(session.folder), memory.explained(session.run)
+    with told, explained, closing(session.policy), Interrupt() as interrupt:
+        progress, alarms = begin(session, resume)
+        stop = interrupt.asked(session.accelerator)
+        if not stop:
+            stop = loop(session, progress, alarms, interrupt)
+        if stop:
+            return Result(session.folder, stop, main=main)
+        weights = checkpoint.export_last(session)
+        session.accelerator.end_training()
+    ends = (progress.first or {}, progress.last or {})
+    return Result(session.folder, None, *ends, weights, main)
+
+
+def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
+    """Prove what will be driven, and look at the base or bring a checkpoint back."""
+    terminal, alarms, progress = session.terminal, Alarms(), Progress()
+    if resume is not None:
+        progress = checkpoint.restore(session, resume, alarms)
+    if session.accelerator.is_main_process:
+        record.cut_back(session.folder, -1 if resume is None else progress.iteration)
+    after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
+    terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}")
+    with session.parallel.together():
+        prove(session)
+    if resume is None:
+        base = look(session, progress, alarms, "before")
+        session.accelerator.log(base, step=0)
+        checkpoint.save(session, progress, alarms)
+    return progress, alarms
+
+
+def loop(session: Session, progress: Progress, alarms: Alarms, interrupt: Interrupt) -> int | None:
+    """Iterate to the end; gives the signal if one came before it."""
+    run, began, start = session.run, time.perf_counter(), progress.seconds
+    while progress.iteration < run.train.iterations:
+        metrics = iterate(session, progress, alarms)
+        progress.seconds = start + time.perf_counter() - began
+        left = progress.seconds / progress.iteration * (run.train.iterations - progress.iteration)
+        session.terminal.iteration(progress.iteration, metrics, left)
+        last = progress.iteration == run.train.iterations
+        if last or progress.iteration % run.evaluate.every == 0:
+            metrics |= look(session, progress, alarms, "after" if last else None)
+        session.accelerator.log(metrics, step=progress.iteration)
+        stop = interrupt.asked(session.accelerator)
+        if last or stop or progress.iteration % run.checkpoint.every == 0:
+            checkpoint.save(session, progress, alarms)
+        if stop and not last:
+            return stop
+    return None
+
+
+def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, float]:
+    """One iteration; gives its metrics and leaves `progress` one further."""
+    for group in session.optimizer.param_groups:
+        group["lr"] = learning_rate(session.run, progress.iteration)
+    t0, cpu = time.perf_counter(), time.process_time()
+    experience = collect(session, progress.iteration)
+    if progress.optimizer_steps == 0:
+        with session.parallel.together():
+            ratio_check.check(session, experience)
+    t1 = time.perf_counter()
+    metrics = experience.metrics | update(session, experience, progress)
+    t2 = time.perf_counter()
+    progress.iteration += 1
+    progress.optimizer_steps += session.run.train.updates
+    session.policies.follow(progress.optimizer_steps)
+    metrics |= {
+        "lr": session.optimizer.param_groups[0]["lr"],
+        "seconds": t2 - t0,
+        "seconds/update": t2 - t1,
+        "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
+    }
+    guard(session, progress, metrics, alarms)
+    return metrics
+
+
+def learning_rate(run: Run, iteration: int) -> float:
+    """A pure function of the iteration, so that nothing needs to be saved."""
+    t = run.train
+    warm = min(1.0, (iteration + 1) / (t.schedule.warmup + 1))
+    share = iteration / t.iterations
+    decay = {"constant": 1.0, "linear": 1 - share, "cosine": 0.5 * (1 + math.cos(math.pi * share))}
+    return t.lr * warm * decay[t.schedule.name]
+
+
+def start(run: Run, name: str, folder: Path | None) -> Result:
+    """A new run in a new folder. Errors: UserError if the folder exists."""
+    state = PartialState(cpu=on_cpu(run))
+    chosen = Path(agreed(state, lambda: str(reserve(run, folder, name))))
+    with held_together(chosen, state):
+        try:
+            with memory.explained(run):
+                session = open_session(run, chosen, open_accelerator(run, chosen))
+            session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
+            return train(session)
+        except UserError as error:
+            if state.is_main_process and not isinstance(error, Stopped):
+                shutil.rmtree(chosen)  # nothing was trained in it
+            raise
+
+
+def reserve(run: Run, folder: Path | None, name: str) -> Path:
+    """Make the run's folder, with its settings: the given one, or the next free below `runs`.
+
+    It is there at once with its run.yaml, so that a run can be resumed whenever it was killed.
+    """
+    chosen = folder or numbered(Path("runs"), name)
+    settings = yaml.safe_dump(dump(run), sort_keys=False)
+    try:
+        appear(chosen, lambda new: record.replace(new / "run.yaml", settings))
+    except FileExistsError as error:
+        if folder is None:
+            return reserve(run, None, name)  # another run took the number in between
+        raise UserError(f"{chosen} exists; give another --folder, or --resume {chosen}") from error
+    except OSError as error:
+        raise UserError(f"{chosen} cannot be made: {reason(error)}") from error
+    return chosen
+
+
+def resume(run: Run, folder: Path) -> Result:
+    """Go on from the newest whole checkpoint of a run's folder; from the start if there is none."""
+    state = PartialState(cpu=on_cpu(run))
+    terminal = record.Terminal(state.is_main_process, run.train.iterations)
+    with held_together(folder, state) as before:
+        if before:
+            terminal.say(f"{before} had this run and is gone; going on")
+        found = checkpoint.newest(folder, terminal.warn)
+        with Told(folder):
+            if state.is_main_process:
+                for parent in (folder, folder / "checkpoints", folder / "best"):
+                    sweep(parent)
+            session = open_session(run, folder, open_accelerator(run, folder))
+            session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
+            return train(session, found)
+
+
+@contextmanager
+def held_together(folder: Path, state: PartialState) -> Iterator[str | None]:
+    """The main process holds the folder for all; gives who died while holding it."""
+    with ExitStack() as stack:
+        yield agreed(state, lambda: stack.enter_context(held(folder)))
+
+
+def agreed(state: PartialState, do: Callable[[], T]) -> T:
+    """What the main process does, for all: its result is everyone's, and so is its mistake."""
+    box: list[Any] = [None, ""]
+    if state.is_main_process:
+        try:
+            box[0] = do()
+        except UserError as error:
+            box[1] = str(error)
+    broadcast_object_list(box)
+    if box[1]:
+        raise UserError(box[1])
+    return box[0]
+
+
+def _flat(tree: dict[str, Any], at: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        name = f"{at}.{key}" if at else key
+        flat |= _flat(value, name) if isinstance(value, dict) else {name: str(value)}
+    return flat

@@ -1,0 +1,188 @@
+"""Rows to optimizer steps. One place for shares, denominators, chunks and gradients."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, Rows, take
+from flowrl.losses.base import Counts, reduced
+from flowrl.losses.ratio import Entries
+from flowrl.models.evaluation_counter import Meter
+from flowrl.processes.sharding import clip
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import Experience
+from flowrl.run.session import Session
+from samplers.noise import generator
+
+Chunks = list[Rows]
+PATIENCE = 3  # optimizer steps in a row without a finite gradient
+
+
+@dataclass
+class Tally:
+    """Sums over masked entries, so that means over chunks, steps and processes are exact."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    lowest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        kept = values.detach().double().expand(mask.shape)[mask]
+        if len(kept) == 0:
+            return
+        self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
+        self.counts[name] = self.counts.get(name, 0.0) + len(kept)
+        self.highest[name] = max(self.highest.get(name, -math.inf), float(kept.max()))
+        self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
+
+    def means(self) -> dict[str, float]:
+        """Over all processes (some say the same, and weigh as much each); `ratio` also with its
+        extremes, `mismatch` with its largest."""
+        total = Tally()
+        for part in gather_object([self]):
+            for name in part.sums:
+                total.sums[name] = total.sums.get(name, 0.0) + part.sums[name]
+                total.counts[name] = total.counts.get(name, 0.0) + part.counts[name]
+                total.highest[name] = max(total.highest.get(name, -math.inf), part.highest[name])
+                total.lowest[name] = min(total.lowest.get(name, math.inf), part.lowest[name])
+        means = {name: total.sums[name] / total.counts[name] for name in total.sums}
+        if "ratio" in means:
+            means |= {"ratio_max": total.highest["ratio"], "ratio_min": total.lowest["ratio"]}
+        if "mismatch" in means:
+            means["mismatch_max"] = total.highest["mismatch"]
+        return means
+
+
+def update(session: Session, experience: Experience, progress: Progress) -> dict[str, float]:
+    """Take the iteration's optimizer steps; gives metrics over all processes. UserError after too
+    many without a finite gradient: `progress` counts them, over iterations and resumed runs."""
+    settings, tally, meter = session.run.train, Tally(), Meter(frozen=experience.asked)
+    experience = replace(experience, policy=meter(experience.policy))
+    shares = [
+        share_of(session, experience, progress.iteration, number)
+        for number in range(settings.updates)
+    ]
+    with session.parallel.together():
+        if settings.recompute_old:
+            shares = [with_old(session, experience, share, anew=True) for share in shares]
+        else:  # only the first may wait: later ones want the weights that sampled
+            shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
+    norms: list[float] = []
+    for share in shares:
+        counts = counted(session, share)
+        with session.parallel.together():
+            for chunk in share:
+                entries, mask = evaluate(session, experience, chunk)
+                session.parallel.backward(session.scaler.scale(reduced(entries, mask, counts)))
+                tally.add("loss", entries.value, mask)
+                for name, values in entries.metrics.items():
+                    tally.add(name, values, mask)
+        norms.append(step(session, progress))
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    scale = {"loss_scale": session.scaler.get_scale()} if session.scaler.is_enabled() else {}
+    return {
+        **tally.means(),
+        **scale,
+        "count/training": meter.total(session.parallel.every, "graded"),
+        "count/frozen": meter.total(session.parallel.every, "frozen"),
+        "grad_norm": sum(finite) / len(finite) if finite else math.nan,
+        "skipped": float(len(norms) - len(finite)),
+    }
+
+
+def share_of(session: Session, experience: Experience, iteration: int, number: int) -> Chunks:
+    """The rows of an optimizer step, in chunks of one (rollout, step) each.
+
+    Each draw deals its own units out to the updates, so that the deal does not depend on which
+    process holds the draw.
+    """
+    settings, unit = session.run.train, session.algorithm.loss.unit
+    rows_per_call = session.policy.rows_per_call
+    assert rows_per_call is not None  # the session chose it
+    chunks: Chunks = []
+    for place, rows in enumerate(experience.rows):
+        chosen = [torch.empty(0, dtype=torch.int64)]  # another process may hold all draws
+        for at, draw in enumerate(experience.draws):
+            own = torch.nonzero(rows.prompt.cpu() == at)[:, 0]
+            own = own.view(len(own) // unit, unit)
+            key = (settings.seed, "deal", iteration, draw, place)
+            deal = (torch.randperm(len(own), generator=generator(*key)) + draw) % settings.updates
+            chosen.append(own[deal == number].flatten())
+        index = torch.cat(chosen)
+        for part in index.split(max(unit, rows_per_call // unit * unit)):
+            if len(part):
+                chunks.append(take(rows, part.to(rows.prompt.device)))
+    return chunks
+
+
+@torch.no_grad()
+def with_old(
+    session: Session, experience: Experience, chunks: Chunks, anew: bool = False
+) -> Chunks:
+    """Fill in what the policy that sampled says, where rows do not carry it (or everywhere)."""
+    if "old" not in session.algorithm.loss.roles:
+        return chunks
+    likelihood = session.algorithm.likelihood
+    with session.policies.using(session.algorithm.behaviour):
+        return [
+            chunk
+            if chunk.old is not None and not anew
+            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk))
+            for chunk in chunks
+        ]
+
+
+def evaluate(session: Session, experience: Experience, chunk: Rows) -> tuple[Entries, Tensor]:
+    """The loss on a chunk: evaluate every role that the loss asks for, the trained one last."""
+    algorithm, policies = session.algorithm, session.policies
+    likelihood, loss = algorithm.likelihood, algorithm.loss
+    says: dict[str, Evaluation] = {}
+    for role in sorted(loss.roles - {"old"}):
+        with torch.no_grad(), policies.using(role):
+            says[role] = likelihood.evaluate(experience.policy, chunk)
+    fresh = algorithm.behaviour == "current" and chunk.old is None
+    if "old" in loss.roles and not fresh:
+        (chunk,) = with_old(session, experience, [chunk])
+        assert chunk.old is not None
+        says["old"] = chunk.old
+    says["new"] = likelihood.evaluate(experience.policy, chunk)
+    if fresh:  # before the first step the policy is the one that sampled: no second evaluation
+        new = says["new"]
+        says["old"] = Evaluation(new.logp.detach(), None if new.out is None else new.out.detach())
+    return loss(likelihood, says, chunk), chunk.mask
+
+
+def counted(session: Session, share: Chunks) -> Counts:
+    """What sums are divided by: counted over the whole optimizer step and all processes."""
+    own = Counts.of([chunk.mask for chunk in share])
+    return Counts(*torch.tensor(session.parallel.every(tuple(own))).sum(0).tolist())
+
+
+def step(session: Session, progress: Progress) -> float:
+    """Sum gradients over processes, clip, step. A norm that is not finite skips the step."""
+    parameters, scale = session.policies.parameters, session.scaler.get_scale()
+    session.parallel.sum_gradients(parameters)
+    session.scaler.unscale_(session.optimizer)
+    norm = float(clip(parameters.values(), session.run.train.max_grad_norm))
+    if math.isfinite(norm):
+        session.scaler.step(session.optimizer)
+        session.policies.publish()
+    session.scaler.update()
+    session.optimizer.zero_grad(set_to_none=True)
+    progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
+    if progress.skipped_in_a_row >= PATIENCE:  # the norm is everyone's: all processes stop here
+        raise UserError(
+            "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
+            f"float32. The last good weights are in {session.folder / 'best'}"
+        )
+    return norm
+
+
+def _skipped(before: int, norm: float, scale: float) -> int:
+    """In a row, this step included. Above a scale of 1 an overflow is the scale's, which falls."""
+    return 0 if math.isfinite(norm) else before + (scale <= 1)

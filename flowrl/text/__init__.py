@@ -1,1 +1,0 @@
-"""What is particular to tokens: their ratios, losses, credit and recipes."""

@@ -1,0 +1,1 @@
+"""Models that judge: what they are asked, and what their answers mean."""

@@ -1,0 +1,72 @@
+"""A prompt as a list of questions that a picture answers by yes or no."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.judging import chat
+from rewards.judging.panel import LONG, SHORT, Panel
+from rewards.perception.media import items
+from rewards.serving.requests import Ask, Failure
+from rewards.types import Kind, Samples
+
+
+@dataclass(frozen=True)
+class Checklist:
+    """The share of yes over questions that a prompt is broken into, as in DSG, arXiv:2310.18235.
+
+    Questions are those of the prompt file's column `questions` (a list), or made by the model once
+    a prompt. A sample is scored if more than half of its questions have an answer.
+    """
+
+    panel: Panel
+    one_call: ClassVar[bool] = True
+    made: dict[str, list[str]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        kind, prompts = samples.kind, list(samples.prompts)
+        n = len(prompts)
+        self._make([p for i, p in enumerate(prompts) if not _own(samples, i)], kind)
+        lists = [_own(samples, i) or self.made.get(p, []) for i, p in enumerate(prompts)]
+        shown = [chat.show(item, kind, self.panel.frames) for item in items(samples)]
+        rows = torch.tensor([i for i in range(n) for _ in lists[i]], dtype=torch.long)
+        about = [
+            chat.user(chat.fill(chat.ASPECT, kind, prompts[i], question), *shown[i])
+            for i in range(n)
+            for question in lists[i]
+        ]
+        yes = self.panel.values(about, chat.yes_in, SHORT)
+        known = (~yes.isnan()).double()
+        none = torch.zeros(n, dtype=torch.float64)
+        total, answered = (none.index_add(0, rows, v) for v in (yes.nan_to_num(0.0), known))
+        asked = torch.tensor([len(each) for each in lists])
+        return torch.where(2 * answered > asked, total / answered, torch.nan)
+
+    def _make(self, prompts: Sequence[str], kind: Kind) -> None:
+        new = [p for p in dict.fromkeys(prompts) if p not in self.made]
+        common = {"model": self.panel.model, "temperature": 0.0, **LONG, **self.panel.body}
+        asks = [
+            Ask(
+                "/chat/completions",
+                {**common, "messages": chat.user(chat.fill(chat.QUESTIONS, kind, prompt))},
+                {"checklist": prompt},
+            )
+            for prompt in new
+        ]
+        found = self.panel.client.ask(
+            asks, lambda _, answer: chat.questions_in(chat.completion(answer))
+        )
+        for prompt, questions in zip(new, found, strict=True):
+            if not isinstance(questions, Failure):  # else asked again next time
+                self.made[prompt] = questions
+
+    def examples(self) -> Samples:
+        return self.panel.examples()
+
+
+def _own(samples: Samples, row: int) -> list[str]:
+    return list(samples.meta[row].get("questions") or ()) if samples.meta else []

@@ -1,0 +1,110 @@
+"""A model that is asked, several times if wanted, and what is made of its votes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.judging import chat
+from rewards.serving.client import Client
+from rewards.serving.requests import Ask, Failure
+from rewards.types import Kind, Samples
+
+Reader = Callable[[chat.Completion], float]
+Messages = list[dict[str, Any]]
+
+SHORT: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+LONG: dict[str, Any] = {"max_tokens": 2048}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A model that is asked `votes` times. `body` is merged into every request.
+
+    frames: pictures that stand for a video. media: what it will be shown, for its self-test only.
+    """
+
+    client: Client
+    model: str
+    votes: int = 1
+    body: Mapping[str, Any] = field(default_factory=dict)
+    frames: int = 8
+    media: str = "image"
+    notes: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
+
+    def __post_init__(self) -> None:
+        known("media", self.media, get_args(Kind))
+        for name, value in (("votes", self.votes), ("frames", self.frames)):
+            if value < 1:
+                raise ValueError(f"judge: {name} must be at least 1, not {value}")
+
+    def values(
+        self, about: Sequence[Messages], read: Reader, body: Mapping[str, Any]
+    ) -> Float[Tensor, " q"]:
+        """Mean of a question's votes; NaN where not more than half of them could be read."""
+        drawn: dict[str, Any] = {"temperature": 0.0}
+        asks: list[Ask] = []
+        for place, messages in enumerate(about):
+            for vote in range(self.votes):
+                if self.votes > 1:  # alike at temperature 0; a seed each makes them repeatable
+                    drawn = {"temperature": 0.7, "seed": vote}
+                request = {"model": self.model, "messages": messages, **drawn, **body, **self.body}
+                asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
+        given = self.client.ask(asks, lambda _, answer: read(chat.completion(answer)))
+        flat = [torch.nan if isinstance(value, Failure) else value for value in given]
+        votes = torch.tensor(flat, dtype=torch.float64).reshape(len(about), self.votes)
+        known = ~votes.isnan()
+        mean = votes.nanmean(1)
+        if self.votes > 1:
+            spread = (votes - mean[:, None]).square().nanmean(1).sqrt()
+            self.notes["spread"] += float(spread.nansum())
+            self.notes["spreads"] += float((~spread.isnan()).sum())
+        return torch.where(2 * known.sum(1) > self.votes, mean, torch.nan)
+
+    def report(self) -> dict[str, float]:
+        """The client's counts; the mean spread (std) of votes; how often the first shown wins."""
+        found = self.client.report()
+        for name, count in (("spread", "spreads"), ("first_wins", "verdicts")):
+            if self.notes[count]:
+                found[name] = self.notes[name] / self.notes[count]
+        self.notes.clear()
+        return found
+
+    def examples(self) -> Samples:
+        """A red disc on white and noise, for a prompt that asks for the disc; or two texts."""
+        group = torch.zeros(2, dtype=torch.long)
+        if self.media == "text":
+            question = "What is two plus two? Answer in one short sentence."
+            return Samples(["Two plus two is four.", "Banana, banana."], [question] * 2, group)
+        y, x = torch.meshgrid(torch.linspace(-1, 1, 256), torch.linspace(-1, 1, 256), indexing="ij")
+        disc = torch.where(
+            (x * x + y * y < 0.4)[None], torch.tensor([0.86, 0.1, 0.1]).view(3, 1, 1), 1
+        )
+        noise = torch.rand(3, 256, 256, generator=torch.Generator().manual_seed(0))
+        media = torch.stack([disc, noise])
+        if self.media == "video":
+            media = media[:, None].repeat(1, self.frames, 1, 1, 1)
+        return Samples(media, ["a large red circle on a white background"] * 2, group)
+
+
+def known(setting: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"judge: {setting} is one of {', '.join(known)}, not {value!r}")
+
+
+def greet(panel: Panel) -> None:
+    """Is there a server, and has it this model?"""
+    try:
+        answer = panel.client.get("/models")
+    except ValueError as error:
+        raise ValueError(
+            f"judge: {error}; start one, such as `vllm serve MODEL`, and end url with /v1"
+        ) from error
+    data = answer.get("data") if isinstance(answer, dict) else None
+    names = [str(m["id"]) for m in data or [] if isinstance(m, dict) and "id" in m]
+    if names and panel.model not in names:
+        raise ValueError(f"judge: there is no model {panel.model!r} there; {', '.join(names[:9])}")

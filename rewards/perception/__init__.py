@@ -1,0 +1,1 @@
+"""What rewards see: pictures and frames in tensors, embeddings, detections, strings."""

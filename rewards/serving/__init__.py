@@ -1,0 +1,1 @@
+"""Rewards over HTTP: the wire format, the server and its clients."""

@@ -1,0 +1,160 @@
+"""Requests that wait together become one call of a reward or a judge."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rewards.perception.media import items
+from rewards.types import Judge, Reward, Samples
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server takes. The first two shape its batches, the others protect it."""
+
+    batch: int = 64
+    """Samples in one call of the reward; a request that has more is a batch of its own."""
+    wait: float = 0.01
+    """Seconds that a request waits for others to join it."""
+    body: int = 256 * 2**20
+    """Bytes of a request."""
+    queue: int = 1024
+    """Requests waiting; further ones are told to come back in a second."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.body < 1 or self.queue < 1 or self.wait < 0:
+            raise ValueError(f"batch, body and queue must be at least 1 and wait 0 or more: {self}")
+
+
+@dataclass(eq=False)
+class Job:
+    """A request that waits. `outcome` becomes its values, or what the reward raised."""
+
+    samples: Samples
+    a: list[int]
+    b: list[int]
+    gone: Callable[[], Awaitable[bool]]
+    outcome: "asyncio.Future[list[float | None] | BaseException]"
+
+
+Scoring = Callable[[Sequence[Job]], list[list[float | None]]]
+
+
+@dataclass
+class Batcher:
+    """Joins the jobs that wait into calls of `score`, which answers each."""
+
+    score: Scoring
+    limits: Limits
+    pool: ThreadPoolExecutor
+    jobs: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
+    held: Job | None = None  # taken from the queue, but too large for the batch at hand
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("requests", "samples", "batches", "largest"), 0)
+    )
+
+    async def work(self) -> None:
+        """For ever: gather, score, answer."""
+        while True:
+            batch = await self._gather()
+            # who has hung up will ask again: scoring for him would make everybody later
+            alive: list[Job] = []
+            for job in batch:
+                if await job.gone():
+                    job.outcome.set_result(ConnectionError("the client has hung up"))
+                else:
+                    alive.append(job)
+            for kind in dict.fromkeys(job.samples.kind for job in alive):
+                await self._answer([job for job in alive if job.samples.kind == kind])
+
+    async def _gather(self) -> list[Job]:
+        first = self.held or await self.jobs.get()
+        self.held, batch, size = None, [first], len(first.samples.prompts)
+        try:
+            async with asyncio.timeout(self.limits.wait):
+                while size < self.limits.batch:
+                    job = await self.jobs.get()
+                    size += len(job.samples.prompts)
+                    if size > self.limits.batch:
+                        self.held = job
+                        break
+                    batch.append(job)
+        except TimeoutError:
+            pass  # nobody else in time
+        return batch
+
+    async def _answer(self, batch: list[Job]) -> None:
+        (outcome,) = await asyncio.gather(self._call(batch), return_exceptions=True)
+        if isinstance(outcome, BaseException) and len(batch) > 1:
+            for job in batch:  # one bad request must not fail those that it was joined with
+                await self._answer([job])
+            return
+        for place, job in enumerate(batch):
+            if not job.outcome.done():
+                failed = isinstance(outcome, BaseException)
+                job.outcome.set_result(outcome if failed else outcome[place])
+
+    async def _call(self, batch: list[Job]) -> list[list[float | None]]:
+        answers = await asyncio.get_running_loop().run_in_executor(self.pool, self.score, batch)
+        size = sum(len(job.samples.prompts) for job in batch)
+        self.counts["requests"] += len(batch)
+        self.counts["samples"] += size
+        self.counts["batches"] += 1
+        self.counts["largest"] = max(self.counts["largest"], size)
+        return answers
+
+
+def joined(batch: Sequence[Job]) -> Samples:
+    """The samples of all requests, whose groups stay apart though their ids may be the same."""
+    if len(batch) == 1:
+        return batch[0].samples
+    parts = [job.samples for job in batch]
+    media: Any = [item for part in parts for item in items(part)]
+    if all(isinstance(part.media, Tensor) for part in parts):
+        if len({part.media.shape[1:] for part in parts}) == 1:
+            media = torch.cat([part.media for part in parts])
+    ids: dict[tuple[int, int], int] = {}
+    for place, part in enumerate(parts):
+        for group in part.group.tolist():
+            ids.setdefault((place, group), len(ids))
+    groups = [ids[place, g] for place, part in enumerate(parts) for g in part.group.tolist()]
+    meta = [row for part in parts for row in (part.meta or [{} for _ in part.prompts])]
+    prompts = [prompt for part in parts for prompt in part.prompts]
+    return Samples(media, prompts, torch.tensor(groups, dtype=torch.long), meta)
+
+
+def scoring(reward: Reward) -> Scoring:
+    def score(batch: Sequence[Job]) -> list[list[float | None]]:
+        given = reward(joined(batch))
+        return _split(given, [len(job.samples.prompts) for job in batch])
+
+    return score
+
+
+def judging(judge: Judge) -> Scoring:
+    def score(batch: Sequence[Job]) -> list[list[float | None]]:
+        a: list[int] = []
+        b: list[int] = []
+        start = 0
+        for job in batch:
+            a += [row + start for row in job.a]
+            b += [row + start for row in job.b]
+            start += len(job.samples.prompts)
+        index = (torch.tensor(rows, dtype=torch.long) for rows in (a, b))
+        return _split(judge(joined(batch), *index), [len(job.a) for job in batch])
+
+    return score
+
+
+def _split(given: Any, sizes: list[int]) -> list[list[float | None]]:
+    """Rewards of users may give lists with None: the wire has null for None and NaN alike."""
+    values = [None if v is None else float(v) for v in given]
+    if len(values) != sum(sizes):
+        raise RuntimeError(f"the reward gave {len(values)} numbers for {sum(sizes)}")
+    plain = iter([None if v is None or v != v else v for v in values])
+    return [[next(plain) for _ in range(size)] for size in sizes]

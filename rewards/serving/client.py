@@ -1,0 +1,314 @@
+"""Many requests to one HTTP server: a cap in flight, deadlines, retries with backoff, a log.
+
+A request ends in one of two ways: what `read` made of its answer, or a `Failure` with its reason.
+It is counted once, however often it was tried, and no answer is ever made up for it.
+
+`Client.ask` waits for all answers. A loop that scores one batch while it draws the next may call it
+in a thread: it has an event loop of its own and shares nothing but the counts.
+"""
+
+import asyncio
+import email.utils
+import importlib.util
+import json
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rewards.serving.requests import Again, Ask, Failure, Malformed, Patience, Refused, Unparsable
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+    from tenacity import RetryCallState
+
+T = TypeVar("T")
+
+LONGEST_WAIT = 30.0  # seconds between two tries where the server says nothing of it
+MOST_WAIT = 300.0  # a server that asks for a longer pause (Retry-After) has failed
+NEVER = {
+    401: "the server does not accept the token; name the variable that has it",
+    403: "the server forbids this; name the variable that has the right token",
+    404: "there is nothing at this address; check the url",
+}
+PATIENCE = 5.0  # seconds that a server may take to answer when a run starts
+LATER = (408, 425, 429)  # try again, like every 5xx
+
+
+@dataclass
+class _Course(Generic[T]):
+    """A request on its way."""
+
+    ask: Ask
+    name: str
+    outcome: "T | Failure | None" = None
+    tries: int = 0
+    tokens: tuple[int, int] = (0, 0)
+    seconds: float = 0.0
+
+
+@dataclass
+class Client:
+    """A server at `url`. `key` names an environment variable with the token, if one is needed."""
+
+    url: str
+    key: str | None = None
+    patience: Patience = field(default_factory=Patience)
+    log: str | None = None
+    """A file; one JSON line a request is added."""
+    _counts: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
+    _sent: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url: {self.url!r} must begin with http:// or https://")
+        self.url = self.url.rstrip("/")
+        if self.key is not None and not os.environ.get(self.key):
+            raise ValueError(f"the environment variable {self.key} has no token; export it first")
+        for library in ("httpx", "tenacity"):
+            if importlib.util.find_spec(library) is None:
+                raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
+
+    def get(self, path: str) -> Any:
+        """JSON of a GET, tried for a few seconds. ValueError says why there is none."""
+        import httpx
+
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                answer = httpx.get(self.url + path, headers=self._headers, timeout=PATIENCE)
+                if answer.status_code in NEVER:
+                    raise ValueError(f"{self.url}{path}: {NEVER[answer.status_code]}")
+                answer.raise_for_status()
+                return answer.json()
+            except json.JSONDecodeError as error:
+                raise ValueError(f"what answers at {self.url}{path} is no JSON") from error
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                if time.monotonic() > end:
+                    why = str(error) or type(error).__name__
+                    raise ValueError(f"no answer from {self.url}{path} ({why})") from error
+                time.sleep(0.2)
+
+    def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
+        """The words that answer a POST, tried again while the server is busy or out of reach, but
+        not where it failed (500). ValueError says why there are none."""
+        import httpx
+
+        how, why = patience or self.patience, ""
+        for attempt in range(how.tries):
+            if attempt > 0:
+                time.sleep(min(how.backoff * 2.0 ** (attempt - 1), LONGEST_WAIT))
+            try:
+                answer = httpx.post(
+                    self.url + path,
+                    json=body,
+                    headers=self._headers,
+                    timeout=how.timeout,
+                    verify=self._tls,
+                )
+            except httpx.HTTPError as error:
+                why = str(error) or type(error).__name__
+                continue
+            if answer.status_code < 300:
+                return answer.text
+            why = f"status {answer.status_code}, {answer.text[:500]}"
+            if answer.status_code <= 500 and answer.status_code not in LATER:
+                break
+        raise ValueError(f"{self.url}{path} ({why})")
+
+    def ask(self, asks: Sequence[Ask], read: Callable[[Ask, Any], T]) -> list[T | Failure]:
+        """All answers in the order of `asks`. `read` takes a request and the JSON of its answer.
+
+        `read` raises Malformed (tried again) or Unparsable (final). ValueError where the server
+        will answer nothing at all: no such address, a wrong token, every request refused.
+        """
+        courses: list[_Course[T]] = []
+        for each in asks:
+            self._sent += 1
+            courses.append(_Course(each, f"{os.getpid()}-{self._sent}"))
+        _complete(self._all(courses, read))
+        self._write(courses)
+        outcomes: list[T | Failure] = []
+        for course in courses:
+            assert course.outcome is not None
+            outcomes.append(course.outcome)
+        refused = [o for o in outcomes if isinstance(o, Failure) and o.reason == "refused"]
+        if outcomes and len(refused) == len(outcomes):
+            raise ValueError(f"{self.url} refuses every request: {refused[0].words}")
+        return outcomes
+
+    def report(self) -> dict[str, float]:
+        """Sums since the last report: requests and failed ones, tries that failed by reason,
+        seconds in flight (summed over all tries, side by side or not), tokens if the server tells.
+        """
+        names = ("requests", "failed", "tries", "timeout", "unreachable", "status", "malformed")
+        more = ("refused", "unparsable", "seconds", "tokens_in", "tokens_out")
+        found = {name: self._counts[name] for name in (*names, *more)}
+        self._counts.clear()
+        return found
+
+    @cached_property
+    def _tls(self) -> "ssl.SSLContext":
+        import httpx
+
+        return httpx.create_ssl_context()  # certificates take 30 ms to read: once, not every call
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"Authorization": f"Bearer {os.environ[self.key]}"}
+
+    async def _all(self, courses: Sequence[_Course[T]], read: Callable[[Ask, Any], T]) -> None:
+        import httpx
+
+        gate = asyncio.Semaphore(self.patience.at_once)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx.AsyncClient(
+            headers=self._headers, limits=limits, timeout=None, verify=self._tls
+        ) as http:
+            await asyncio.gather(*(self._one(http, gate, course, read) for course in courses))
+
+    async def _one(
+        self,
+        http: "httpx.AsyncClient",
+        gate: asyncio.Semaphore,
+        course: _Course[T],
+        read: Callable[[Ask, Any], T],
+    ) -> None:
+        from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+
+        async def attempt() -> T:
+            async with gate:  # not held while waiting for the next try
+                course.tries += 1
+                began = time.monotonic()
+                try:
+                    return read(course.ask, await self._send(http, course))
+                finally:
+                    course.seconds += time.monotonic() - began
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self.patience.tries),
+            wait=self._wait,
+            retry=retry_if_exception_type(Again),
+            reraise=True,
+            after=self._count,
+        )
+        try:
+            course.outcome = await retrying(attempt)
+        except (Again, Refused, Unparsable) as error:
+            reason = error.reason if isinstance(error, Again) else type(error).__name__.lower()
+            course.outcome = Failure(reason, str(error))
+            self._counts["failed"] += 1
+            if not isinstance(error, Again):
+                self._counts[reason] += 1
+        self._counts["requests"] += 1
+        self._counts["tries"] += course.tries
+        self._counts["seconds"] += course.seconds
+
+    async def _send(self, http: "httpx.AsyncClient", course: _Course[T]) -> Any:
+        import httpx
+
+        try:
+            async with asyncio.timeout(self.patience.timeout):
+                answer = await http.post(
+                    self.url + course.ask.path,
+                    json=course.ask.body,
+                    headers={"X-Request-Id": course.name},
+                )
+        except TimeoutError as error:
+            raise Again("timeout") from error
+        except httpx.TransportError as error:
+            raise Again("unreachable") from error
+        self._check(answer)
+        try:
+            body = answer.json()
+        except ValueError as error:  # not JSON, or not text
+            raise Malformed from error
+        self._add_cost(course, body)
+        return body
+
+    def _check(self, answer: "httpx.Response") -> None:
+        code = answer.status_code
+        if code in NEVER:
+            raise ValueError(f"{answer.url}: {NEVER[code]} (status {code})")
+        if code in LATER or code >= 500:
+            after = _seconds(answer.headers.get("Retry-After"))
+            if after > MOST_WAIT:
+                raise Refused(f"it asks to wait {after:.0f} s")
+            raise Again("status", after, f"status {code}, {answer.text[:500]}")
+        if code >= 300:
+            raise Refused(f"status {code}, {answer.text[:500]}")
+
+    def _add_cost(self, course: _Course[T], body: Any) -> None:
+        usage = body.get("usage") if isinstance(body, dict) else None
+        if not isinstance(usage, dict):
+            return
+        names = ("prompt_tokens", "completion_tokens")
+        spent = [n if isinstance(n := usage.get(name), int) else 0 for name in names]
+        course.tokens = (course.tokens[0] + spent[0], course.tokens[1] + spent[1])
+        self._counts["tokens_in"] += spent[0]
+        self._counts["tokens_out"] += spent[1]
+
+    def _count(self, state: "RetryCallState") -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        assert isinstance(error, Again)
+        self._counts[error.reason] += 1
+
+    def _wait(self, state: "RetryCallState") -> float:
+        """Seconds: random in half to one and a half of the doubled backoff, and what is asked."""
+        doubled = min(self.patience.backoff * 2.0 ** (state.attempt_number - 1), LONGEST_WAIT)
+        error = state.outcome.exception() if state.outcome is not None else None
+        asked = error.after if isinstance(error, Again) else 0.0
+        return max(asked, doubled * _jitter.uniform(0.5, 1.5))
+
+    def _write(self, courses: Sequence[_Course[T]]) -> None:
+        if self.log is None:
+            return
+        lines = []
+        for course in courses:
+            outcome = course.outcome
+            line = {"id": course.name, "at": round(time.time(), 3), **course.ask.note}
+            line |= {"tries": course.tries, "seconds": round(course.seconds, 4)}
+            line |= {"tokens_in": course.tokens[0], "tokens_out": course.tokens[1]}
+            if isinstance(outcome, Failure):
+                line["failed"] = outcome.reason
+            else:
+                line["verdict"] = outcome if isinstance(outcome, float | int | str) else None
+            lines.append(json.dumps(line) + "\n")
+        path = Path(self.log).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write("".join(lines))
+
+
+_jitter = random.Random()  # of its own: the global one may belong to somebody's experiment
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Retry-After is a number of seconds or a date; 0 where it is neither."""
+    if not retry_after:
+        return 0.0
+    if retry_after.strip().isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return 0.0
+
+
+def _complete(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, in a notebook too, whose thread has a loop that is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()

@@ -1,0 +1,298 @@
+"""Carry out plans of texts: ask a sampler for tokens, and keep who wrote which.
+
+n leaves of all draws, m rows of one request, t tokens, u new ones, v tokens of a vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+
+from samplers.completions import TextPlan, TextRollout
+from samplers.dialogue import Answer, Environment, own_turns, packed
+from samplers.forks import Grown, choose, grow
+from samplers.tokens import row_keys
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Contexts to be written on, each with noise of its own.
+
+    contexts  tokens of the prompt and of what was written so far
+    noise     a 64-bit key a row: rows of the same key and context get the same tokens
+    first     of the noise's counter: two requests of one key must not meet
+    room      most new tokens of each row
+    spread    whether entropies are wanted too
+    """
+
+    contexts: Sequence[Sequence[int]]
+    noise: Int[Tensor, " m"]
+    room: Int[Tensor, " m"]
+    temperature: float
+    top_p: float
+    first: int = 0
+    spread: bool = False
+
+    def take(self, rows: Int[Tensor, " r"]) -> "Asked":
+        some = [self.contexts[i] for i in rows.tolist()]
+        return replace(self, contexts=some, noise=self.noise[rows], room=self.room[rows])
+
+
+class Part(NamedTuple):
+    """New tokens; what stands behind a row's `lengths` is not read.
+
+    logp     of each under the rule it was drawn by
+    stopped  whether its last token is one that ends a completion
+    kept     the tokens that top-p left, in bits; None where it left all
+    spread   entropies of what they were drawn from, in nats; None where they were not wanted
+    """
+
+    ids: Int[Tensor, "m u"]
+    logp: Float[Tensor, "m u"]
+    lengths: Int[Tensor, " m"]
+    stopped: Bool[Tensor, " m"]
+    kept: UInt8[Tensor, "m u bytes"] | None = None
+    spread: Float[Tensor, "m u"] | None = None
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Draws tokens: the model itself, or a server that holds it.
+
+    exact      with the weights in force
+    elsewhere  by another engine, so that its log-probabilities are not quite the trainer's
+    """
+
+    @property
+    def exact(self) -> bool: ...
+
+    @property
+    def elsewhere(self) -> bool: ...
+
+    def __call__(self, asked: Asked) -> Part: ...
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Completions on the way, one a node. Entries that are not written are 0."""
+
+    ids: Int[Tensor, "m t"]
+    logp: Float[Tensor, "m t"]
+    lengths: Int[Tensor, " m"]
+    stopped: Bool[Tensor, " m"]
+    kept: UInt8[Tensor, "m t bytes"] | None = None
+    spread: Float[Tensor, "m t"] | None = None
+
+    @classmethod
+    def blank(cls, rows: int, length: int, device: torch.device) -> "Draft":
+        return cls(
+            torch.zeros(rows, length, dtype=torch.int64, device=device),
+            torch.zeros(rows, length, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.bool, device=device),
+        )
+
+    def take(self, rows: Int[Tensor, " r"]) -> "Draft":
+        kept = None if self.kept is None else self.kept[rows]
+        spread = None if self.spread is None else self.spread[rows]
+        one = self.ids[rows], self.logp[rows], self.lengths[rows], self.stopped[rows]
+        return Draft(*one, kept, spread)
+
+    def behind(self, more: "Draft", draws: int) -> "Draft":
+        """With more completions behind each draw's own."""
+
+        def joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+            if mine is None or theirs is None:
+                return None
+            parts = [part.unflatten(0, (draws, -1)) for part in (mine, theirs)]
+            return torch.cat(parts, 1).flatten(0, 1)
+
+        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
+        return Draft(*(joined(*pair) for pair in pairs))  # type: ignore[arg-type]
+
+    def cut(self, lengths: Int[Tensor, " m"]) -> "Draft":
+        """The first tokens of each, going on."""
+        gone = torch.arange(self.ids.shape[1], device=self.ids.device) >= lengths[:, None]
+        return Draft(
+            self.ids.masked_fill(gone, 0),
+            self.logp.masked_fill(gone, 0.0),
+            lengths,
+            torch.zeros_like(self.stopped),
+            None if self.kept is None else self.kept.masked_fill(gone[..., None], 0),
+            None if self.spread is None else self.spread.masked_fill(gone, 0.0),
+        )
+
+    def extended(self, rows: Int[Tensor, " r"], part: Part) -> "Draft":
+        """With new tokens behind what these rows have."""
+        there = torch.arange(part.ids.shape[1], device=rows.device) < part.lengths[:, None]
+        row, at = there.nonzero(as_tuple=True)
+        place = rows[row], self.lengths[rows][row] + at
+
+        def put(whole: Tensor | None, new: Tensor | None) -> Tensor | None:
+            if new is None:
+                return whole
+            if whole is None:
+                whole = new.new_zeros(*self.ids.shape, *new.shape[2:])
+            whole = whole.to(new.dtype)  # a copy where the sampler is more precise
+            return whole.index_put(place, new[row, at])
+
+        ids, logp = put(self.ids, part.ids), put(self.logp, part.logp)
+        assert ids is not None and logp is not None
+        lengths = self.lengths.index_add(0, rows, part.lengths)
+        stopped = self.stopped.index_put((rows,), part.stopped)
+        kept, spread = put(self.kept, part.kept), put(self.spread, part.spread)
+        return Draft(ids, logp, lengths, stopped, kept, spread)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """`contexts` are the draws' prompts. Noise is keyed by (seed, iteration, draw, plan's index,
+    segment or round of forks, node). The `environment` answers completions that have stopped."""
+
+    sampler: Sampler
+    contexts: Sequence[Sequence[int]]
+    draws: tuple[int, ...]
+    seed: int
+    iteration: int
+    device: torch.device
+    environment: Environment | None = None
+
+    @torch.no_grad()
+    def write(self, plan: TextPlan, index: int = 0) -> TextRollout:
+        if self.environment is not None:
+            plan = replace(plan, turns=self.environment.turns)
+        draft, nodes = Draft.blank(len(self.draws), plan.length, self.device), 1
+        rows = torch.arange(len(self.draws), device=self.device)
+        for k, count in enumerate(plan.nodes):
+            first, end = plan.segments[k]
+            draft = draft.take(
+                torch.arange(len(draft.ids), device=self.device).repeat_interleave(count // nodes)
+            )
+            nodes = count
+            noise = self._noise(index, k, nodes)
+            live = (~draft.stopped).nonzero()[:, 0]
+            draft = self._extend(draft, live, noise[live], plan, (first, end))
+        common = None
+        if plan.forking is not None:
+            draft, common = self._fork(draft, plan, index)
+        lengths, told, states = draft.lengths, None, None
+        if self.environment is not None:
+            draft, told, states = self._converse(draft, plan, index, self.environment)
+            lengths = draft.lengths - told.sum(1)
+        return TextRollout(
+            plan, draft.ids, draft.logp, lengths, draft.stopped, draft.kept,
+            rows.repeat_interleave(plan.group), self.draws, self.seed, self.iteration, index,
+            common, self.sampler.elsewhere, told, states,
+        )  # fmt: skip
+
+    def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
+        key = self.seed, self.iteration
+        keys = [
+            (*key, draw, "token", index, part, node) for draw in self.draws for node in range(nodes)
+        ]
+        return row_keys(keys).to(self.device)
+
+    def _extend(
+        self, draft: Draft, rows: Tensor, noise: Tensor, plan: TextPlan, span: tuple[int, int]
+    ) -> Draft:
+        """Write rows of a draft, none of which has stopped, up to the end of the span. The noise's
+        counter begins at its first number."""
+        if len(rows) == 0:
+            return draft
+        each = len(draft.ids) // len(self.draws)
+        ids, lengths = draft.ids[rows].tolist(), draft.lengths[rows].tolist()
+        contexts = [
+            [*self.contexts[row // each], *own[:length]]
+            for row, own, length in zip(rows.tolist(), ids, lengths, strict=True)
+        ]
+        room = span[1] - draft.lengths[rows]
+        forks = plan.forking is not None and plan.forking.by == "entropy"
+        asked = Asked(contexts, noise, room, plan.temperature, plan.top_p, span[0], forks)
+        greedy = (rows % each == each - 1) & plan.greedy
+        for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):
+            if len(at := part.nonzero()[:, 0]):
+                own = replace(asked.take(at), temperature=temperature)
+                draft = draft.extended(rows[at], self.sampler(own))
+        return draft
+
+    def _converse(
+        self, draft: Draft, plan: TextPlan, index: int, environment: Environment
+    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"]]:
+        """Further turns of completions that have stopped, which tokens are not the model's, and the
+        states of turns. Turn k's noise begins at k times the plan's length, where that of earlier
+        turns has ended.
+        """
+        assert plan.forking is None and not plan.cuts, "a tree has no turns"
+        told = torch.zeros_like(draft.ids, dtype=torch.bool)
+        noise, live = self._noise(index, 0, plan.group), draft.stopped
+        states = draft.ids.new_zeros(len(draft.ids), plan.turns)
+        starts = [environment.start(prompt) for prompt in range(len(self.draws))]
+        states[:, 0] = draft.ids.new_tensor(starts).repeat_interleave(plan.group)
+        for turn in range(1, plan.turns):
+            draft, more, states[:, turn] = self._answered(draft, told, live, environment)
+            told = told | more
+            live = more.any(1)
+            rows = live.nonzero()[:, 0]
+            draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
+            live = live & draft.stopped
+        return draft, told, states
+
+    def _answered(
+        self,
+        draft: Draft,
+        told: Bool[Tensor, "m t"],
+        live: Bool[Tensor, " m"],
+        environment: Environment,
+    ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"]]:
+        """With what live rows were answered, where it stands, and the states that it leads to. One
+        that leaves the model no room for a token is not put down: the completion is then cut off.
+        """
+        each, before = len(draft.ids) // len(self.draws), draft.lengths
+        replies, cut = dict[int, Answer](), torch.zeros_like(live)
+        for row in live.nonzero()[:, 0].tolist():
+            end = int(before[row])
+            reply = environment(row // each, own_turns(draft.ids[row], told[row], end))
+            if reply is None:
+                continue
+            assert len(reply.ids) > 0, "a reply has a token"
+            if end + len(reply.ids) < draft.ids.shape[1]:
+                replies[row] = reply
+            else:
+                cut[row] = True
+        draft = replace(draft, stopped=draft.stopped & ~cut)
+        states = torch.zeros_like(before)
+        if replies:
+            rows = torch.tensor(list(replies), device=self.device)
+            ids, lengths = packed([reply.ids for reply in replies.values()], self.device)
+            blank = draft.logp.new_zeros(ids.shape)
+            part = Part(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
+            draft = draft.extended(rows, part)
+            states[rows] = states.new_tensor([reply.state for reply in replies.values()])
+        places = torch.arange(draft.ids.shape[1], device=self.device)
+        told = (places >= before[:, None]) & (places < draft.lengths[:, None])
+        return draft, told, states
+
+    def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
+        rule, draws = plan.forking, len(self.draws)
+        assert rule is not None
+        grown = Grown.roots(draws, plan.nodes[0], plan.length, self.device)
+        for number in range(rule.rounds):
+            score = -draft.logp if rule.by == "surprise" else draft.spread
+            assert score is not None
+            written = torch.arange(plan.length, device=self.device) < draft.lengths[:, None]
+            shape = (draws, -1)
+            leaf, place = choose(
+                grown, score.unflatten(0, shape), written.unflatten(0, shape), rule
+            )
+            grown = grow(grown, leaf, place, rule.branch)
+            leaf, place = (part.repeat_interleave(rule.branch, 1) for part in (leaf, place))
+            start = torch.arange(draws, device=self.device)[:, None] * (len(draft.ids) // draws)
+            more = draft.take((start + leaf).flatten()).cut(place.flatten())
+            rows = torch.arange(len(more.ids), device=self.device)
+            noise = self._noise(index, number + 1, leaf.shape[1])
+            more = self._extend(more, rows, noise, plan, (0, plan.length))
+            draft = draft.behind(more, draws)
+        return draft, grown.common.flatten(0, 1)
