@@ -7,7 +7,7 @@ CODE = samplers rewards flowrl scripts tests
 .PHONY: setup demo demo-text test lint check format
 
 setup:
-	@$(PYTHON) scripts/setup.py --venv $(VENV)
+	@$(PYTHON) scripts/make_venv.py --venv $(VENV)
 
 demo: setup
 	@$(BIN)/python scripts/demo.py

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from scripts import benchmark
-from scripts.benchmark_results import NOT_ENDED, Case, Results
+from scripts.benchmarks import benchmark
+from scripts.benchmarks.benchmark_results import NOT_ENDED, Case, Results
 
 FOUND = {
     "seconds": 2.0, "ratio": 1.25, "row_frozen": 0.01, "row_graded": 0.03,

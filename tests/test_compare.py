@@ -1,4 +1,4 @@
-"""scripts/compare.py: its sums, its choice, and a short comparison from nothing."""
+"""scripts/benchmarks/compare.py: its sums, its choice, and a short comparison from nothing."""
 
 import json
 import subprocess
@@ -102,7 +102,7 @@ def test_a_short_comparison_runs_reports_and_is_not_made_again(tmp_path):
         row |= {"trials": row["trials"][:1], "iterations": 8, "trial_iterations": 1}
     (tmp_path / "table.yaml").write_text(yaml.safe_dump(table))
     words = ["--table", str(tmp_path / "table.yaml"), "--folder", str(tmp_path / "out")]
-    command = [sys.executable, "scripts/compare.py", *words]
+    command = [sys.executable, "scripts/benchmarks/compare.py", *words]
     first = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
     assert "flow_grpo seed-0" in first.stdout
     written = (tmp_path / "out" / "table.md").read_text()

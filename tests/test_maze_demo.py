@@ -83,7 +83,7 @@ def test_the_demo_learns_its_way(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_pre_training_runs(tmp_path):
-    command = [sys.executable, "scripts/pretrain_maze.py", "--quick"]
+    command = [sys.executable, "scripts/demo_models/pretrain_maze.py", "--quick"]
     command += ["--out", str(tmp_path / "lm"), "--prompts", str(tmp_path / "prompts")]
     subprocess.run(command, check=True, cwd=PROJECT, env=environment(), capture_output=True)
     made = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")

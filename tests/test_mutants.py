@@ -1,9 +1,9 @@
-"""The list of mutants fits the code: running it is `python scripts/mutants.py`, not a test."""
+"""The list of mutants fits the code: running it is `python scripts/mutants/run.py`, not a test."""
 
 from collections import Counter
 
 from flowrl.paths import PROJECT
-from scripts.mutants import MUTANTS, main
+from scripts.mutants.run import MUTANTS, main
 
 
 def test_every_mutants_text_is_once_in_its_file():

@@ -6,11 +6,11 @@ import pytest
 
 from flowrl.cli.commands import in_yaml, readable, recipes
 from flowrl.recipes import RECIPES
-from scripts.recipes_page import PAGE, page
+from scripts.generate.recipes_page import PAGE, page
 
 
 def test_the_page_is_up_to_date():
-    assert PAGE.read_text() == page(), "run: python scripts/recipes_page.py"
+    assert PAGE.read_text() == page(), "run: python scripts/generate/recipes_page.py"
     assert page().count("\n## ") == len(RECIPES)
 
 

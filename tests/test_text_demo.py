@@ -19,7 +19,7 @@ from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check, decode, dump, read
 from scripts import demo_text
-from scripts.pretrain_sums import accuracy
+from scripts.demo_models.pretrain_sums import accuracy
 from tests.runs import environment
 
 FOLDER = PROJECT / "flowrl" / "demo" / "sums-lm"
@@ -115,7 +115,7 @@ def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(
 
 
 def test_pre_training_runs(tmp_path):
-    command = [sys.executable, "-m", "scripts.pretrain_sums", "--quick"]
+    command = [sys.executable, "-m", "scripts.demo_models.pretrain_sums", "--quick"]
     command += ["--out", str(tmp_path / "lm"), "--prompts", str(tmp_path / "prompts")]
     subprocess.run(command, check=True, cwd=PROJECT, env=environment(), capture_output=True)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "lm").config.vocab_size == 14

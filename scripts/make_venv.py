@@ -1,6 +1,6 @@
 """Make or refresh the project's virtual environment. Standard library only; safe to repeat.
 
-    python3 scripts/setup.py [--venv .venv]
+    python3 scripts/make_venv.py [--venv .venv]
 
 Versions are those of constraints.txt. torch comes first: the build at hand if it is a CPU build,
 else torch's own CPU index on a machine without an NVIDIA driver, so that nothing pulls gigabytes of

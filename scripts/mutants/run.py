@@ -1,8 +1,8 @@
 """Break the mathematics on purpose, one line at a time, and see a test fail.
 
-    python scripts/mutants.py                      the whole list (about ten minutes)
-    python scripts/mutants.py --only kernels       those whose name begins so
-    python scripts/mutants.py --list
+    python scripts/mutants/run.py                      the whole list (about ten minutes)
+    python scripts/mutants/run.py --only kernels       those whose name begins so
+    python scripts/mutants/run.py --list
 
 Each mutant replaces one piece of text in a temporary copy of the tree, so the working tree is never
 touched, and runs the tests that must fail. Exit code 1 if one survives.
@@ -22,9 +22,9 @@ from typing import NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from scripts.mutants_models import ROWS as MODEL_ROWS  # noqa: E402
-from scripts.mutants_processes import ROWS as PROCESS_ROWS  # noqa: E402
-from scripts.mutants_text import ROWS as TEXT_ROWS  # noqa: E402
+from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
+from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
+from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 
 PATIENCE = 900  # seconds for the tests of one mutant
 

@@ -1,7 +1,7 @@
 """How well the OCR reward reads: renders texts with known truth and reports the rate read exactly.
 
-    python scripts/ocr_accuracy.py                    200 pictures, 20 seconds on one core
-    python scripts/ocr_accuracy.py --count 60 --side 736
+    python scripts/benchmarks/ocr_accuracy.py                    200 pictures, 20 seconds on one core
+    python scripts/benchmarks/ocr_accuracy.py --count 60 --side 736
 
 Fonts are the one that Pillow brings and those of --fonts (a folder that is searched for *.ttf).
 Texts are one to three words from a short list, so that they have letters, capitals and digits.

@@ -1,6 +1,6 @@
 """How much of a judge server's throughput reaches a run: many pairs, a server of fixed latency.
 
-    python scripts/judge_throughput.py --at-once 64 --latency 1.0 --waves 8 --repeats 5
+    python scripts/benchmarks/judge_throughput.py --at-once 64 --latency 1.0 --waves 8 --repeats 5
 
 The server, a process of its own, answers each request after exactly `latency` seconds and takes any
 number at a time; with `at_once` in flight it can give at_once / latency answers a second. The ratio

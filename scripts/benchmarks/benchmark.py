@@ -1,7 +1,7 @@
 """Peak memory and seconds per iteration of Flow-GRPO, MixGRPO and BranchGRPO on a GPU.
 
-    python scripts/benchmark.py --out runs/benchmark      # needs a GPU; again until all are done
-    python scripts/benchmark.py --tiny --out runs/tiny      # a smoke test on the CPU
+    python scripts/benchmarks/benchmark.py --out runs/benchmark      # needs a GPU; again until all are done
+    python scripts/benchmarks/benchmark.py --tiny --out runs/tiny      # a smoke test on the CPU
 
 A call takes ten minutes at most (`--seconds`): each case is a file of `out` as soon as it is
 measured, cases that are there are not run again, and one that was killed is told as such. Exit code
@@ -40,8 +40,8 @@ from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.read import decode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from scripts.benchmark_results import Case, Results
-from scripts.driving_cost import denoiser_call
+from scripts.benchmarks.benchmark_results import Case, Results
+from scripts.benchmarks.driving_cost import denoiser_call
 from tests.tiny_pipelines import NAMED
 
 RECIPES: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Make the demo's learned reward from nothing: a CLIPModel that reads pictures of shapes.
 
-    python scripts/train_demo_clip.py --out my-shapes-clip
+    python scripts/demo_models/train_demo_clip.py --out my-shapes-clip
 
 Pictures and captions come from `flowrl.demo.world`, captions of its train split only: neither a
 held-out nor a test prompt is seen, not even as a wrong caption. Each picture comes with a second

@@ -1,6 +1,6 @@
 """A preference set whose truth is known, painted by the demo's own pipeline.
 
-    python scripts/make_preferences.py [--out configs/preferences] [--noise 0.1] [--seed 0]
+    python scripts/generate/make_preferences.py [--out configs/preferences] [--noise 0.1] [--seed 0]
 
 Every held-out prompt of the demo's world is painted with few and with many denoising steps, so that
 good and bad pictures meet. The truth is the graded shapes checker. Exactly the share `noise` of the

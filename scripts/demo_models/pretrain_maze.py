@@ -1,6 +1,6 @@
 """Train the maze demo's language model from scratch, on walkers with a compass and no map.
 
-    python scripts/pretrain_maze.py --out flowrl/demo/maze-lm
+    python scripts/demo_models/pretrain_maze.py --out flowrl/demo/maze-lm
 
 Half of their moves go towards the goal as if there were no walls, half anywhere. So the model knows
 the form of the game and where goals are, and runs into walls. Also writes the prompt files. Takes
@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts, step
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from scripts.pretrain_sums import END, PROJECT, model, save, tokenizer, write_lines
+from scripts.demo_models.pretrain_sums import END, PROJECT, model, save, tokenizer, write_lines
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Train the text demo's language model from scratch: sums, by a writer who forgets the carry.
 
-    python scripts/pretrain_sums.py --out flowrl/demo/sums-lm
+    python scripts/demo_models/pretrain_sums.py --out flowrl/demo/sums-lm
 
 First it learns to add; then it reads writers who forget most carries and picks up their habit. So
 it can add, and mostly does not: what training with a verifiable reward is good for. Also writes

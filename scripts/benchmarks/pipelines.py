@@ -1,7 +1,7 @@
 """Which of the installed diffusers' pipelines load as policies, and why the others do not.
 
-    python scripts/pipelines.py                 all, a few minutes; writes docs/pipelines.md
-    python scripts/pipelines.py --only Flux     classes whose name holds it; prints, writes nothing
+    python scripts/benchmarks/pipelines.py                 all, a few minutes; writes docs/pipelines.md
+    python scripts/benchmarks/pipelines.py --only Flux     classes whose name holds it; prints, writes nothing
 
 A class is built from tiny random parts of the classes that its constructor asks for (the tests'
 named families, else `tests/tiny_zoo.py`). Then it is loaded as a policy and its own call is
@@ -192,7 +192,7 @@ def page(results: list[Result]) -> str:
         "there is any, what the scheduler's `step` receives and what is decoded differ by 0 from "
         "the pipeline's own call, a gradient comes through, and two prompts are told apart at one "
         "state. The same, but for the last, is checked again when a "
-        "run starts, with its own arguments. Written by `scripts/pipelines.py`.",
+        "run starts, with its own arguments. Written by `scripts/benchmarks/pipelines.py`.",
         "",
         "Stand-ins: small decoders for the language models, the mean colour of a picture for what "
         "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos).",

@@ -1,6 +1,6 @@
 """Make the video demo's pipeline from nothing: a tiny WanPipeline that films moving shapes.
 
-    python scripts/pretrain_video.py --out my-moving-wan
+    python scripts/demo_models/pretrain_video.py --out my-moving-wan
 
 Two stages on films of `flowrl.demo.moving_world`, with prompts of its train split only: an
 autoencoder, then text encoder and flow transformer together. It stops while most films are still

@@ -1,6 +1,6 @@
 """The README's figures: the demo's configurations over seeds, with a confirmation that is stricter.
 
-    python scripts/demo_figures.py configs/demo.yaml configs/demo_lora.yaml --seeds 0 1 2
+    python scripts/benchmarks/demo_figures.py configs/demo.yaml configs/demo_lora.yaml --seeds 0 1 2
 
 Each run is a whole process on its own. The confirmation uses prompts that neither training nor any
 choice of settings saw, other noise, and a checker stricter than the reward. One JSON line a run is

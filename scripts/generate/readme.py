@@ -1,6 +1,6 @@
 """Write the parts of README.md that follow from the code: the table of recipes and the file tree.
 
-    python scripts/readme.py
+    python scripts/generate/readme.py
 
 A test holds README.md against this, so a new file or recipe cannot be forgotten.
 """
@@ -41,7 +41,7 @@ def table() -> str:
 
 def written(readme: str) -> str:
     for name, text in (("table", table()), ("tree", tree())):
-        start, end = f"<!-- {name}, written by scripts/readme.py -->", f"<!-- end of {name} -->"
+        start, end = f"<!-- {name}, written by scripts/generate/readme.py -->", f"<!-- end of {name} -->"
         before, rest = readme.split(start)
         readme = f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}"
     return readme

@@ -1,6 +1,6 @@
 """Make the demo's pipeline from nothing: a tiny StableDiffusion3Pipeline that paints shapes.
 
-    python scripts/pretrain_demo.py --out my-shapes-sd3
+    python scripts/demo_models/pretrain_demo.py --out my-shapes-sd3
 
 Two stages on pictures of `flowrl.demo.world`, with prompts of its train split only: an autoencoder,
 then text encoders and a flow transformer together. The numbers of steps are fixed, so the work does

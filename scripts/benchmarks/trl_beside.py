@@ -1,7 +1,7 @@
 """Seconds a step and peak memory, beside TRL's GRPOTrainer: one model, prompts, reward and numbers.
 
-    python scripts/trl_beside.py                    # three losses, three runs of each side, a table
-    python scripts/trl_beside.py --losses grpo --repeats 5 --steps 10
+    python scripts/benchmarks/trl_beside.py                    # three losses, three runs of each side, a table
+    python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
 sample, score, credit, one optimizer step. The first two steps are not counted. The model is random

@@ -1,6 +1,6 @@
 """Write docs/recipes.md from the recipes themselves: name, docstring, settings.
 
-    python scripts/recipes_page.py
+    python scripts/generate/recipes_page.py
 
 `tests/test_recipes_page.py` fails until the page is what this writes.
 """
@@ -14,7 +14,7 @@ from flowrl.recipes import RECIPES
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
 HEAD = """# Recipes
 
-Written by `scripts/recipes_page.py` from the code: change the docstrings, not this file.
+Written by `scripts/generate/recipes_page.py` from the code: change the docstrings, not this file.
 `flowrl recipes NAME` says the same. Defaults are published numbers; `configs/papers` has whole
 configurations.
 

@@ -1,6 +1,6 @@
 """What driving a pipeline from outside costs beside its bare denoiser call.
 
-    python scripts/driving_cost.py --repeats 30
+    python scripts/benchmarks/driving_cost.py --repeats 30
 
 Each pair of calls is made right after one another, by turns in either order: the velocity that a
 run uses, and the denoiser with the very arguments that the pipeline hands it. Figures are seconds

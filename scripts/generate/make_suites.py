@@ -1,6 +1,6 @@
 """Write the suites that follow rules: shapes, compositional and text. The taxonomy is by hand.
 
-python scripts/make_suites.py
+python scripts/generate/make_suites.py
 """
 
 import json
