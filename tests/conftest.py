@@ -12,7 +12,7 @@ torch.set_num_threads(1)  # several test processes on few cores: one thread each
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory) -> Path:
     """The folder of a tiny random StableDiffusion3Pipeline."""
-    from tests import runs
+    from tests.support import runs
 
     return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
 
@@ -20,7 +20,7 @@ def pipeline(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def warm():
     """Starts runs as processes of their own, quickly."""
-    from tests.warm import Warm
+    from tests.support.warm import Warm
 
     server = Warm()
     yield server

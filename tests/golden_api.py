@@ -16,8 +16,8 @@ from flowrl.losses.ratio import NFT, Anchor, Preference, clipped_surrogate
 from rewards import Scores
 from samplers import CPS, DDIM, Columns, ConstantSDE, FlowSDE, Gaussian, Kernel, WanSDE
 from samplers import mean_log_prob as product_density
-from tests.golden_estimators import estimator
-from tests.golden_tokens import token_loss
+from tests.support.golden_estimators import estimator
+from tests.support.golden_tokens import token_loss
 
 __all__ = [
     "clipped", "diffusion_dpo", "estimator", "group_advantage", "log_density", "matching_logp",

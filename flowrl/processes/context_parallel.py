@@ -34,7 +34,7 @@ from flowrl.models.diffusers.proof import NEAR
 from flowrl.models.sizes import local
 from flowrl.settings import Model
 
-# whose gradients were held against those of whole calls: tests/test_context.py
+# whose gradients were held against those of whole calls: tests/processes/test_context_parallel.py
 PROVEN = {
     "WanTransformer3DModel": "Wan",
     "FluxTransformer2DModel": "FLUX.1",

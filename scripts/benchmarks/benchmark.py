@@ -39,10 +39,10 @@ from flowrl.run.train import iterate
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.read import decode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.benchmarks.benchmark_results import Case, Results
 from scripts.benchmarks.driving_cost import denoiser_call
-from tests.tiny_pipelines import NAMED
+from tests.support.tiny_pipelines import NAMED
 
 RECIPES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"steps": 10, "group": 8},

@@ -29,8 +29,8 @@ from flowrl.models.diffusers import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.scheduler_standin import Patch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tests.tiny_pipelines import NAMED
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.support.tiny_pipelines import NAMED
 
 PROMPT = "a red circle above a blue square"
 STEPS = 8

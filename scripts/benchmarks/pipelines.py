@@ -4,7 +4,7 @@
     python scripts/benchmarks/pipelines.py --only Flux     classes whose name holds it; prints, writes nothing
 
 A class is built from tiny random parts of the classes that its constructor asks for (the tests'
-named families, else `tests/tiny_zoo.py`). Then it is loaded as a policy and its own call is
+named families, else `tests/support/zoo/pipelines.py`). Then it is loaded as a policy and its own call is
 replayed, in a process of its own with a time limit. What cannot be built is listed apart: nothing
 is claimed of it.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import diffusers  # noqa: E402
@@ -35,10 +35,10 @@ from flowrl.errors import UserError  # noqa: E402
 from flowrl.models.diffusers import checks  # noqa: E402
 from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
 from flowrl.models.diffusers.proof import Replay  # noqa: E402
-from tests.tiny_pipelines import NAMED  # noqa: E402
-from tests.tiny_zoo import Unbuilt, tiny  # noqa: E402
-from tests.tiny_zoo_calls import SIZES, SPECIALS  # noqa: E402
-from tests.tiny_zoo_calls_videos import VIDEO_SPECIALS  # noqa: E402
+from tests.support.tiny_pipelines import NAMED  # noqa: E402
+from tests.support.zoo.calls import SIZES, SPECIALS  # noqa: E402
+from tests.support.zoo.calls_videos import VIDEO_SPECIALS  # noqa: E402
+from tests.support.zoo.pipelines import Unbuilt, tiny  # noqa: E402
 
 PAGE = ROOT / "docs" / "pipelines.md"
 STEPS = 4

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts, step
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.demo_models.pretrain_sums import END, PROJECT, model, save, tokenizer, write_lines
 
 

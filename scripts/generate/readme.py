@@ -9,11 +9,15 @@ import ast
 import re
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 FOLDERS = (
-    *("samplers", "rewards", "rewards/sandbox"),
-    *("flowrl", "flowrl/models", "flowrl/text", "flowrl/settings", "flowrl/budget"),
-    *("flowrl/processes", "flowrl/evaluation", "flowrl/demo", "scripts", "scripts/launch"),
+    *("samplers", "rewards", "rewards/perception", "rewards/judging", "rewards/serving"),
+    *("rewards/sandbox", "flowrl", "flowrl/recipes", "flowrl/credit", "flowrl/likelihoods"),
+    *("flowrl/losses", "flowrl/models", "flowrl/models/diffusers", "flowrl/models/language"),
+    *("flowrl/settings", "flowrl/budget", "flowrl/processes", "flowrl/run", "flowrl/media"),
+    *("flowrl/evaluation", "flowrl/cli", "flowrl/demo"),
+    *("scripts", "scripts/demo_models", "scripts/benchmarks", "scripts/generate"),
+    *("scripts/mutants", "scripts/launch"),
 )
 
 
@@ -35,13 +39,16 @@ def tree() -> str:
 
 
 def table() -> str:
-    lines = docstring(PROJECT / "flowrl" / "recipes.py").splitlines()
+    lines = docstring(PROJECT / "flowrl" / "recipes" / "table.py").splitlines()
     return "\n".join(line for line in lines if line.startswith("|"))
 
 
 def written(readme: str) -> str:
     for name, text in (("table", table()), ("tree", tree())):
-        start, end = f"<!-- {name}, written by scripts/generate/readme.py -->", f"<!-- end of {name} -->"
+        start, end = (
+            f"<!-- {name}, written by scripts/generate/readme.py -->",
+            f"<!-- end of {name} -->",
+        )
         before, rest = readme.split(start)
         readme = f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}"
     return readme

@@ -2,7 +2,7 @@
 
     python scripts/generate/recipes_page.py
 
-`tests/test_recipes_page.py` fails until the page is what this writes.
+`tests/recipes/test_recipes_page.py` fails until the page is what this writes.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from pathlib import Path
 from flowrl.cli.commands import recipe_rows
 from flowrl.recipes import RECIPES
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 HEAD = """# Recipes
 
 Written by `scripts/generate/recipes_page.py` from the code: change the docstrings, not this file.

@@ -3,12 +3,12 @@
 A row is name, file, text that occurs once in it, what to put, tests that must fail.
 """
 
-ZOO = "test_pipeline_zoo.py"
+ZOO = "models/test_pipeline_zoo.py"
 BEGUN = f"{ZOO}::test_a_loop_that_begins_at_a_picture"
 PAINTED = f"{ZOO}::test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance"
 DRIVEN = f"{ZOO}::test_any_pipeline_is_driven_to_the_bit"
 REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
-EPSILON = "test_pipeline_epsilon.py"
+EPSILON = "models/test_pipeline_epsilon.py"
 
 # fmt: off
 ROWS = (
@@ -30,19 +30,19 @@ ROWS = (
      "if self.recorded[2] and away > NEAR[self.own[0].output.dtype] * size:", "if False:",
      f"{ZOO}::test_a_loop_whose_later_steps_are_not_eulers_is_refused"),
     ("replay-first", "flowrl/models/diffusers/proof.py", "if away > near * size or turned < away:",
-     "if False:", f"{ZOO} {EPSILON} test_pipeline_refusals.py"),
+     "if False:", f"{ZOO} {EPSILON} models/test_pipeline_refusals.py"),
     ("replay-alone", "flowrl/models/diffusers/proof.py", "if away > NEAR[beside.dtype] * size:", "if False:",
      f"{ZOO}::test_rows_that_know_of_each_other_are_refused"),
     ("replay-between", "flowrl/models/diffusers/proof_checks.py", "if away != 0:", "if False:",
-     "test_pipeline_refusals.py test_pipeline_images.py"),
+     "models/test_pipeline_refusals.py models/test_pipeline_images.py"),
     ("replay-states", "flowrl/models/diffusers/proof_checks.py", "if seen != {rows}:", "if False:", REFUSED),
     ("conditioning-blocks", "flowrl/models/diffusers/conditioning.py", "index + rows * block for block",
-     "index for block", f"{ZOO} test_conditioning.py"),
+     "index for block", f"{ZOO} models/test_conditioning.py"),
     ("conditioning-mask", "flowrl/models/diffusers/conditioning.py", "return torch.ones(rows, tokens,",
-     "return torch.zeros(rows, tokens,", "test_conditioning.py test_pipeline.py"),
+     "return torch.zeros(rows, tokens,", "models/test_conditioning.py models/test_pipeline.py"),
     ("schedule-train", "flowrl/models/diffusers/schedule.py",
      "return self.train * self._own(sigma.to(torch.float32))",
-     "return self._own(sigma.to(torch.float32))", "test_pipeline.py test_families.py"),
+     "return self._own(sigma.to(torch.float32))", "models/test_pipeline.py models/test_families.py"),
     ("schedule-scaled", "flowrl/models/diffusers/schedule.py", "found = found / (1 + found)",
      "found = found / (2 + found)", EPSILON),
     ("entry-numbers", "flowrl/models/diffusers/latents.py", "torch.Generator().manual_seed(1)) + 0.5",

@@ -4,10 +4,8 @@ them.
 A row is name, file, text that occurs once in it, what to put, tests that must fail.
 """
 
-STEPS = (
-    "test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
-)
-SHARING = "test_sharing.py"
+STEPS = "run/test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
+SHARING = "processes/test_sharing.py"
 
 # fmt: off
 ROWS = (
@@ -26,16 +24,16 @@ ROWS = (
     ("sharding-bucket", "flowrl/processes/sharding.py", "yield bucket\n            bucket = []",
      "yield bucket", SHARING),
     ("sharding-norm", "flowrl/processes/sharding.py", "    dist.all_reduce(pieces)\n", "",
-     "test_fsdp2.py"),
-    ("compile-limit", "flowrl/models/savings.py", "GRAPHS = 64", "GRAPHS = 8", "test_compile.py"),
+     "processes/test_fsdp2.py"),
+    ("compile-limit", "flowrl/models/savings.py", "GRAPHS = 64", "GRAPHS = 8", "models/test_compile.py"),
     ("context-twice", "flowrl/processes/parallel.py", "[mine] if self.leads else []", "[mine]",
-     "test_context.py"),
+     "processes/test_context_parallel.py"),
     ("context-draws", "flowrl/processes/parallel.py",
      "self.rank // self.members, self.processes // self.members", "self.rank, self.processes",
-     "test_context.py"),
+     "processes/test_context_parallel.py"),
     ("context-attention", "flowrl/processes/context_parallel.py", "self._attend(config)", "pass",
-     "test_context.py"),
+     "processes/test_context_parallel.py"),
     ("context-nan", "flowrl/processes/context_parallel.py", "if not away <= NEAR[ours.dtype]:",
-     "if away > NEAR[ours.dtype]:", "test_context.py"),
+     "if away > NEAR[ours.dtype]:", "processes/test_context_parallel.py"),
 )
 # fmt: on

@@ -1,0 +1,186 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, PngImagePlugin
+
+from flowrl.errors import UserError
+from flowrl.evaluation.folders import find_items, named, written
+from flowrl.evaluation.measure import Clock, Gallery, Item, chunks, parse_specs, scores
+from flowrl.evaluation.scoring import kept
+from flowrl.evaluation.sources import Source
+from rewards import Samples
+from tests.support import runs
+
+
+def save(path, shade: int, size=(6, 4), **text: str) -> None:
+    info = PngImagePlugin.PngInfo()
+    for key, value in text.items():
+        info.add_text(key, value)
+    Image.new("RGB", size, (shade, shade, shade)).save(path, pnginfo=info)
+
+
+def table(out) -> list[dict]:
+    with (out / "scores.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_folder_is_scored_and_a_torn_file_is_named(tmp_path, capsys):
+    for i, shade in enumerate((0, 51, 255)):
+        save(tmp_path / f"a_cat_{i:02d}.png", shade, size=(6 + i, 4))
+    (tmp_path / "a_dog.png").write_bytes((tmp_path / "a_cat_00.png").read_bytes()[:30])
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness,colour", "--chunk", 2) == 0
+    said = capsys.readouterr().out
+    rows = table(tmp_path / "scores")
+    assert [row["file"] for row in rows] == [f"a_cat_0{i}.png" for i in range(3)] + ["a_dog.png"]
+    assert [row["prompt"] for row in rows] == ["a cat"] * 3 + ["a dog"]
+    shades = [float(row["brightness"]) for row in rows[:3]]
+    assert shades == pytest.approx([0.0, 0.2, 1.0], abs=1e-6)
+    assert rows[3]["brightness"] == "" and "a_dog.png: not readable" in rows[3]["problem"]
+    assert "not scored: a_dog.png" in said and "4 files, 2 prompts" in said
+    line = next(line for line in said.splitlines() if line.startswith("brightness"))
+    assert line.split()[1:6] == ["0.4", "0.432", "0", "1", "1"]
+    from pyarrow import parquet
+
+    stored = parquet.read_table(tmp_path / "scores" / "scores.parquet").to_pylist()
+    assert stored[1]["brightness"] == pytest.approx(0.2) and stored[1]["prompt"] == "a cat"
+    # the sheet is no sample the next time
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 0
+    assert "4 files" in capsys.readouterr().out
+
+
+def test_the_sheet_shows_the_best_first(tmp_path):
+    for name, shade in (("x", 30), ("y", 250), ("z", 140)):
+        save(tmp_path / f"{name}.png", shade, size=(128, 128))
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 0
+    sheet = np.asarray(Image.open(tmp_path / "scores" / "sheet_brightness.png"))
+    assert [int(sheet[100, x, 0]) for x in (60, 196, 332)] == [250, 140, 30]
+
+
+def test_a_table_gives_prompts_and_columns_and_missing_files_are_named(tmp_path, capsys):
+    save(tmp_path / "1.png", 102)
+    rows = [
+        {"file_name": "1.png", "text": "a cat", "tags": ["x"]},
+        {"file_name": "2.png", "text": "a dog", "tags": []},
+    ]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness", "--sheet", 0) == 0
+    found = table(tmp_path / "scores")
+    assert [(r["prompt"], r["tags"]) for r in found] == [("a cat", '["x"]'), ("a dog", "[]")]
+    assert found[1]["problem"] == "2.png: no such file"
+    assert "prompts from" in capsys.readouterr().out
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.png", "words": "x"}\n')
+    with pytest.raises(UserError, match="there are file_name, words"):
+        find_items(tmp_path, None, "auto")
+
+
+def test_prompts_from_the_files_themselves(tmp_path):
+    graph = {
+        "3": {"class_type": "KSampler", "inputs": {"positive": ["6", 0], "negative": ["7", 0]}},
+        "6": {"class_type": "Guider", "inputs": {"conditioning": ["8", 0]}},
+        "7": {"class_type": "CLIPTextEncode", "inputs": {"text": "ugly"}},
+        "8": {"class_type": "CLIPTextEncode", "inputs": {"text": "a fox"}},
+    }
+    save(tmp_path / "a.png", 1, parameters="a cat\nNegative prompt: bad\nSteps: 20")
+    save(tmp_path / "b.png", 1, parameters="two\nlines\nSteps: 20, Sampler: Euler")
+    save(tmp_path / "c.png", 1, prompt=json.dumps(graph))
+    save(tmp_path / "d.png", 1, prompt=" plain ")
+    save(tmp_path / "e.png", 1, Description="a described thing")
+    save(tmp_path / "f_g_7.png", 1)
+    photo = Image.new("RGB", (4, 4))
+    exif = photo.getexif()
+    exif[0x010E] = "from a camera"
+    photo.save(tmp_path / "h.jpg", exif=exif)
+    said = [written(path) for path in sorted(tmp_path.iterdir())]
+    assert said == [
+        *("a cat", "two\nlines", "a fox", "plain", "a described thing"),
+        *(None, "from a camera"),
+    ]
+    found = find_items(tmp_path, None, "auto")
+    assert "the files' metadata (6)" in found.told and "file names (1)" in found.told
+    with pytest.raises(UserError, match="says no prompt in its metadata"):
+        find_items(tmp_path, None, "metadata")
+    assert {i.prompt for i in find_items(tmp_path, None, "names").items} >= {"a", "f g", "h"}
+
+
+def test_prompts_from_names(tmp_path):
+    names = {"a_red_circle_0003.png": "a red circle", "two cats (2).png": "two cats"}
+    names |= {"dog-12.png": "dog", "a_b.c.png": "a b.c"}
+    assert {name: named(tmp_path / name) for name in names} == names
+    assert named(tmp_path / "a_green_hill" / "0007.png") == "a green hill"
+
+
+def test_what_cannot_be_scored_is_one_sentence(tmp_path, capsys):
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 2
+    assert "has no pictures or videos" in capsys.readouterr().err
+    save(tmp_path / "x.png", 1)
+    assert runs.flowrl("score", tmp_path, "--rewards", "brighness") == 2
+    assert "did you mean 'brightness'" in capsys.readouterr().err
+    assert runs.flowrl("score", tmp_path, "--rewards", "{name: brightness, sing: 1}") == 2
+    assert "no setting 'sing'" in capsys.readouterr().err
+    assert runs.flowrl("score", tmp_path / "none", "--rewards", "brightness") == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_specifications():
+    given = parse_specs(["shapes,brightness", "{name: shapes, iou: 0.85}"], "here")
+    assert list(given) == ["shapes", "brightness", "shapes(iou=0.85)"]
+    assert given["shapes(iou=0.85)"].settings == {"iou": 0.85}
+    with pytest.raises(UserError, match=r"here: .*given twice"):
+        parse_specs(["jpeg,jpeg,jpeg"], "here")
+    with pytest.raises(UserError, match=r"here: .*not valid YAML"):
+        parse_specs(["{name: shapes"], "here")
+
+
+def items(groups: list[int]) -> list[Item]:
+    return [Item(Source(f"{i}.png"), f"p{g}", g, {}) for i, g in enumerate(groups)]
+
+
+def test_chunks_never_part_a_group():
+    groups = [0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 3]
+    parts = list(chunks(items(groups), range(len(groups)), 4))
+    assert parts == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9, 10]]
+    assert list(chunks(items(groups), [0, 2, 5, 6], 100)) == [[0, 2, 5, 6]]
+
+
+def test_scores_are_those_of_one_call_whatever_the_chunk_and_kinds_are_parted(tmp_path):
+    for i in range(7):
+        save(tmp_path / f"{i}.png", 20 * i)
+    still = Image.new("RGB", (6, 4), "white")
+    still.save(tmp_path / "7.gif", save_all=True, append_images=[Image.new("RGB", (6, 4))])
+    found = find_items(tmp_path, None, "names").items
+    seen: list[set] = []
+
+    def reward(samples: Samples) -> torch.Tensor:
+        seen.append({m.ndim for m in samples.media})
+        return torch.stack([m.mean() for m in samples.media]).float()
+
+    by_chunk = [scores("r", reward, Gallery(found), range(8), size)[0] for size in (1, 3, 100)]
+    assert all(np.array_equal(by_chunk[0], values) for values in by_chunk)
+    assert by_chunk[0].tolist() == pytest.approx([20 * i / 255 for i in range(7)] + [0.5])
+    assert all(len(kinds) == 1 for kinds in seen)
+
+
+def test_what_a_reward_refuses_is_said_in_its_name(tmp_path):
+    save(tmp_path / "x.png", 1)
+
+    def reward(samples: Samples) -> torch.Tensor:
+        raise ValueError("no videos, please")
+
+    with pytest.raises(UserError, match="reward 'r': no videos, please"):
+        scores("r", reward, Gallery(find_items(tmp_path, None, "names").items), [0], 1)
+
+
+def test_the_first_of_several_calls_is_not_timed():
+    clock = Clock(calls=[(10, 100.0), (10, 1.0), (10, 3.0)])
+    assert clock.cost.seconds == pytest.approx(0.2) and clock.cost.calls == 20
+    assert Clock(calls=[(10, 1.0)]).cost.seconds == pytest.approx(0.1)
+
+
+def test_a_sheet_keeps_both_ends_and_some_between():
+    assert kept(5, 9) == [0, 1, 2, 3, 4]
+    at = kept(1000, 96)
+    assert len(at) == len(set(at)) == 96 and at[:32] == list(range(32))
+    assert at[-32:] == list(range(968, 1000)) and all(np.diff(at) > 0)

@@ -1,0 +1,95 @@
+"""Credit by how often a prompt succeeds, against subsets, densities and hand-made cases."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta as beta_law
+
+from flowrl.credit.advantages import LeaveOneOut
+from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.errors import UserError
+from tests.credit.test_text_credit import GROUP, credit, rewards
+from tests.support.golden_tools import close
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_pass_at_k_over_all_subsets(k):
+    r = torch.tensor([1.0, 0, 0, 1, 0, 0], dtype=torch.float64)
+    subsets = list(combinations(range(6), k))
+    best = np.array([max(r[list(s)]) for s in subsets])
+    loo = credit((PassAtK(k),), r, (6,))[0][:, 0]
+    alone = []
+    for i in range(6):
+        others = list(combinations([j for j in range(6) if j != i], k - 1))
+        needed = np.mean([float(all(r[j] == 0 for j in s)) for s in others])
+        alone.append(float(r[i]) * needed)
+    want = [alone[i] - np.mean([alone[j] for j in range(6) if j != i]) for i in range(6)]
+    assert loo.tolist() == pytest.approx(want)
+    analytic = credit((PassAtK(k, "analytic", eps=0.0),), r, (6,))[0][:, 0]
+    if best.std() == 0:
+        assert analytic.eq(0).all()
+        return
+    z = (best - best.mean()) / best.std()
+    want = [np.mean([z[m] for m, s in enumerate(subsets) if i in s]) for i in range(6)]
+    assert analytic.tolist() == pytest.approx(want, abs=1e-9)
+
+
+def test_pass_at_1_is_leave_one_out():
+    r = (rewards() > 0.5).double()
+    close(credit((PassAtK(1),), r)[0], credit((LeaveOneOut(),), r)[0], 1e-12)
+    with pytest.raises(UserError, match="reward of 0 or 1"):
+        credit((PassAtK(2),), rewards())
+    with pytest.raises(UserError, match="group of at least 9"):
+        credit((PassAtK(9),), r)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), min_size=12, max_size=12))
+def test_maxrl_is_the_gradient_of_log_success(outcomes):
+    """The mean of A r over a group is p (1 - p) / p; groups of one outcome give exactly 0."""
+    r = torch.tensor(outcomes, dtype=torch.float64)
+    a = credit((MaxRL(eps=0.0),), r)[0][:, 0].view(-1, GROUP)
+    for values, own in zip(r.view(-1, GROUP), a, strict=True):
+        p = values.mean()
+        if p in (0, 1):
+            assert own.eq(0).all()
+        else:
+            close((own * values).mean(), 1 - p, 1e-12)
+            close(own.sum(), torch.zeros(()), 1e-12)
+
+
+def test_bnpo_divides_by_a_beta_density():
+    r = (rewards(24, 4) > torch.tensor([0.2, 0.5, 0.8]).repeat_interleave(8)).double()
+    p = r.view(3, 8).mean(1)
+    size = p.mean() * (1 - p.mean()) / p.var() - 1
+    a, b = (1 + max(float(size * m) / 3, 0) for m in (p.mean(), 1 - p.mean()))
+    weight = 1 / torch.as_tensor(beta_law.pdf(p.numpy(), a, b))
+    assert p.min() == 0, "a group whose rate has no density"
+    weight[p == 0] = 0.0
+    want = (r.view(3, 8) - p[:, None]) * weight[:, None]
+    got = credit((BetaNormalize(most=1e6),), r, (8,))[0][:, 0]
+    close(got, want.flatten(), 1e-9)
+    tight = credit((BetaNormalize(most=0.5),), r, (8,))[0][:, 0]
+    close(tight, ((r.view(3, 8) - p[:, None]) * weight.clamp(max=0.5)[:, None]).flatten(), 1e-9)
+
+
+def test_the_best_of_a_group_gets_its_lead():
+    r = torch.tensor([0.1, 0.9, 0.4, 0.2, 0.5, 0.5, 0.1, 0.0, 1, 0, 0, 0], dtype=torch.float64)
+    got = credit((BestGap(scaled=False),), r)[0][:, 0]
+    want = [0, 0.5, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]
+    assert got.tolist() == pytest.approx(want)
+    scaled = credit((BestGap(eps=0.0),), r)[0][1, 0]
+    assert scaled.item() == pytest.approx(0.5 / r[:4].std().item())
+
+
+def test_riskpo_needs_whole_bundles():
+    with pytest.raises(UserError, match="do not divide"):
+        credit((RiskPO(bundle=2),), rewards())
+    scored = torch.ones(12).bool()
+    scored[5] = False
+    with pytest.raises(UserError, match="a sample of it has none"):
+        credit((RiskPO(bundle=3),), rewards(), scored=scored)

@@ -1,0 +1,127 @@
+"""Runs of several turns through the loop of all runs, and what is refused."""
+
+import pytest
+import torch
+
+from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check, decode
+from tests.support import text_runs, tiny_lm
+from tests.support.environments import RECIPE, WARPED, session, tree
+from tests.support.runs import flowrl, lines, write
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
+
+
+def test_a_run_says_who_answers_and_counts_turns(model, tmp_path, capsys):
+    settings = tree(model, tmp_path, self_test="off")
+    settings["model"]["environment"]["settings"] = {"low": "fig "}
+    config = write(settings, tmp_path)
+    assert flowrl("train", config, "--folder", tmp_path / "run") == 0
+    assert "guess.py:reply answers as text: up to 3 turns" in capsys.readouterr().out
+    assert lines(tmp_path / "run")[1]["text/turns"] > 1
+    assert flowrl("sample", tmp_path / "run", "cab :", "--out", tmp_path / "out") == 0
+    assert flowrl("evaluate", tmp_path / "run", "--samples", "6") == 0
+
+
+def test_an_environment_that_ends_at_once_is_a_run_without_one(model, tmp_path):
+    def trained(function):
+        (folder := tmp_path / str(function)).mkdir()
+        kept = session(model, folder, function, RECIPE | WARPED, updates=2)
+        progress, alarms = Progress(), Alarms()
+        metrics = [iterate(kept, progress, alarms) for _ in range(2)]
+        return [p.detach() for p in kept.policies.parameters.values()], metrics
+
+    (plain, before), (ended, after) = trained(None), trained("at_once")
+    assert all(torch.equal(a, b) for a, b in zip(plain, ended, strict=True))
+    assert [m["text/turns"] for m in after] == [1.0, 1.0]
+    for a, b in zip(before, after, strict=True):
+        same = {k: v for k, v in a.items() if not k.startswith("seconds")}
+        assert same == {k: b[k] for k in same}
+
+
+@pytest.mark.parametrize("warp", [{}, WARPED], ids=["plain", "warped"])
+@pytest.mark.parametrize("rows", [64, 5, 1])
+def test_the_first_ratio_is_one_with_replies_in_between(model, tmp_path, warp, rows):
+    kept = session(model, tmp_path, recipe=RECIPE | warp, rows_per_call=rows)
+    experience = collect(kept, 0)
+    assert experience.metrics["text/turns"] > 1.5
+    floor = ratio_check.check(kept, experience)
+    assert floor is not None and floor < 2e-5
+
+
+def test_recomputed_log_probabilities_make_the_ratio_exactly_one(model, tmp_path):
+    kept = session(model, tmp_path, recipe=RECIPE | WARPED, recompute_old=True)
+    metrics = iterate(kept, Progress(), Alarms())
+    assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
+
+
+def test_guesses_get_better(model, tmp_path):
+    kept = session(model, tmp_path, lr=2e-2, rows_per_call=64)
+    progress, alarms = Progress(), Alarms()
+    rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(15)]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
+
+
+def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
+    def opened(name: str) -> Session:
+        (tmp_path / name).mkdir()
+        return session(model, tmp_path / name, recipe=RECIPE | WARPED, updates=2)
+
+    whole, broken, again = opened("whole"), opened("broken"), opened("again")
+    progress, alarms = Progress(), Alarms()
+    for _ in range(4):
+        iterate(whole, progress, alarms)
+    progress = Progress()
+    for _ in range(2):
+        iterate(broken, progress, alarms)
+    checkpoint.save(broken, progress, Alarms())
+    progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
+    for _ in range(2):
+        iterate(again, progress, alarms)
+    pairs = zip(whole.policies.parameters.values(), again.policies.parameters.values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("broken", r"guess.py:broken failed after turn 1 of the prompt 'bead :': KeyError"),
+        ("number", "must give a text or None, not 7"),
+        ("nothing", "which has no token; None ends"),
+    ],
+)
+def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, message):
+    kept = session(model, tmp_path, function)
+    with pytest.raises(UserError, match=message):
+        for iteration in range(3):
+            collect(kept, iteration)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": text_runs.TREE}, "this recipe draws trees"),
+        ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe draws trees"),
+        ({"name": "no_file.py:reply"}, "model.environment: there is no file no_file.py"),
+        ({"name": "reply"}, "names no function"),
+        ({"function": "short"}, r"must take \(prompt, meta, turns\)"),
+        ({"function": "replay"}, "did you mean 'reply'"),
+        ({"settings": {"secrets": "a"}}, "unexpected keyword argument 'secrets'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_weights_load(model, tmp_path, changes, message):
+    settings = tree(model, tmp_path, changes.get("function", "reply"))
+    own = settings["model"]["environment"]
+    settings["recipe"] = changes.get("recipe", settings["recipe"])
+    own |= {key: changes[key] for key in ("name", "settings") if key in changes}
+    with pytest.raises(UserError, match=message):
+        check(decode(settings, "test"))

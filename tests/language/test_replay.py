@@ -1,0 +1,151 @@
+"""Replayed completions keep what they were: their tokens, who wrote which, and how far from the
+start they were when they were drawn. Of several turns, with a KL off the reward, and with both."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowrl.budget.spending import Rationed
+from flowrl.budget.successes import Success
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, ratio_check
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import Experience, collect
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
+from tests.budget.test_budget_run import EVERYTHING, equal
+from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus
+from tests.support import environments, runs, tiny_lm
+
+HEAT = {"temperature": 0.7}
+TURNS = {"name": "text_grpo", "length": 24, "group": 4, "kl": 0.0, **HEAT}
+KL = {"name": "text_reinforce", "length": 24, "group": 4, "baseline": False, **HEAT}
+OFF = {"kl": 0.5, "kl_in": "reward"}
+GROUP, PROMPTS = 4, 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
+
+
+def settings(
+    model: Path, folder: Path, recipe: dict[str, Any], budget: dict[str, Any], **train: Any
+) -> dict[str, Any]:
+    """Runs of several turns in float64 whose successes are rare."""
+    folder.mkdir(exist_ok=True)
+    tree = environments.tree(model, folder, recipe=recipe, **train)
+    tree["model"]["dtype"] = "float64"
+    return tree | {"budget": budget}
+
+
+def opened(model: Path, folder: Path, recipe: dict[str, Any], **budget: Any) -> Session:
+    return runs.opened(settings(model, folder, recipe, {"replay": 8, **budget}), folder)
+
+
+def stored(kept: Session) -> dict[int, Success]:
+    assert isinstance(kept.spending, Rationed)
+    return {prompt: success for (prompt, _), success in kept.spending.successes.kept.items()}
+
+
+def nothing(samples) -> torch.Tensor:
+    return torch.zeros(len(samples.prompts))
+
+
+def replayed(kept: Session) -> tuple[Experience, dict[int, Success]]:
+    """An iteration in which everything fails, and the success in each prompt's last row."""
+    for iteration in range(8):
+        collect(kept, iteration)
+    failing = replace(kept, rewards=dict.fromkeys(kept.rewards, nothing))
+    move(kept)
+    found = stored(kept)
+    experience = collect(failing, 8)
+    drawn = [kept.prompts.texts.index(p) for p in experience.samples.prompts[::GROUP]]
+    rows = {GROUP * place + GROUP - 1: found[p] for place, p in enumerate(drawn) if p in found}
+    assert experience.metrics["budget/replayed"] == len(rows) > 0
+    assert any(bool(success.pieces[".told"].any()) for success in rows.values())
+    return experience, rows
+
+
+@pytest.mark.parametrize("recipe", [TURNS, KL | OFF], ids=["turns", "turns and kl"])
+def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
+    kept = opened(model, tmp_path, recipe)
+    experience, found = replayed(kept)
+    (rows,) = experience.rows
+    for row, success in found.items():
+        pieces = success.pieces
+        assert torch.equal(rows.ids[row], pieces[".ids"])
+        assert torch.equal(rows.told[row], pieces[".told"])
+        assert torch.equal(rows.old.logp[row], pieces[".logp"])
+        assert rows.lengths[row] == pieces[".lengths"]
+        assert torch.equal(rows.mask[row], rows.written[row])
+        assert not (rows.mask & rows.told)[row].any(), "nothing that it was told is in the loss"
+        assert pieces[".logp"][pieces[".told"]].eq(0).all()
+
+
+def test_its_turns_are_read_as_they_were_drawn(model, tmp_path):
+    """Under the weights that drew it the ratio is 1; any other context of its turns would show."""
+    kept = opened(model, tmp_path, TURNS)
+    before = [p.detach().clone() for p in kept.policies.parameters.values()]
+    experience, found = replayed(kept)
+    assert ratio_check.noise_floor(kept, experience) > 0.1, "the weights have moved since"
+    with torch.no_grad():
+        for now, then in zip(kept.policies.parameters.values(), before, strict=True):
+            now.copy_(then)
+    (rows,) = experience.rows
+    says = kept.algorithm.likelihood.evaluate(experience.policy, rows).logp
+    for row in found:
+        torch.testing.assert_close(says[row], rows.old.logp[row], atol=NEAR, rtol=0)
+
+
+def test_its_divergence_is_that_of_the_policy_that_drew_it(model, tmp_path):
+    """By hand: what is said now, less what has changed since, less what the start says."""
+    kept = opened(model, tmp_path, KL | OFF)
+    move(kept)
+    experience, found = replayed(kept)
+    (rows,) = experience.rows
+    now = kept.algorithm.likelihood.evaluate(experience.policy, rows).logp.double().detach()
+    apart, outcome = by_hand(kept, model, experience), torch.zeros(PROMPTS * GROUP).double()
+    for row, success in found.items():
+        since = (now[row] - success.pieces[".logp"])[rows.written[row]].tolist()
+        assert max(map(abs, since)) > 0.1, "another policy drew it"
+        apart[row] = [a - b for a, b in zip(apart[row], since, strict=True)]
+        outcome[row] = success.scores[0]
+    agree(experience, plus(outcome, apart))
+
+
+def test_metrics_are_of_what_was_drawn(model, tmp_path):
+    """Replays are longer than what this policy writes, and no mean may show it."""
+    kept = opened(model, tmp_path, TURNS)
+    experience, _ = replayed(kept)
+    plain = opened(model, tmp_path / "plain", TURNS, replay=0)
+    move(plain)
+    drawn = collect(plain, 8)
+    assert drawn.samples.media == experience.samples.media
+    (rows,), (others,) = experience.rows, drawn.rows
+    assert not torch.equal(rows.ids, others.ids)
+    for name in ("text/length", "text/turns", "text/surprise", "text/stopped"):
+        assert experience.metrics[name] == drawn.metrics[name], name
+
+
+@pytest.mark.parametrize("budget", [{"replay": 4}, EVERYTHING], ids=["replay", "everything"])
+def test_a_resumed_run_of_turns_with_a_kl_off_the_reward(model, tmp_path, budget):
+    whole, broken, again = (
+        opened(model, tmp_path / name, KL | OFF, **budget) for name in ("whole", "broken", "again")
+    )
+    progress, alarms = Progress(), Alarms()
+    said = [iterate(whole, progress, alarms) for _ in range(4)]
+    assert sum(each["budget/replayed"] for each in said) > 0
+    progress = Progress()
+    for _ in range(2):
+        iterate(broken, progress, alarms)
+    checkpoint.save(broken, progress, Alarms())
+    saved = checkpoint.newest(broken.folder)
+    progress = checkpoint.restore(again, saved, alarms)
+    last = [iterate(again, progress, alarms) for _ in range(2)]
+    assert equal(whole, again)
+    kl = [each["kl_sample"] for each in said[2:]]
+    assert kl == [each["kl_sample"] for each in last] and max(map(abs, kl)) > 1e-3

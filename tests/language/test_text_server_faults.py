@@ -1,0 +1,161 @@
+"""What a server of completions may do wrong, and settings that it cannot carry out: one sentence
+each."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("httpx")
+
+from flowrl.errors import UserError
+from flowrl.losses.weights import Mismatch
+from flowrl.models.language.served_adapters import fingerprint
+from flowrl.run.collect import collect
+from flowrl.settings.read import check, decode
+from tests.support import text_runs, tiny_lm
+from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.2)
+
+
+def drop(name: str):
+    return lambda choice: choice.pop(name)
+
+
+def put(**values):
+    return lambda choice: choice.update(values)
+
+
+def short(choice):
+    choice["logprobs"]["token_logprobs"].pop()
+
+
+def early(choice):
+    ids, said = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    ids[:], said[:] = [5], said[:1]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (put(prompt_token_ids=[2, 2, 3]), "read as others"),
+        (put(logprobs=None), "no log-probabilities"),
+        (short, "log-probabilities, and 1 to 4"),
+        (put(token_ids=[]), "an answer has 0 tokens"),
+        (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "names token 99"),
+        (lambda choice: (early(choice), choice.update(finish_reason="stop")), "ends none here"),
+        (lambda choice: (early(choice), choice.update(finish_reason="length")), "max-model-len"),
+    ],
+)
+def test_answers_that_cannot_be_trained_on_are_told(model, tmp_path, spoil, message):
+    with CompletionsServer(model, spoil=spoil) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+        with pytest.raises(UserError, match=message):
+            collect(kept, 0)
+
+
+def test_ids_are_read_from_either_place_and_words_are_refused(model, tmp_path):
+    with CompletionsServer(model, spoil=drop("token_ids")) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+        assert only(collect(kept, 0).rows).written.any()
+        server.words, server.spoil = True, None
+        with pytest.raises(UserError, match="do not name tokens by number"):
+            collect(kept, 0)
+
+
+def test_a_server_in_trouble_is_asked_again_and_then_told(model, tmp_path):
+    with CompletionsServer(model, trouble=[503, 500, 429]) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+        before = only(collect(kept, 0).rows)
+        assert len(server.bodies) == 12 + 3
+        server.trouble = [503] * 60
+        with pytest.raises(UserError, match=r"completions did not come.*status 503, .*long for"):
+            collect(kept, 0)
+        server.trouble = [400] * 60
+        with pytest.raises(UserError, match=r"refuses every request: status 400.*too long for me"):
+            collect(kept, 0)
+        server.trouble = [404]
+        with pytest.raises(UserError, match="nothing at this address"):
+            collect(kept, 0)
+        server.trouble = []
+        assert torch.equal(before.ids, only(collect(kept, 0).rows).ids)
+    with pytest.raises(UserError, match="unreachable"):
+        collect(kept, 0)
+    with pytest.raises(UserError, match=r"start a server, or leave model\.server out"):
+        kept.policy.proofs(PROMPTS, 4)
+
+
+def test_what_the_start_finds_out(model, tmp_path):
+    def proofs(server: CompletionsServer, recipe=GRPO, **settings) -> list[str]:
+        return opened(tree(server, tmp_path, recipe, **settings), tmp_path).policy.proofs(
+            PROMPTS, 6
+        )
+
+    warm = GRPO | {"temperature": 0.5}
+    with CompletionsServer(model) as server:
+        assert "draws completions" in proofs(server, warm)[-1]
+        with pytest.raises(UserError, match=r"serves tiny.*, not big"):
+            proofs(server, model="big")
+        server.raw = True
+        assert "draws completions" in proofs(server)[-1]
+        with pytest.raises(UserError, match="processed_logprobs"):
+            proofs(server, warm)
+        server.raw, server.scale = False, -5.0
+        with pytest.raises(UserError, match="another model"):
+            proofs(server)
+        server.lora = False
+        assert "keeps its own weights" in proofs(server)[-1]
+        with pytest.raises(UserError, match="must load adapters while it runs"):
+            server.lora = True
+            kept = opened(tree(server, tmp_path), tmp_path)
+            server.lora = False
+            kept.policy.proofs(PROMPTS, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": GRPO | {"top_p": 0.9}}, "set recipe.top_p: 1"),
+        ({"recipe": {"name": "text_treerl", "length": 4, "top_p": 1.0}}, "forks need the entropy"),
+        ({"lora": None}, "set server.sync: none"),
+        ({"url": "http://localhost:8000"}, "must end with /v1"),
+        ({"correction": {"high": 0.5}}, "greater than 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_weights_load(model, tmp_path, changes, message):
+    settings = text_runs.tree(model, tmp_path, changes.pop("recipe", GRPO))
+    lora = {"rank": 2} if "lora" not in changes else changes.pop("lora")
+    server = {"url": "http://localhost:1/v1", "model": "tiny"} | changes
+    settings["model"] |= {"lora": lora, "server": server}
+    with pytest.raises(UserError, match=message):
+        check(decode(settings, "test"))
+
+
+def test_vespo_weighs_the_mismatch_of_rows_by_itself_and_pairs_have_no_ratio(model, tmp_path):
+    settings = text_runs.tree(model, tmp_path, {"name": "text_vespo", "length": 4})
+    settings["model"]["server"] = {"url": "http://x/v1", "model": "tiny", "sync": "none"}
+    loss = decode(settings, "test").algorithm().loss
+    assert loss.mismatch == Mismatch() and loss.weights == (Mismatch(mode="none"),)
+    settings["recipe"] = {"name": "text_dpo", "length": 4}
+    assert "weights" not in vars(decode(settings, "test").algorithm().loss)
+
+
+def test_the_fingerprint_is_of_adapters_and_sees_every_change(model, tmp_path):
+    settings = text_runs.tree(model, tmp_path, GRPO)
+    settings["model"]["lora"] = {"rank": 2}
+    policy = opened(settings, tmp_path).policy
+    first = fingerprint(policy.model)
+    assert first == fingerprint(policy.model)
+    with torch.no_grad():
+        list(policy.trainable().values())[-1].view(-1)[-1] += 1e-6
+    assert fingerprint(policy.model) != first

@@ -1,0 +1,54 @@
+"""A server draws every turn of texts that an environment answers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("httpx")
+
+from flowrl.media.statistics import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.train import iterate
+from tests.support import environments, tiny_lm
+from tests.support.completion_servers import CompletionsServer, only, opened, tree
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny_lm.write(tmp_path_factory.mktemp("lm"))
+
+
+def settings(server: CompletionsServer, folder: Path, recipe: str) -> dict:
+    made = tree(server, folder, environments.RECIPE | {"name": recipe})
+    (folder / "guess.py").write_text(environments.GUESS)
+    made["model"]["environment"] = {"name": f"{folder / 'guess.py'}:named", "turns": 3}
+    return made
+
+
+def test_only_the_models_own_tokens_are_held_against_the_servers(model, tmp_path):
+    with CompletionsServer(model) as server:
+        kept = opened(settings(server, tmp_path, "text_gigpo"), tmp_path)
+        progress, alarms = Progress(), Alarms()
+        for _ in range(2):
+            metrics = iterate(kept, progress, alarms)
+            assert metrics["mismatch_max"] < 1e-5
+            assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
+        assert metrics["text/turns"] > 1
+        rows = only(collect(kept, 2).rows)
+        assert rows.told is not None and rows.told.any() and rows.sampled is not None
+        assert rows.sampled[rows.told].eq(0).all() and not rows.mask[rows.told].any()
+        assert torch.equal(rows.ids, only(collect(kept, 2).rows).ids)
+
+
+def test_every_turn_has_a_seed_of_its_own(model, tmp_path):
+    """A later turn that began with the first one's noise would not be drawn apart from it."""
+    with CompletionsServer(model) as server:
+        kept = opened(settings(server, tmp_path, "text_grpo"), tmp_path)
+        rows = only(collect(kept, 0).rows)
+        assert rows.told is not None
+        asked = [(body["seed"], tuple(body["prompt"])) for body in server.bodies]
+        began = rows.told[:, 1:] & ~rows.told[:, :-1]
+        assert len(asked) == len(rows.ids) + int(began.sum()), "a request a turn"
+        assert len({seed for seed, _ in asked}) == len(asked)

@@ -1,0 +1,160 @@
+"""Conditioning images and negative prompts from the prompt file; states that are fixed in part."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers import columns
+from flowrl.models.diffusers.image_cache import Memo, Posterior
+from flowrl.models.diffusers.policy import PipelinePolicy
+from tests.support.driving import PROMPTS, STEPS
+from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
+from tests.support.tiny_pipelines_parts import vae
+
+torch.set_num_threads(1)
+
+
+def pictures(folder: Path) -> list[str]:
+    paths = []
+    for i, colour in enumerate(["red", "blue"]):
+        path = folder / f"{colour}.png"
+        Image.new("RGB", (24 + i, 20), colour).save(path)
+        paths.append(str(path))
+    return paths
+
+
+def policy(name: str) -> PipelinePolicy:
+    return PipelinePolicy(NAMED[name].build(), call=NAMED[name].call)
+
+
+def test_rows_keep_their_own_image(tmp_path: Path) -> None:
+    """Several images in one batch give what each gives alone, in every order."""
+    made = policy("FLUX.1-Kontext")
+    meta = [{"image": path} for path in pictures(tmp_path)]
+    both = made.encode(PROMPTS, meta)
+    x = torch.randn(3, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    sigma, prompt = torch.full((3,), 0.6), torch.tensor([1, 0, 1])
+    together = made.bind(both, steps=STEPS, guidance=3.5)(x, sigma, prompt)
+    media = made.decode(x, both.take(prompt), steps=STEPS, guidance=3.5)
+    for row in range(3):
+        at = int(prompt[row])
+        alone = made.encode([PROMPTS[at]], [meta[at]])
+        velocity = made.bind(alone, steps=STEPS, guidance=3.5)
+        own = velocity(x[row : row + 1], sigma[:1], torch.tensor([0]))
+        torch.testing.assert_close(together[row], own[0], rtol=1e-5, atol=1e-5)
+        shown = made.decode(x[row : row + 1], alone, steps=STEPS, guidance=3.5)
+        torch.testing.assert_close(media[row], shown[0], rtol=1e-5, atol=1e-5)
+    other = made.encode(PROMPTS, [meta[1], meta[0]])
+    swapped = made.bind(other, steps=STEPS, guidance=3.5)(x, sigma, prompt)
+    assert (swapped - together).abs().max() > 1e-4  # the image matters
+
+
+def test_a_sampled_posterior_is_one_and_the_same(tmp_path: Path) -> None:
+    """CogVideoX's image model draws from its posterior in each call; ratios must be 1."""
+    meta = [{"image": path} for path in pictures(tmp_path)]
+    found = []
+    for _ in range(2):  # in another process the same, too
+        made = policy("CogVideoX with an image")
+        conditioning = made.encode(PROMPTS, meta)
+        velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
+        x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+        sigma = torch.full((2,), made.schedule(STEPS).sigmas[1])
+        found += [velocity(x, sigma, torch.tensor([0, 1])) for _ in range(2)]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_memo_encodes_an_image_once() -> None:
+    class Pipe:
+        pass
+
+    pipe: Any = Pipe()
+    pipe.vae = vae().eval()
+    memo, real, calls = Memo(pipe), pipe.vae.encode, []
+
+    def counted(x: torch.Tensor) -> Any:
+        calls.append(len(x))
+        return real(x)
+
+    pipe.vae.encode = counted
+    images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    (patch,) = memo.patches()
+    with patch.applied():
+        first = pipe.vae.encode(images).latent_dist
+        again = pipe.vae.encode(images[[2, 0]]).latent_dist
+    assert calls == [1, 1, 1] and isinstance(first, Posterior)
+    assert torch.equal(first.sample()[[2, 0]], again.sample())
+    assert torch.equal(first.mode()[0], real(images[:1]).latent_dist.mode()[0])
+    noise = (first.sample() - first.mean) / first.std
+    assert noise.std() == pytest.approx(1, abs=0.1) and not torch.equal(noise[0], noise[1])
+    assert pipe.vae.encode is counted
+
+
+def test_fixed_frames_are_no_part_of_the_state(tmp_path: Path) -> None:
+    """LTX steps all frames but the image's; ours are those, and the first frame stays."""
+    path = pictures(tmp_path)[0]
+    made, text = policy("LTX-Video with an image"), policy("LTX-Video")
+    (tokens, _), (channels, frames, *_) = text.shape(STEPS), made.shape(STEPS)
+    assert (channels, frames) == (8, 2) and tokens == 3 * 16
+    entry = made.loop._entry
+    assert entry is not None and entry.index is not None
+    prepared = torch.zeros(1, tokens, channels)
+    x = torch.randn(1, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    filled = entry.fill(prepared, x)
+    assert not filled[:, :16].any() and torch.equal(
+        filled[:, 16:].sort()[0], filled[:, 16:].sort()[0]
+    )
+    torch.testing.assert_close(filled[0, 16:].T.reshape(x[0].shape), x[0])
+    conditioning = made.encode(PROMPTS, [{"image": path}] * 2)
+    shown = made.decode(x.repeat(2, 1, 1, 1, 1), conditioning, steps=STEPS, guidance=3.0)
+    assert shown.shape == (2, 9, 3, 32, 32)
+    with pytest.raises(UserError, match="do not fit"):
+        entry.fill(torch.zeros(2, tokens, channels), x)
+
+
+def test_negative_prompts_by_row() -> None:
+    """A column of the file is what the pipeline's own argument would be, row by row."""
+    made = PipelinePolicy(sd3(), call=SQUARE)
+    meta = [{"negative_prompt": "bad blurry"}, {"negative_prompt": None}]
+    rows = made.encode(PROMPTS, meta)
+    x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    sigma, both = torch.full((2,), 0.6), torch.tensor([0, 1])
+    ours = made.bind(rows, steps=STEPS, guidance=4.5)(x, sigma, both)
+    for row, negative in enumerate(["bad blurry", ""]):
+        one = PipelinePolicy(sd3(), call=SQUARE | {"negative_prompt": negative})
+        velocity = one.bind(one.encode(PROMPTS), steps=STEPS, guidance=4.5)
+        torch.testing.assert_close(ours[row], velocity(x, sigma, both)[row], rtol=1e-5, atol=1e-5)
+
+
+def test_columns(tmp_path: Path) -> None:
+    paths, names = pictures(tmp_path), ["prompt", "negative_prompt", "image", "height"]
+    assert columns.extras([{"prompt": "a", "height": 3, "answer": 1}], names) == ()
+    two = columns.extras([{"image": paths[0]}, {"image": paths}], names)
+    assert two[0]["image"] is columns.opened(paths[0]) and len(two[1]["image"]) == 2
+    again = columns.extras([{"image": paths[0]}, {"image": paths[1]}, {"image": paths[0]}], names)
+    assert columns.by_image(again) == [[0, 2], [1]]
+    with pytest.raises(UserError, match="prompt 2 of the batch has no image"):
+        columns.extras([{"image": paths[0]}, {}], names)
+    with pytest.raises(UserError, match="cannot be read"):
+        columns.extras([{"image": str(tmp_path / "none.png")}], names)
+    assert columns.shared({"image": paths[0], "mask": None, "height": 3}) == {
+        "image": columns.opened(paths[0])
+    }
+
+
+def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> None:
+    path = pictures(tmp_path)[0]
+    family = NAMED["FLUX.1-Kontext"]
+    velocities = []
+    for call, meta in ((family.call | {"image": path}, []), (family.call, [{"image": path}] * 2)):
+        made = PipelinePolicy(family.build(), call=call)
+        x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+        velocity = made.bind(made.encode(PROMPTS, meta), steps=STEPS, guidance=3.5)
+        velocities.append(velocity(x, torch.full((2,), 0.6), torch.tensor([0, 1])))
+    assert torch.equal(*velocities)
+    made = policy("Wan 2.1 image to video")
+    with pytest.raises(UserError, match="needs image: give a column of the prompts, or `call`"):
+        made.encode(PROMPTS)

@@ -1,0 +1,227 @@
+"""Nothing is left behind in a pipeline, and what cannot be driven is refused with the reason."""
+
+import functools
+import logging
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    FirstBlockCacheConfig,
+    FlowMatchHeunDiscreteScheduler,
+    StableDiffusion3Pipeline,
+)
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers import lora
+from flowrl.models.diffusers.policy import PipelinePolicy
+from tests.support.driving import PROMPTS, STEPS, noise, own, policy
+from tests.support.tiny_pipelines import FAMILIES, SQUARE, flux, qwen_image, sd3
+
+
+@pytest.mark.parametrize("family", ["sd3", "sd3 with skipped layers"])
+def test_nothing_is_left_behind(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After driving, and after an error in the middle of it, the pipeline is as it was."""
+    build, call = FAMILIES[family]
+    pipe = build()
+    made = PipelinePolicy(pipe, call=call)
+    latents = noise(made)
+    scheduler, config = pipe.scheduler, dict(pipe.config)
+    velocity = made.bind(made.encode(PROMPTS), steps=STEPS, guidance=4.5)
+    cleanings = []
+    vars(pipe)["_all_hooks"] = [object()]  # as of a pipeline that offloads
+    monkeypatch.setattr(pipe, "maybe_free_model_hooks", lambda: cleanings.append(1))
+    velocity(latents, torch.ones(2), torch.tensor([0, 1]))
+    assert len(cleanings) == 1
+
+    def broken(*args: Any, **named: Any) -> Any:
+        raise OSError("broken")
+
+    block = pipe.transformer.transformer_blocks[1]
+    block.forward = broken
+    with pytest.raises(OSError, match="broken"):
+        velocity(latents, torch.ones(2), torch.tensor([0, 1]))
+    with pytest.raises(OSError, match="broken"):
+        made.prove(PROMPTS, steps=STEPS, guidance=2.0)
+    del block.forward
+    assert len(cleanings) == 3
+    assert type(pipe) is type(build())  # driven as a class that knows its device
+    vars(pipe)["_all_hooks"] = []
+    assert pipe.scheduler is scheduler and dict(pipe.config) == config
+    assert not {"encode_prompt", "__call__"} & set(vars(pipe))
+    assert "forward" not in vars(pipe.transformer)
+    theirs = own(build(), latents, call, guidance_scale=4.5)
+    assert torch.equal(own(pipe, latents, call, guidance_scale=4.5), theirs)
+
+
+def test_proof_refuses_what_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that carries state from step to step is seen by neither way in."""
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    forward = pipe.transformer.forward
+    seen: list[int] = []
+
+    def drifting(*args: Any, **named: Any) -> Any:
+        seen.append(1)
+        return (forward(*args, **named)[0] + 1e-3 * len(seen),)
+
+    monkeypatch.setattr(pipe.transformer, "forward", drifting)
+    with pytest.raises(UserError, match=r"pinned is off by 0\.\d+ at step 0.*fast-forward is off"):
+        made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_proof_refuses_cut_gradients_and_another_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    with monkeypatch.context() as patch:
+        patch.setattr(pipe.transformer, "forward", torch.no_grad()(pipe.transformer.forward))
+        with pytest.raises(UserError, match="cuts the gradient"):
+            made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+    decode, seen = pipe.vae.decode, []
+
+    def drifting(latents: Any, **named: Any) -> Any:
+        seen.append(1)
+        return decode(latents * len(seen), **named)
+
+    monkeypatch.setattr(pipe.vae, "decode", drifting)
+    with pytest.raises(UserError, match="decoding its own last state is off"):
+        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_proof_refuses_several_loops() -> None:
+    class Twice(StableDiffusion3Pipeline):
+        @functools.wraps(StableDiffusion3Pipeline.__call__)
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            super().__call__(*args, **named)
+            return super().__call__(*args, **named)
+
+    pipe = sd3()
+    pipe.__class__ = Twice
+    with pytest.raises(UserError, match="8 times in 4 steps"):
+        PipelinePolicy(pipe, call=SQUARE).prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_proof_refuses_states_that_change_between_steps() -> None:
+    """Inpainting puts the known part back after every step."""
+
+    def halved(pipe: Any, step: int, time: Any, held: dict[str, Any]) -> dict[str, Any]:
+        return {"latents": 0.5 * held["latents"]}
+
+    class Blending(StableDiffusion3Pipeline):
+        @functools.wraps(StableDiffusion3Pipeline.__call__)
+        def __call__(self, *args: Any, **named: Any) -> Any:
+            return super().__call__(*args, **named, callback_on_step_end=halved)
+
+    pipe = sd3()
+    pipe.__class__ = Blending
+    with pytest.raises(UserError, match="changes its state between steps"):
+        PipelinePolicy(pipe, call=SQUARE).prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_index_dependent_velocities_exist_at_the_schedules_sigmas_only() -> None:
+    made = policy(FAMILIES["sd3 with skipped layers"][1])
+    velocity = made.bind(made.encode(PROMPTS), steps=STEPS, guidance=4.5)
+    x = torch.randn(1, *made.shape(STEPS))
+    with pytest.raises(UserError, match="depends on the step's index"):
+        velocity(x, torch.tensor([0.3]), torch.tensor([0]))
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match="did you mean height"):
+        policy({"heigth": 16})
+    with pytest.raises(UserError, match=r"'latents'.*set by flowrl"):
+        policy({"latents": None})
+    with pytest.raises(UserError, match=r"'guidance_scale'.*set by guidance"):
+        policy({"guidance_scale": 3.0})
+    with pytest.raises(UserError, match=r"refuses its arguments.*divisible"):
+        policy({"height": 17, "width": 16})
+    with pytest.raises(UserError, match="not supported"):
+        policy({"ip_adapter_image": None})
+    plain = {key: value for key, value in FAMILIES["qwen"][1].items() if key != "negative_prompt"}
+    with pytest.raises(UserError, match=r"no effect.*negative_prompt"):
+        PipelinePolicy(qwen_image(), call=plain).prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_experts_without_a_file_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, call = FAMILIES["wan 2.2"]
+    monkeypatch.setattr(lora, "TWO_FILES", ())
+    with pytest.raises(UserError, match="cannot save adapters of its transformer_2"):
+        PipelinePolicy(build(), call=call).add_lora(rank=2, alpha=2, targets=None, seed=0)
+
+
+def test_refused_pipelines() -> None:
+    pipe = flux()
+    pipe.transformer.enable_cache(FirstBlockCacheConfig())
+    with pytest.raises(UserError, match="disable_cache"):
+        PipelinePolicy(pipe, call=SQUARE)
+
+    class NoPrompt(StableDiffusion3Pipeline):
+        def __call__(self, latents: Any, num_inference_steps: int, output_type: str) -> None: ...
+
+    class Changing(StableDiffusion3Pipeline):
+        def prepare_latents(self, *args: Any, **named: Any) -> Any:
+            return super().prepare_latents(*args, **named) * 2
+
+    class NoStep:
+        config: Any = {}  # noqa: RUF012
+
+    class OtherStep:
+        def step(self, velocity: Any, state: Any) -> None: ...
+
+    pipe = sd3()
+    pipe.__class__ = NoPrompt
+    with pytest.raises(UserError, match="no `prompt`"):
+        PipelinePolicy(pipe, call=SQUARE)
+    pipe = sd3()
+    vars(pipe)["scheduler"] = NoStep()
+    with pytest.raises(UserError, match="no scheduler with a `step`"):
+        PipelinePolicy(pipe, call=SQUARE)
+    vars(pipe)["scheduler"] = OtherStep()
+    with pytest.raises(UserError, match="step takes velocity, state"):
+        PipelinePolicy(pipe, call=SQUARE)
+    pipe = sd3()
+    pipe.__class__ = Changing  # its `latents` are not the loop's, so they go in behind it
+    made = PipelinePolicy(pipe, call=SQUARE)
+    assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+    entry = made.loop._entry
+    assert entry is not None and entry.place == 0
+
+
+def test_a_solver_that_looks_at_a_level_twice() -> None:
+    pipe = sd3()
+    pipe.scheduler = FlowMatchHeunDiscreteScheduler()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+    schedule = made.schedule(STEPS)
+    assert len(schedule.sigmas) == STEPS + 1 and len(schedule.visits) == 2 * STEPS - 1
+
+
+def test_offloaded_pipelines_are_driven_and_offloaded_again() -> None:
+    pipe = sd3()
+    pipe.enable_model_cpu_offload(device="cpu")
+    made = PipelinePolicy(pipe, call=SQUARE)
+    made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    hooks = len(pipe._all_hooks)
+    assert hooks and all(module._hf_hook is not None for module in made.denoisers)
+    latents = noise(made)
+    theirs = own(sd3(), latents, SQUARE, guidance_scale=4.5)
+    assert torch.equal(own(pipe, latents, SQUARE, guidance_scale=4.5), theirs)
+    assert len(pipe._all_hooks) == hooks
+
+
+def test_driven_calls_do_not_repeat_the_pipelines_warnings() -> None:
+    seen: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = seen.append  # type: ignore[method-assign]
+    logger = logging.getLogger("diffusers.pipelines.qwenimage.pipeline_qwenimage")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # the command line quiets all of diffusers
+    try:
+        made = PipelinePolicy(qwen_image(), call=FAMILIES["qwen"][1])
+        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert [record.levelname for record in seen] == ["WARNING"]  # of its own call
+    assert not logger.disabled

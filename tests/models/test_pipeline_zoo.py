@@ -1,0 +1,281 @@
+"""Pipelines that no code names: one of each kind that the sweep showed, from generic tiny parts."""
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers import columns, proof_checks
+from flowrl.models.diffusers.batch import Painting, Scales
+from flowrl.models.diffusers.image_to_image import Draws, picture
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.proof_checks import media_of
+from samplers import Ode, roll
+from tests.support.driving import PROMPTS, STEPS, own, policy
+from tests.support.tiny_pipelines import SQUARE, sd3
+from tests.support.zoo.calls import SIZES, SPECIALS
+from tests.support.zoo.calls_videos import VIDEO_SPECIALS
+from tests.support.zoo.pipelines import Unbuilt, tiny
+
+torch.set_num_threads(1)
+
+
+def zoo(name: str) -> PipelinePolicy:
+    made = tiny(getattr(diffusers, name), SPECIALS | VIDEO_SPECIALS, SIZES)
+    return PipelinePolicy(made.pipe, call=made.call)
+
+
+KINDS = {
+    "StableDiffusionImg2ImgPipeline": "a strength cuts the list of steps",
+    "TextToVideoSDPipeline": "its step sees frames as rows",
+    "AnimateDiffControlNetPipeline": "one prompt a call, and a film to follow",
+    "StableDiffusionPipelineSafe": "prompts behind negative ones, arrays for pictures",
+    "StableDiffusionAdapterPipeline": "a picture for each row",
+    "EasyAnimatePipeline": "it asks what its scheduler has",
+    "Kandinsky3Pipeline": "tensors of pictures that are not in 0..1",
+    "QwenImageControlNetInpaintPipeline": "a picture and a mask of its own name",
+    "StableDiffusionSAGPipeline": "its loop looks into its denoiser",
+    "Ideogram4Pipeline": "it cannot be called without guidance",
+    "HeliosPipeline": "it takes latents and leaves them",
+    "QwenImage21Pipeline": "transparent pictures, and a cache of the prompt's keys and values",
+    "ZImageControlNetPipeline": "its control network asks for what it has not",
+    "Cosmos2_5_PredictBasePipeline": "it wants its step's index",
+}
+
+
+@pytest.mark.parametrize("name", KINDS, ids=list(KINDS.values()))
+def test_any_pipeline_is_driven_to_the_bit(name: str) -> None:
+    """The replay is exact, its media are pictures, and a row does not depend on its place."""
+    made = zoo(name)
+    guidance = None if made.loop.guidance is None else 4.5
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=guidance)
+    assert proof.first is None or proof.first < 1e-4
+    pictures = made.loop.tried(())
+    conditioning = made.loop.encode(PROMPTS, pictures)
+    x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    sigma = torch.full((2,), made.schedule(STEPS).sigmas[0])
+    with torch.no_grad():
+        velocity = made.bind(conditioning, steps=STEPS, guidance=guidance)
+        v = velocity(x, sigma, torch.tensor([0, 1]))
+        turned = velocity(x.flip(0), sigma, torch.tensor([1, 0]))
+        media = made.decode(x, conditioning, steps=STEPS, guidance=guidance)
+    torch.testing.assert_close(v, turned.flip(0), rtol=1e-4, atol=1e-5)
+    assert (v[0] - v[1]).abs().max() > 1e-3
+    assert media.shape[0] == 2 and media.shape[-3] == 3
+    assert media.min() >= 0 and media.max() <= 1
+
+
+def test_a_loop_whose_later_steps_are_not_eulers_is_refused() -> None:
+    """It hands on -v, which is seen; but it finds its next levels by itself, shifted twice."""
+    made = zoo("LTXConditionPipeline")
+    with pytest.raises(UserError, match=r"a step of its scheduler is 0\.\d+ away from Euler's"):
+        made.prove(PROMPTS, steps=STEPS, guidance=None)
+    assert made.loop.sign == -1
+
+
+def test_a_loop_that_begins_at_a_picture() -> None:
+    """Our first states are the pipeline's own, made of our noise: image to image."""
+    for name in ("StableDiffusion3Img2ImgPipeline", "StableDiffusionImg2ImgPipeline"):
+        made = zoo(name)
+        pictures = made.loop.tried(())
+        conditioning = made.loop.encode(PROMPTS, pictures)
+        begin = made.begin(conditioning, STEPS)
+        assert begin is not None
+        sigma = torch.full((2,), made.schedule(STEPS).sigmas[0])
+        assert sigma[0] < 1
+        noise = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(0))
+        steps, _, _ = made.loop.record(PROMPTS, pictures, STEPS, None)
+        state = steps[0].state
+        assert state is not None
+        if made.loop.kind != "flow":
+            state = state / sum(scales(sigma[0]))
+        ours = begin(noise, torch.tensor([0, 1]))
+        torch.testing.assert_close(ours, state, rtol=1e-4, atol=1e-4)
+        assert (ours - sigma[0] * noise).abs().max() > 0.1  # the picture is in it
+
+
+def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = zoo("StableDiffusion3Img2ImgPipeline")
+    made.guidance = Scales(sample=4.5, train=1.0)
+    conditioning = made.loop.encode(PROMPTS, made.loop.tried(()))
+    painting = Painting(made, conditioning, STEPS)
+    (painted,) = painting.rollouts(Ode(2), (4, 7), seed=0, iteration=0)
+    plans = Ode(2)(made.schedule(STEPS).sigmas, 0, 0)
+    velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
+    begin = made.begin(conditioning, STEPS)
+    common: Any = {"seed": 0, "iteration": 0}
+    (own,) = roll(plans, velocity, made.shape(STEPS), (4, 7), begin=begin, **common)
+    assert torch.equal(painted.x0, own.x0)
+    at = own.x0[:2], torch.full((2,), plans[0].steps[0].sigma), torch.tensor([0, 1])
+    with torch.no_grad():
+        trained = made.bind(conditioning, steps=STEPS, guidance=1.0)(*at)
+        assert torch.equal(painting.policy(*at), trained)
+        assert not torch.equal(trained, velocity(*at))
+    seen: list[tuple[Any, ...]] = []
+
+    def shown(x0: Tensor, rows: Any, *, steps: int, guidance: float | None) -> Tensor:
+        seen.append((*rows.prompts, guidance))
+        return x0
+
+    monkeypatch.setattr(made, "decode", shown)
+    painting.media(painted)
+    assert seen == [(PROMPTS[0], PROMPTS[0], PROMPTS[1], PROMPTS[1], 4.5)]
+
+
+def scales(sigma: Tensor) -> tuple[float, float]:
+    """Of a variance-preserving state at a flow's level: of the picture and of the noise."""
+    size = torch.hypot(sigma, 1 - sigma)
+    return float((1 - sigma) / size), float(sigma / size)
+
+
+def test_most_loops_begin_at_noise_alone() -> None:
+    assert policy().begin(policy().encode(PROMPTS), STEPS) is None
+    made = zoo("FluxControlPipeline")
+    assert made.begin(made.loop.encode(PROMPTS, made.loop.tried(())), STEPS) is None
+
+
+def test_a_plan_takes_the_first_states_that_it_is_given() -> None:
+    def still(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    plans = Ode(2)((0.5, 0.2, 0.0), 0, 0)
+    common: Any = {"seed": 0, "iteration": 0}
+    (plain,) = roll(plans, still, (3,), (4, 7), **common)
+    base = torch.tensor([[1.0], [2.0]])
+    begin = lambda noise, prompt: base[prompt] + 0.5 * noise
+    (begun,) = roll(plans, still, (3,), (4, 7), begin=begin, **common)
+    assert torch.equal(begun.x0, base[[0, 0, 1, 1]] + 0.5 * plain.x0)
+
+
+def test_a_beginning_of_another_kind_is_refused() -> None:
+    noise = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
+
+    def first(size: float, kept: bool = True) -> Any:
+        def make(draws: Draws) -> Tensor:
+            draws.drawn += [noise] if kept else []
+            return 1 + size * draws.size * noise
+
+        return make
+
+    found = picture(first(0.5), 0.5, "Some")
+    assert found is not None and torch.equal(found, torch.ones(1, 64))
+    with pytest.raises(UserError, match=r"noise of size 0\.7 on a picture, at the level 0\.6"):
+        picture(first(0.7), 0.6, "Some")
+    with pytest.raises(UserError, match="without the noise"):
+        picture(first(0.5, kept=False), 0.5, "Some")
+
+
+def test_media_that_are_no_pictures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    shown = pipe.image_processor.postprocess
+    monkeypatch.setattr(
+        pipe.image_processor, "postprocess", lambda image, **named: shown(image, **named) * 2 - 1
+    )
+    with pytest.raises(UserError, match=r"no pictures in 0\.\.1"):
+        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_what_a_pipelines_own_code_raises_is_said_as_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+
+    def broken(*args: Any, **named: Any) -> None:
+        raise LookupError("nothing there")
+
+    monkeypatch.setattr(pipe.image_processor, "postprocess", broken)
+    with pytest.raises(UserError, match=r"refuses its arguments .*LookupError: nothing there"):
+        made.prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+def test_rows_that_know_of_each_other_are_refused() -> None:
+    """Its prior draws noise for all rows together, in every call."""
+    with pytest.raises(UserError, match="something else of a prompt alone than beside another"):
+        zoo("StableUnCLIPPipeline").prove(PROMPTS, steps=STEPS, guidance=4.5)
+
+
+def test_an_unknown_part_is_named() -> None:
+    with pytest.raises(Unbuilt, match="text_decoder of UniDiffuserTextDecoder"):
+        tiny(diffusers.UniDiffuserPipeline, SPECIALS, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("LTX2Pipeline", "loops of several states"),
+        ("TextToVideoZeroPipeline", "steps several states in turn"),
+        ("CycleDiffusionPipeline", r"steps \[1, 2\] states for 2 prompts"),
+        ("StableDiffusionLDM3DPipeline", "Exception: This type pt is not supported"),
+        ("Cosmos2TextToImagePipeline", r"its first sigma is 80\.0"),
+    ],
+)
+def test_what_our_samplers_cannot_step_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        zoo(name).prove(PROMPTS, steps=STEPS, guidance=None)
+
+
+@pytest.mark.parametrize("slices", [True, False])
+def test_a_decoder_that_bears_one_row(slices: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets them one by one where it can, else the whole pipeline does."""
+    pipe = sd3()
+    monkeypatch.setattr(pipe.vae, "use_slicing", False if slices else None)
+    whole = pipe.vae._decode
+
+    def one(z: Tensor, *args: Any, **named: Any) -> Any:
+        if len(z) > 1:
+            raise RuntimeError("one row")
+        return whole(z, *args, **named)
+
+    monkeypatch.setattr(pipe.vae, "_decode", one)
+    made = PipelinePolicy(pipe, call=SQUARE)
+    conditioning = made.encode(PROMPTS)
+    made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert made.loop.single == (not slices)
+    x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+    velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
+    with torch.no_grad():
+        v = velocity(x, torch.ones(2), torch.tensor([0, 1]))
+        again = made.bind(made.encode(PROMPTS), steps=STEPS, guidance=4.5)
+        said = again(x, torch.ones(2), torch.tensor([0, 1]))
+        torch.testing.assert_close(v, said, rtol=1e-4, atol=1e-5)  # encoded one by one
+        assert len(made.decode(x, conditioning, steps=STEPS, guidance=4.5)) == 2
+
+
+def test_media_in_the_forms_that_pipelines_have() -> None:
+    """Arrays, layers, transparent pictures: these are shown on white."""
+    draws = torch.Generator().manual_seed(0)
+    layers = [torch.rand(2, 4, 3, 5, generator=draws) for _ in range(3)]
+    media = media_of(layers)
+    assert media.shape == (3, 2, 3, 3, 5)
+    seen = layers[1][0, 3, 2, 4]
+    assert float(media[1, 0, 1, 2, 4]) == pytest.approx(
+        float(layers[1][0, 1, 2, 4] * seen + 1 - seen)
+    )
+    array = torch.rand(2, 3, 5, 3, generator=draws)
+    assert torch.equal(media_of(array.numpy()), array.movedim(-1, -3))
+    with pytest.raises(UserError, match="three colours"):
+        proof_checks.coloured("Some", torch.rand(2, 1, 4, 4))
+
+
+def test_pictures_to_try_a_pipeline_with() -> None:
+    made = columns.sample(["image", "mask_image", "control_video"], 24, 16, 3)
+    assert made["image"].size == (24, 16) and made["image"].mode == "RGB"
+    assert made["mask_image"].getextrema() == (0, 255) and len(made["control_video"]) == 3
+
+
+def test_a_driven_call_leaves_its_modules_as_they_were() -> None:
+    """The stand-in for `randn_tensor` is taken out again."""
+    made = zoo("StableDiffusion3Img2ImgPipeline")
+    made.begin(made.loop.encode(PROMPTS, made.loop.tried(())), STEPS)
+    latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    drawn = diffusers.utils.torch_utils.randn_tensor
+    module = diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3_img2img
+    assert vars(module)["randn_tensor"] is drawn
+    assert own(sd3(), latents, SQUARE).shape == (2, 3, 16, 16)

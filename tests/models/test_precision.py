@@ -1,0 +1,140 @@
+"""Half-precision networks: small steps are kept, sums are float32, float16 gradients survive."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from flowrl.algorithm import Average, Decay
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint, update
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.policies import Policies
+from flowrl.run.session import EVALUATION, Session
+from flowrl.run.train import iterate
+from tests.support import runs
+
+
+def session(
+    pipeline: Path, folder: Path, dtype: str, lora: dict | None, **train: object
+) -> Session:
+    tree = runs.tree(pipeline, folder, runs.NFT, **train)
+    tree["model"] |= {"dtype": dtype, "lora": lora}
+    tree["evaluate"]["average"] = 0.5
+    return runs.opened(tree, folder)
+
+
+def layer() -> tuple[nn.Linear, Policies]:
+    module = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    nn.init.constant_(module.weight, 1.0)
+    averages = (Average("slow", Decay(start=0.5)),)
+    return module, Policies(dict(module.named_parameters()), averages)
+
+
+def test_steps_that_half_precision_would_lose_add_up():
+    module, kept = layer()
+    optimizer = torch.optim.SGD(kept.parameters.values(), lr=1e-4)
+    x, moved = torch.ones(1, 1, dtype=torch.bfloat16), []
+    for step in range(100):
+        module(x).sum().backward()  # a gradient of 1
+        optimizer.step()
+        kept.publish()
+        kept.follow(step + 1)
+        optimizer.zero_grad()
+        moved.append(module.weight.item())
+    assert kept.parameters["weight"].item() == pytest.approx(1 - 100 * 1e-4, abs=1e-5)
+    assert moved[0] == 1.0  # one step alone is below bfloat16's digits
+    assert moved[-1] == torch.tensor(0.99).bfloat16().item()
+    slow = kept.state()["slow/weight"]  # the average is behind by the step, and float32
+    assert slow.item() == pytest.approx(0.99 + 1e-4, abs=1e-5) and slow.dtype == torch.float32
+    with kept.using("ref"):
+        assert module.weight.item() == 1.0
+    with kept.using("slow"):
+        assert module.weight.dtype == torch.bfloat16
+    assert module.weight.item() == moved[-1]
+
+
+def test_gradients_of_chunks_are_summed_in_float32():
+    module, kept = layer()
+    for value in (1.0, 2**-10, 2**-10):  # bfloat16 has 8 digits
+        module(torch.full((1, 1), value, dtype=torch.bfloat16)).sum().backward()
+    assert kept.parameters["weight"].grad.item() == 1 + 2**-9
+    assert module.weight.grad is None
+
+
+def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tmp_path):
+    """At a learning rate at which bfloat16 weights would stand still."""
+
+    def opened() -> Session:
+        return session(pipeline, tmp_path, "bfloat16", None, lr=1e-6)
+
+    kept, progress = opened(), Progress()
+    start = {name: p.detach().clone() for name, p in kept.policies.parameters.items()}
+    iterate(kept, progress, Alarms())
+    checkpoint.save(kept, progress, Alarms())
+    iterate(kept, progress, Alarms())
+    masters, network = kept.policies.parameters, kept.policies.network
+    assert {p.dtype for p in masters.values()} == {torch.float32}
+    assert {p.dtype for p in network.values()} == {torch.bfloat16}
+    steps = torch.cat([(masters[name] - start[name]).flatten() for name in start])
+    assert 1e-6 < steps.abs().max() < 4e-6
+    assert all(torch.equal(network[name], masters[name].bfloat16()) for name in masters)
+
+    again, alarms = opened(), Alarms()
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
+    iterate(again, checkpoint.restore(again, newest, alarms), alarms)
+    whole, resumed = kept.policies.state(), again.policies.state()
+    assert whole.keys() == resumed.keys() and f"{EVALUATION}/{next(iter(masters))}" in whole
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert all(torch.equal(network[n], again.policies.network[n]) for n in network)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}], ids=["full", "lora"])
+def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path, lora):
+    kept, progress = session(pipeline, tmp_path, "float16", lora, lr=1e-3), Progress()
+    assert {p.dtype for p in kept.policies.parameters.values()} == {torch.float32}
+    found: list[float] = []
+    experience = collect(kept, 0)
+    for scale in (1.0, 2.0**16):
+        kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": scale})
+        for chunk in update.share_of(kept, experience, 0, 0):
+            entries, mask = update.evaluate(kept, experience, chunk)
+            loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
+            kept.scaler.scale(loss).backward()
+        grads = [p.grad for p in kept.policies.parameters.values() if p.grad is not None]
+        found.append(sum(float((g != 0).sum()) for g in grads))
+        kept.optimizer.zero_grad()
+    assert found[1] > 1.5 * found[0]  # most would have been lost
+
+    overflown = {"scale": 2.0**60}
+    kept.scaler.load_state_dict(kept.scaler.state_dict() | overflown)
+    before = kept.policies.state()
+    metrics = iterate(kept, progress, Alarms())
+    assert metrics["skipped"] == 1 and metrics["loss_scale"] == 2.0**59
+    after = kept.policies.state()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert progress.skipped_in_a_row == 0  # the scale's fault
+    kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 2.0**10})
+    assert iterate(kept, progress, Alarms())["skipped"] == 0
+    checkpoint.save(kept, progress, Alarms())
+    again = session(pipeline, tmp_path, "float16", lora)
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None
+    checkpoint.restore(again, newest, Alarms())
+    assert again.scaler.state_dict() == kept.scaler.state_dict()
+
+
+def test_gradients_that_are_not_finite_at_scale_one_still_stop_the_run(pipeline, tmp_path):
+    kept, progress = session(pipeline, tmp_path, "float16", {"rank": 2, "alpha": 4}), Progress()
+    kept.scaler.scale(torch.zeros(()))
+    kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 1.0})
+    parameter = next(iter(kept.policies.parameters.values()))
+    parameter.register_hook(lambda grad: grad * float("nan"))
+    assert iterate(kept, progress, Alarms())["skipped"] == 1
+    assert progress.skipped_in_a_row == 1
+    kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 2.0})
+    iterate(kept, progress, Alarms())
+    assert progress.skipped_in_a_row == 1  # that one may be the scale's

@@ -1,0 +1,163 @@
+"""FSDP2 on two CPU processes, as the product runs it: what is trained, saved and brought back."""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from tests.processes.test_processes import KL, REWARDS, job
+from tests.support import process_runs, runs, text_runs, tiny_lm, tiny_pipelines
+from tests.support.process_runs import FSDP2, Job, alone, apart, launch, together, told
+
+
+@pytest.fixture(scope="module")
+def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
+    """Some wants more calls of one process than of the other, and of other modules."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "own.py").write_text(REWARDS)
+    wan = tmp_path_factory.mktemp("wan")
+    partial(tiny_pipelines.wan, 2)().save_pretrained(wan)
+    full = job(pipeline, folder, runs.FLOW_GRPO | {"kl": 0.01}, rows_per_call=2)
+    full["settings"]["model"]["lora"] = None
+    full["settings"]["train"]["max_grad_norm"] = 1e-3  # so that all steps are cut
+    made = {"full": full}
+    for name in ("experts", "fails"):
+        recipe = runs.NFT if name == "experts" else runs.FLOW_GRPO
+        made[name] = job(wan, folder, recipe, rows_per_call=3, updates=1, self_test="off")
+        call = {"num_frames": 5, "max_sequence_length": tiny_pipelines.TOKENS}
+        settings = made[name]["settings"]
+        settings["model"] |= {"height": 16, "width": 16, "call": call}
+        reward = "light" if name == "experts" else "fails_on_second"
+        settings["rewards"] = [{"name": f"{folder / 'own.py'}:{reward}"}]
+        del settings["prompts"]["held_out"]
+    made["fails"]["stops"] = True
+    made["experts unrounded"] = made["experts"] | {"unrounded": True}
+    return made
+
+
+@pytest.fixture(scope="module")
+def pair(jobs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    return folder, together(FSDP2, jobs, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("full", 1e-10), ("experts", 2e-6), ("experts unrounded", 1e-10)]
+)
+def test_shared_weights_end_as_whole_ones_do(jobs, pair, tmp_path, name, near):
+    """With NFT every row has levels of its own: one process's may all lie on one of the experts.
+
+    Wan's norms, and the sums of its blocks, are float32 whatever the model's dtype is. The rest is
+    as exact as elsewhere: without that rounding the weights agree to 1e-10."""
+    folder, weights = pair
+    assert told(folder, name)["processes"].startswith("2 processes, FSDP2: this one holds 0.0")
+    assert max(told(folder, name)["company"]) > 0  # or this test would not try unequal work
+    assert apart(alone(jobs[name], tmp_path), weights[name]) < near
+    assert told(folder, name)["moved"] > 1e-4
+    norms = [
+        told(*place)["metrics"]["grad_norm"] for place in ((folder, name), (tmp_path, "alone"))
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4) and norms[0] > 1e-3
+
+
+def test_an_error_on_one_process_ends_the_calls_of_the_other(pair):
+    folder, _ = pair
+    assert (folder / "fails.0.txt").read_text().startswith("UserError: process 1 stopped: Runtime")
+    assert (folder / "fails.1.txt").read_text().startswith("RuntimeError: the checker ran out")
+
+
+@pytest.mark.slow
+def test_texts_of_different_lengths_need_different_numbers_of_calls(tmp_path):
+    """With a KL in the loss, and with one that is taken off the reward: there the start is asked
+    while experience is collected, of each process's own completions."""
+    model = tiny_lm.write(tmp_path / "lm")
+    jobs: dict[str, Job] = {}
+    for name, recipe in (("text", text_runs.GRPO | {"kl": 0.01}), ("text kl", KL)):
+        settings = text_runs.tree(model, tmp_path, recipe, updates=2, lr=1e-3)
+        settings["model"]["dtype"], settings["train"]["rows_per_call"] = "float64", 4
+        settings["prompts"]["per_iteration"] = 3
+        jobs[name] = {"settings": settings, "iterations": 2}
+    found = together(FSDP2, jobs, tmp_path / "pair")
+    for name, weights in found.items():
+        assert max(told(tmp_path / "pair", name)["company"]) > 0
+        assert apart(alone(jobs[name], tmp_path), weights) < 1e-10
+    kl = told(tmp_path, "alone")["metrics"]["kl_sample"]
+    assert told(tmp_path / "pair", "text kl")["metrics"]["kl_sample"] == pytest.approx(kl)
+    assert abs(kl) > 1e-5
+
+
+@pytest.mark.slow
+def test_blocks_that_stay_gathered_follow_their_weights(jobs, tmp_path):
+    """The policy before, and that of before the step, must not be called once more."""
+    config = tmp_path / "kept.yaml"
+    config.write_text(FSDP2.read_text().replace("forward: true", "forward: false"))
+    weights = together(config, {"full": jobs["full"]}, tmp_path / "pair")["full"]
+    assert apart(alone(jobs["full"], tmp_path), weights) < 1e-10
+
+
+@pytest.mark.slow
+def test_half_precision_and_gradient_checkpointing_go_with_shared_weights(pipeline, tmp_path):
+    """float32 masters of shared bfloat16 weights, and frozen bfloat16 blocks with adapters."""
+    jobs = {}
+    for name, lora in (("full", None), ("adapters", {"rank": 4, "alpha": 8})):
+        jobs[name] = job(pipeline, tmp_path, runs.NFT, "bfloat16", gradient_checkpointing=True)
+        jobs[name]["settings"]["model"]["lora"] = lora
+    found = together(FSDP2, jobs, tmp_path / "pair")
+    for name, weights in found.items():
+        assert all(bool(w.isfinite().all()) for w in weights.values())
+        assert {w.dtype for w in weights.values()} == {torch.float32}
+        metrics = told(tmp_path / "pair", name)["metrics"]
+        assert metrics["skipped"] == 0 and metrics["grad_norm"] > 0
+        assert 1e-4 < told(tmp_path / "pair", name)["moved"] < 1e-2
+
+
+@pytest.fixture(scope="module")
+def trained(pipeline, tmp_path_factory):
+    """`accelerate launch ... -m flowrl train ...`: what it said, and its folder."""
+    folder = tmp_path_factory.mktemp("product")
+    settings = runs.tree(pipeline, folder, runs.NFT, updates=2)
+    settings["evaluate"]["average"] = 0.5
+    settings["checkpoint"] = {"every": 1, "keep": 3}
+    config = runs.write(settings, folder)
+    ended = launch(FSDP2, "-m", "flowrl", "train", config, "--folder", folder / "run")
+    assert ended.returncode == 0, ended.stdout[-6000:]
+    return ended.stdout, folder / "run"
+
+
+def test_the_product_says_what_it_got_and_its_adapter_loads_in_plain_diffusers(
+    pipeline, trained, tmp_path
+):
+    said, folder = trained
+    assert "2 processes, FSDP2: this one holds" in said
+    assert "equal the pipeline's own call to the bit" in said
+    assert [line["iteration"] for line in runs.lines(folder)] == [0, 1, 2, 3]
+    pipe = StableDiffusion3Pipeline.from_pretrained(pipeline, text_encoder_3=None, tokenizer_3=None)
+    call = partial(pipe, "a red ball", height=16, width=16, num_inference_steps=2, output_type="pt")
+    given = {"max_sequence_length": tiny_pipelines.TOKENS, "guidance_scale": 1.0}
+    before = call(**given, generator=torch.Generator().manual_seed(0)).images
+    pipe.load_lora_weights(folder / "adapter")
+    after = call(**given, generator=torch.Generator().manual_seed(0)).images
+    assert not torch.equal(before, after)
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_goes_on_from_the_same_checkpoint(trained, tmp_path):
+    """The last of three iterations again: on two processes to the bit, on one to rounding."""
+    _, folder = trained
+    whole = runs.weights(folder)
+    for name in ("two", "one"):
+        again = tmp_path / name
+        shutil.copytree(folder, again)
+        shutil.rmtree(again / "adapter")
+        shutil.rmtree(again / "checkpoints/000003")
+        if name == "two":
+            ended = launch(process_runs.FSDP2, "-m", "flowrl", "train", "--resume", again)
+            assert ended.returncode == 0, ended.stdout[-6000:]
+        else:
+            assert runs.flowrl("train", "--resume", again) == 0
+        found = runs.weights(again)
+        assert found.keys() == whole.keys()
+        away = max(float((found[n] - whole[n]).abs().max()) for n in whole)
+        assert away == 0 if name == "two" else away < 1e-5

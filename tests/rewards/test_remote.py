@@ -1,0 +1,302 @@
+"""Rewards behind HTTP: the format, the server, the client, through real sockets."""
+
+import asyncio
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("httpx")
+pytest.importorskip("fastapi")
+
+import httpx
+
+from flowrl.cli import main
+from flowrl.cli import serve as serving_command
+from rewards import Samples, Scores, check, load, score_all
+from rewards.brightness import Brightness
+from rewards.judging.pairs import Budget
+from rewards.load import load_judge
+from rewards.remote import few_samples, whole_groups
+from rewards.reports import reports
+from rewards.self_test import self_test
+from rewards.serving import wire
+from rewards.serving.batching import Batcher, Job, Limits, scoring
+from rewards.serving.server import Served
+from rewards.win_rate import Tournament
+from tests.support.servers import pictures, serving
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 6))
+def test_groups_are_sent_whole(sizes, most):
+    group = [g for g, size in enumerate(sizes) for _ in range(size)]
+    parts = list(whole_groups(group, most))
+    assert [row for part in parts for row in part] == list(range(len(group)))
+    for part in parts:
+        assert len(part) <= most or len({group[row] for row in part}) == 1
+    for g in set(group):
+        assert len({i for i, part in enumerate(parts) for row in part if group[row] == g}) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=20), st.integers(1, 6))
+def test_pairs_are_sent_in_parts_of_few_samples(pairs, most):
+    parts = list(few_samples(pairs, most))
+    assert [i for part in parts for i in part] == list(range(len(pairs)))
+    for part in parts:
+        assert len(part) == 1 or len({row for i in part for row in pairs[i]}) <= most
+
+
+def test_a_remote_reward_is_the_reward(tmp_path):
+    sent = pictures(11, group=3)
+    with serving(Served.of("brightness", {"kind": "dark"}, Brightness(-1))) as url:
+        log = str(tmp_path / "log.jsonl")
+        remote = load("remote", url=url, batch=4, pictures="webp", log=log)
+        torch.testing.assert_close(remote(sent), Brightness(-1)(sent).double())
+        assert reports({"r": remote})["calls/r/requests"] == 4, "whole groups of 3, at most 4"
+        judge = load_judge("remote", url=url, batch=4)
+        a, b = torch.triu_indices(11, 11, 1)
+        dark = Brightness(-1)(sent)
+        assert torch.equal(judge(sent, a, b), (dark[a] > dark[b]).double())
+        health = httpx.get(f"{url}/health").json()
+        assert health["reward"] == "brightness" and health["settings"] == {"kind": "dark"}
+        assert health["version"] and health["scores"] and health["judges"]
+        assert health["served"]["samples"] >= 11
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 4
+
+
+def test_unscored_samples_stay_unscored():
+    def reward(samples: Samples) -> list[float | None]:
+        return [None if "1" in p else float("nan") if "2" in p else 7.0 for p in samples.prompts]
+
+    with serving(Served.of("fussy", {}, reward)) as url:
+        scores = score_all({"remote": load("remote", url=url)}, pictures(4))
+    assert isinstance(scores, Scores) and scores.unscored == {"remote": 2}
+    assert scores.values.flatten().tolist() == [7, 0, 0, 7]
+
+
+def test_a_groupwise_reward_is_served_by_whole_groups():
+    """Two clients use the same group ids at once: their groups must not meet."""
+    tournament = Tournament(Served.of("b", {}, Brightness()).judge, Budget())
+    sent = [pictures(6, group=3, seed=s) for s in range(4)]
+    wanted = [tournament(part) for part in sent]
+    slow = threading.Event()
+
+    def reward(samples: Samples) -> torch.Tensor:
+        slow.wait(0.2)  # requests gather meanwhile
+        return tournament(samples)
+
+    limits = Limits(wait=0.2)
+    with serving(Served.of("win_rate", {}, reward), limits) as url, ThreadPoolExecutor(4) as pool:
+        remote = load("remote", url=url, batch=6)
+        got = list(pool.map(remote, sent))
+        served = httpx.get(f"{url}/health").json()["served"]
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert served["requests"] == 4 and served["batches"] < 4 and served["largest"] >= 12
+
+
+def run_batcher(limits: Limits, sizes: list[int], gone: set[int] = frozenset()) -> tuple:
+    """Jobs of these numbers of samples that wait together; their outcomes and the calls' sizes."""
+    calls: list[int] = []
+
+    def reward(samples: Samples) -> torch.Tensor:
+        calls.append(len(samples.prompts))
+        if any("bad" in p for p in samples.prompts):
+            raise ValueError("bad")
+        return torch.arange(len(samples.prompts)).float()
+
+    async def run() -> list:
+        batcher = Batcher(scoring(reward), limits, ThreadPoolExecutor(1))
+        jobs = []
+        for i, size in enumerate(sizes):
+            prompts = ["bad" if size < 0 else "x"] * abs(size)
+            samples = Samples(["t"] * abs(size), prompts, torch.zeros(abs(size), dtype=torch.long))
+            jobs.append(Job(samples, [], [], _gone(i in gone), asyncio.Future()))
+            batcher.jobs.put_nowait(jobs[-1])
+        task = asyncio.create_task(batcher.work())
+        outcomes = await asyncio.wait_for(asyncio.gather(*(j.outcome for j in jobs)), 10)
+        task.cancel()
+        return outcomes
+
+    return asyncio.run(run()), calls
+
+
+def _gone(answer: bool) -> object:
+    async def gone() -> bool:
+        return answer
+
+    return gone
+
+
+def test_requests_that_wait_together_are_one_call():
+    outcomes, calls = run_batcher(Limits(batch=8, wait=0.01), [3, 4, 2, 9, 1])
+    assert calls == [7, 2, 9, 1], "never more than 8, but for one request that has more"
+    assert outcomes[:3] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]
+
+
+def test_a_bad_request_fails_alone():
+    outcomes, calls = run_batcher(Limits(batch=8), [2, -1, 3])
+    assert calls == [6, 2, 1, 3]
+    assert outcomes[0] == [0, 1] and outcomes[2] == [0, 1, 2]
+    assert isinstance(outcomes[1], ValueError)
+
+
+def test_who_has_hung_up_is_not_scored():
+    outcomes, calls = run_batcher(Limits(batch=8), [2, 5, 1], gone={1})
+    assert calls == [3] and isinstance(outcomes[1], ConnectionError)
+    assert outcomes[2] == [2]
+
+
+def test_errors_of_the_reward_are_told_or_tried_again():
+    calls: list[int] = []
+
+    def reward(samples: Samples) -> torch.Tensor:
+        calls.append(1)
+        if samples.prompts[0] == "kind":
+            raise ValueError("it scores videos")
+        if len(calls) < 3:
+            raise RuntimeError("out of memory")
+        return torch.ones(len(samples.prompts))
+
+    with serving(Served.of("moody", {}, reward)) as url:
+        remote = load("remote", url=url)
+        remote.client.patience = type(remote.client.patience)(backoff=0.01)
+        assert remote(pictures(2)).tolist() == [1, 1]
+        assert reports({"r": remote})["calls/r/status"] == 2
+        one = Samples(pictures(1).media, ["kind"], torch.zeros(1, dtype=torch.long))
+        with pytest.raises(ValueError, match=r"refuses every request.*it scores videos"):
+            remote(one)
+
+
+def test_a_token_is_required_where_one_is_set(monkeypatch):
+    monkeypatch.setenv("RIGHT", "s3cret")
+    monkeypatch.setenv("WRONG", "s3cre")
+    with serving(Served.of("brightness", {}, Brightness(), token="s3cret")) as url:
+        assert load("remote", url=url, key="RIGHT")(pictures(2)).shape == (2,)
+        for key in (None, "WRONG"):
+            with pytest.raises(ValueError, match="does not accept the token"):
+                load("remote", url=url, key=key)
+        for path in ("/health", "/score", "/docs", "/openapi.json"):
+            assert httpx.get(url + path).status_code == 401
+        remote = load("remote", url=url, key="RIGHT")
+        monkeypatch.setenv("RIGHT", "changed")
+        with pytest.raises(ValueError, match="does not accept the token"):
+            remote(pictures(2))
+
+
+def test_a_body_has_a_limit_with_and_without_a_length():
+    with serving(Served.of("brightness", {}, Brightness()), Limits(body=1000)) as url:
+
+        def chunks(size: int) -> object:
+            for _ in range(size // 100):
+                yield b" " * 100
+
+        for content in (b" " * 1100, chunks(1100)):
+            answer = httpx.post(f"{url}/score", content=content)
+            assert answer.status_code == 413 and "at most 1000 bytes" in answer.text
+        assert httpx.post(f"{url}/score", content=chunks(900)).status_code == 422
+        assert load("remote", url=url, batch=1)(pictures(1)).isfinite().all()
+        with pytest.raises(ValueError, match="send fewer samples"):
+            load("remote", url=url)(pictures(16, group=16))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "extra"),
+        ({"format": 2}, "format"),
+        ({"prompts": ["x"]}, "2 media|1 prompts"),
+        ({"media": ["AA==", "AA=="]}, "media"),
+        ({"kind": "audio"}, "kind"),
+    ],
+)
+def test_a_request_of_another_form_is_told_what_is_wrong(change, message):
+    with serving(Served.of("brightness", {}, Brightness())) as url:
+        answer = httpx.post(f"{url}/score", json=wire.encode(pictures(2)) | change)
+        assert answer.status_code == 422 and re.search(message, answer.text)
+        pairs = wire.encode(pictures(2)) | {"a": [0], "b": [2]}
+        answer = httpx.post(f"{url}/judge", json=pairs)
+        assert answer.status_code == 422 and "not among the 2" in answer.text
+
+
+def test_a_full_queue_asks_to_come_back():
+    hold = threading.Event()
+
+    def reward(samples: Samples) -> torch.Tensor:
+        hold.wait(10)
+        return torch.ones(len(samples.prompts))
+
+    limits = Limits(batch=1, wait=0.0, queue=1)
+    with serving(Served.of("slow", {}, reward), limits) as url, ThreadPoolExecutor(8) as pool:
+        post = lambda: httpx.post(f"{url}/score", json=wire.encode(pictures(1)), timeout=20)
+        asked = [pool.submit(post) for _ in range(6)]
+        end = time.monotonic() + 10
+        while not any(a.done() for a in asked) and time.monotonic() < end:
+            time.sleep(0.01)
+        hold.set()
+        answers = [a.result() for a in asked]
+    codes = {answer.status_code for answer in answers}
+    assert codes == {200, 503}
+    assert all(a.headers["Retry-After"] == "1" for a in answers if a.status_code == 503)
+
+
+def test_the_self_test_uses_the_served_rewards_examples():
+    class Known:
+        def __call__(self, samples: Samples) -> torch.Tensor:
+            return torch.tensor([float(len(text)) for text in samples.media])
+
+        def examples(self) -> Samples:
+            return Samples(["long", "s"], ["x", "x"], torch.arange(2))
+
+    with serving(Served.of("length", {}, Known())) as url:
+        assert "4 for the better of its examples" in self_test("r", load("remote", url=url))
+        spec = {"name": "remote", "url": url}
+        assert "1 for the better" in self_test("w", load("win_rate", judge=spec))
+    with serving(Served.of("mean", {}, lambda s: s.media.flatten(1).square().mean(1))) as url:
+        assert "unlike samples" in self_test("r", load("remote", url=url))
+
+
+def test_slips_of_a_client_are_told(monkeypatch):
+    with serving(Served("only_a_judge", {}, None, lambda s, a, b: torch.zeros(len(a)))) as url:
+        assert load_judge("remote", url=url)(pictures(2), *torch.tensor([[0], [1]])).tolist() == [0]
+        for changed, message in (
+            ({}, "only_a_judge at .* has no scores"),
+            ({"pictures": "gif"}, "pictures is png or webp, not 'gif'"),
+            ({"batch": 0}, "batch must be at least 1"),
+            ({"url": url + "/docs#"}, "is no JSON|nothing at this address"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                load("remote", **({"url": url} | changed))
+    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.1)
+    with pytest.raises(ValueError, match=r"no answer from .*; start one with `flowrl serve-reward"):
+        load("remote", url=url)
+    with pytest.raises(ValueError, match="no setting 'ur'; did you mean 'url'"):
+        check("remote", {"ur": url})
+
+
+def test_the_command_serves_what_it_is_told(monkeypatch, capsys):
+    started: list[dict] = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **how: started.append(how | {"app": app}))
+    monkeypatch.setenv("TOKEN", "s3cret")
+    words = ["serve-reward", "{name: shapes, kind: strict}", "--port", "8123", "--token", "TOKEN"]
+    with pytest.raises(SystemExit) as done:
+        main(words)
+    assert done.value.code == 0 and (started[0]["port"], started[0]["host"]) == (8123, "127.0.0.1")
+    said = capsys.readouterr()
+    assert "{name: remote, url: 'http://127.0.0.1:8123'}" in said.out and not said.err
+    serving_command.serve(serving_command.Serve("brightness", host="0.0.0.0"))
+    assert "--token NAME" in capsys.readouterr().err
+    for words, message in (
+        (["shaps"], "did you mean 'shapes'"),
+        (["shapes", "--token", "NO_SUCH_TOKEN"], "NO_SUCH_TOKEN is empty"),
+        (["{kind: strict}"], "give a name"),
+        (["shapes", "--batch", "0"], "at least 1"),
+    ):
+        with pytest.raises(SystemExit) as done:
+            main(["serve-reward", *words])
+        assert done.value.code == 2 and message in capsys.readouterr().err

@@ -1,0 +1,249 @@
+"""Published reward models on tiny random weights, against raw calls and numbers by hand."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import CLIPModel
+
+from rewards import Samples, load
+from rewards.hps import weights_of
+from tests.support.reward_contract import check_contract, images, mixed_images, videos
+from tests.support.tiny_rewards import (
+    LIMIT,
+    PROMPTS,
+    bytes_of,
+    clip_folder,
+    pixels,
+    prepared,
+    samples,
+    tokenizer,
+)
+
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return clip_folder(tmp_path_factory.mktemp("clip"))
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory) -> Path:
+    """The aesthetic layers, in the published file's names and places."""
+    torch.manual_seed(2)
+    state = {}
+    sizes = (24, 20, 12, 8, 6, 1)
+    for place, fan_in, fan_out in zip((0, 2, 4, 6, 7), sizes, sizes[1:], strict=False):
+        state[f"layers.{place}.weight"] = torch.randn(fan_out, fan_in) / fan_in**0.5
+        state[f"layers.{place}.bias"] = torch.randn(fan_out)
+    path = tmp_path_factory.mktemp("head") / "head.pth"
+    torch.save(state, path)
+    return path
+
+
+@torch.no_grad()
+def raw(folder: Path, media, prompts=PROMPTS) -> torch.Tensor:
+    """logits_per_image of each picture's own prompt, one call of CLIPModel without padding."""
+    model = CLIPModel.from_pretrained(folder).eval()
+    rows = []
+    for image, prompt in zip(media, prompts, strict=True):
+        ids = tokenizer()(prompt, truncation=True, return_tensors="pt")["input_ids"]
+        out = model(pixel_values=prepared(image)[None], input_ids=ids)
+        rows.append(out.logits_per_image[0, 0])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("shape", [(20, 28), (28, 20), (16, 16), (40, 40)])
+def test_clip_and_pickscore_are_the_raw_model(folder, shape):
+    media = pixels(len(PROMPTS), *shape)
+    logits, scale = raw(folder, media), float(np.exp(2.5))
+    assert logits.std() > 0.1
+    given = samples(media)
+
+    def score(name: str, **settings):
+        return load(name, model=str(folder), device="cpu", **settings)(given)
+
+    torch.testing.assert_close(score("clip"), logits / scale, **CLOSE)
+    torch.testing.assert_close(score("clip", kind="logit"), logits, **CLOSE)
+    clipscore = 2.5 * (logits / scale).clamp(min=0)
+    torch.testing.assert_close(score("clip", kind="clipscore"), clipscore, **CLOSE)
+    own = {"processor": str(folder)}
+    torch.testing.assert_close(score("pickscore", **own), logits, **CLOSE)
+    torch.testing.assert_close(score("pickscore", kind="cosine", **own), logits / scale, **CLOSE)
+
+
+def test_pickscore_takes_the_processor_that_it_is_told(folder, tmp_path):
+    weights = tmp_path / "weights"
+    CLIPModel.from_pretrained(folder).save_pretrained(weights)
+    media = pixels(len(PROMPTS), 20, 28)
+    reward = load("pickscore", model=str(weights), processor=str(folder), device="cpu")
+    torch.testing.assert_close(reward(samples(media)), raw(folder, media), **CLOSE)
+
+
+def test_the_aesthetic_score_is_five_matrices_on_a_unit_vector(folder, head):
+    media = pixels(len(PROMPTS), 20, 28)
+    reward = load("aesthetic", model=str(folder), head=str(head), device="cpu")
+    model = CLIPModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        seen = model.vision_model(torch.stack([prepared(image) for image in media])).pooler_output
+        vector = model.visual_projection(seen).double().numpy()
+    vector /= np.linalg.norm(vector, axis=1, keepdims=True)
+    for place in (0, 2, 4, 6, 7):
+        layer = {part: torch.load(head)[f"layers.{place}.{part}"] for part in ("weight", "bias")}
+        vector = vector @ layer["weight"].double().numpy().T + layer["bias"].double().numpy()
+    score = reward(samples(media)).double()
+    torch.testing.assert_close(score, torch.from_numpy(vector[:, 0]), **CLOSE)
+
+
+def test_a_head_of_other_layers_is_refused(folder, head, tmp_path):
+    state = torch.load(head)
+    del state["layers.7.bias"]
+    torch.save(state, tmp_path / "less.pth")
+    with pytest.raises(ValueError, match=r"less\.pth is no head.*layers\.7\.bias"):
+        load("aesthetic", model=str(folder), head=str(tmp_path / "less.pth"))
+    with pytest.raises(ValueError, match="no such file: nowhere"):
+        load("aesthetic", model=str(folder), head="nowhere")
+
+
+@pytest.mark.parametrize("factory", [images, mixed_images, videos])
+def test_the_contract_holds(folder, head, factory):
+    own = {"model": str(folder), "device": "cpu", "batch": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scores = check_contract(load("clip", **own), factory, tolerance=1e-5)
+        assert scores.std() > 1e-3
+        check_contract(load("pickscore", processor=str(folder), **own), factory, tolerance=1e-5)
+        check_contract(load("aesthetic", head=str(head), **own), factory, tolerance=1e-5)
+
+
+def test_what_is_cut_of_a_prompt_is_told(folder):
+    reward = load("clip", model=str(folder), device="cpu")
+    long = "a red ball " * LIMIT
+    with pytest.warns(UserWarning, match=f"more than {LIMIT} tokens are cut"):
+        cut = reward(samples(pixels(1, 20, 28), [long]))
+    torch.testing.assert_close(cut, raw(folder, pixels(1, 20, 28), [long]) / np.exp(2.5), **CLOSE)
+    fits = " ".join(["ball"] * (LIMIT - 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reward(samples(pixels(1), [fits]))
+
+
+def test_no_samples_are_no_scores(folder, head):
+    none = samples(torch.zeros(0, 3, 8, 8), [])
+    assert load("clip", model=str(folder), device="cpu")(none).shape == (0,)
+    assert load("aesthetic", model=str(folder), head=str(head), device="cpu")(none).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("clip", {"kind": "dot"}, "clip: kind is cosine, logit, clipscore, not 'dot'"),
+        ("clip", {"library": "jax"}, "clip: library is transformers or open_clip"),
+        ("clip", {"frames": "every 0"}, "clip: frames is all, first, 'every 4' or a number"),
+        ("clip", {"aggregate": "sum"}, "clip: aggregate is mean, min, max, last, not 'sum'"),
+        ("clip", {"dtype": "int8"}, "dtype is one of float32, float16, bfloat16, not 'int8'"),
+        ("pickscore", {"kind": "percent"}, "pickscore: kind is logit or cosine"),
+        ("hps", {"version": "v3"}, r"hps: version is v2\.0 or v2\.1, not 'v3'"),
+        ("hps", {"kind": "logit"}, "hps: kind is cosine or percent"),
+        ("imagereward", {"checkpoint": "nowhere.pt"}, r"imagereward: no such file: nowhere\.pt"),
+        ("similarity", {"kind": "lpips"}, "similarity: kind is clip or dino"),
+        ("geneval", {"kind": "soft"}, "geneval: kind is graded, strict, official"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_any_weights_are_read(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "fetch"),
+    [
+        ("hps", "checkpoint", lambda: weights_of("v2.1", None)),
+        ("aesthetic", "head", lambda: load("aesthetic")),
+        ("imagereward", "checkpoint", lambda: load("imagereward")),
+    ],
+)
+def test_weights_that_cannot_be_fetched_are_told_with_the_way_out(
+    name, setting, fetch, monkeypatch
+):
+    def unreachable(repository: str, file: str) -> str:
+        raise FileNotFoundError("no connection")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    said = rf"^{name}: \S+ of \S+ could not be fetched; name a file of yours with `{setting}`"
+    with pytest.raises(ValueError, match=said):
+        fetch()
+
+
+def test_similarity_is_the_cosine_of_two_pictures(folder, tmp_path):
+    media, others = pixels(4, 20, 28), pixels(2, 28, 20)
+    for i, image in enumerate(others):
+        bytes_of(image).save(tmp_path / f"{i}.png")
+    bytes_of(media[3]).save(tmp_path / "same.png")
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    named = ["0.png", "1.png", "broken.png", "same.png"]
+    meta = [{"source": str(tmp_path / name)} for name in named]
+    reward = load("similarity", model=str(folder), column="source", device="cpu")
+    with pytest.warns(UserWarning, match=r"similarity: .*broken\.png: not a readable picture"):
+        score = reward(samples(media, ["p"] * 4, meta))
+    model = CLIPModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        both = torch.stack([prepared(image) for image in (*media[:2], *others)])
+        seen = model.visual_projection(model.vision_model(both).pooler_output)
+    wanted = torch.nn.functional.cosine_similarity(seen[:2], seen[2:])
+    torch.testing.assert_close(score[:2], wanted, **CLOSE)
+    assert score[2].isnan()
+    assert score[3] == pytest.approx(1.0, abs=1e-6)
+    assert (
+        load("similarity", model=str(folder), device="cpu")(samples(media, ["p"] * 4)).isnan().all()
+    )
+    first = load("similarity", model=str(folder), column="source", device="cpu")
+    torch.testing.assert_close(first(samples(media[:1], ["p"], meta[:1])), score[:1], **CLOSE)
+
+
+@pytest.mark.parametrize("factory", [images, mixed_images, videos])
+def test_similarity_keeps_the_contract(folder, tmp_path, factory):
+    """Each sample has a reference of its own, but for one that has none."""
+    for i, image in enumerate(pixels(6, 20, 28)):
+        bytes_of(image).save(tmp_path / f"{i}.png")
+    reward = load("similarity", model=str(folder), device="cpu")
+
+    def made(prompts):
+        given = factory(prompts)
+        meta = [{"reference": str(tmp_path / f"{i}.png")} for i in range(len(prompts))]
+        return Samples(given.media, given.prompts, given.group, [*meta[:5], {}])
+
+    scores = check_contract(reward, made, tolerance=1e-5)
+    assert scores.isnan().tolist() == [False] * 5 + [True]
+
+
+def test_dino_compares_class_tokens(tmp_path):
+    from transformers import Dinov2Config, Dinov2Model, ViTImageProcessor
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = Dinov2Model(Dinov2Config(image_size=16, patch_size=4, **small)).eval()
+    model.save_pretrained(tmp_path)
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    ViTImageProcessor(size={"height": 16, "width": 16}, **half).save_pretrained(tmp_path)
+    media = torch.stack([pixels(1, 16, 16)[0], pixels(2, 16, 16)[1]])
+    bytes_of(media[1]).save(tmp_path / "reference.png")
+    reward = load("similarity", kind="dino", model=str(tmp_path), device="cpu")
+    meta = [{"reference": str(tmp_path / "reference.png")}] * 2
+    score = reward(samples(media, ["p"] * 2, meta))
+    whole = (media * 255).round() / 255
+    with torch.no_grad():
+        token = model((whole - 0.5) / 0.5).last_hidden_state[:, 0]
+    wanted = torch.nn.functional.cosine_similarity(token, token[1:])
+    torch.testing.assert_close(score, wanted, **CLOSE)
+    assert score[0] < 0.999
+
+
+def test_media_of_text_are_refused(folder):
+    with pytest.raises(ValueError, match="'clip' scores images or videos; it was given text"):
+        load("clip", model=str(folder), device="cpu")(
+            Samples(["words"], ["a cat"], torch.zeros(1, dtype=torch.long))
+        )

@@ -1,0 +1,108 @@
+"""Mathematical answers: what counts as the same, what is no answer, and what takes too long."""
+
+import threading
+
+import pytest
+import torch
+
+from rewards import Samples, load
+from rewards.self_test import Prompts, self_test
+from tests.support.reward_contract import check_contract, texts
+
+pytest.importorskip("math_verify")
+
+
+def of(media, answers, column="answer") -> Samples:
+    n = len(media)
+    meta = [{column: answer} for answer in answers]
+    return Samples(list(media), ["p"] * n, torch.zeros(n, dtype=torch.long), meta)
+
+
+@pytest.fixture(scope="module")
+def reward():
+    made = load("math_answer", processes=1)
+    yield made
+    made.workers.close()
+
+
+RIGHT = [
+    (r"so it is $\boxed{\frac{1}{2}}$", "0.5"),
+    ("The answer is 7.", 7),
+    ("it is 1,000", "1000"),
+    (r"$x = \frac{1}{2}$", r"\frac12"),
+    (r"\boxed{2\sqrt{3}}", r"\sqrt{12}"),
+    (r"\boxed{x^2 + 2x + 1}", "$(x+1)^2$"),
+    (r"\boxed{\{2, 1\}}", r"\{1, 2\}"),
+    (r"\boxed{[1, 2)}", r"[1,2)"),
+    ("so 72", "He sold 48 + 24.\n#### 72"),
+    (r"first \boxed{3}, no: \boxed{4}, 5 apples. \boxed{4}", "4"),
+]
+WRONG = [
+    (r"\boxed{\frac{1}{3}}", "0.5"),
+    ("I do not know", "7"),
+    ("", "7"),
+    (r"\boxed{", "7"),
+    ("6 or 8", "7"),
+    (r"\boxed{6} \boxed{7}", "7"),
+    (r"\boxed{(1, 2)}", "[1,2)"),
+    (r"\boxed{6 \text{ or } 7}", "7"),
+    ("🎈 $\\undefined{{$", "7"),
+]
+
+
+def test_answers_are_the_same_in_any_form_and_no_others_are(reward):
+    pairs = RIGHT + WRONG
+    got = reward(of(*zip(*pairs, strict=True)))
+    assert got.tolist() == [1.0] * len(RIGHT) + [0.0] * len(WRONG)
+
+
+def test_only_a_box_counts_where_boxes_are_asked_for():
+    reward = load("math_answer", find="boxed", processes=1)
+    texts = [r"\boxed{7}", "The answer is 7.", "$7$", r"7 \boxed{8}"]
+    empty = [r"\boxed{} so $7$", r"$7$ \boxed{8", r"$7$ \boxed"]  # boxes that hold nothing
+    got = reward(of(texts + empty, ["7"] * 7))
+    assert got.tolist() == [1, 0, 0, 0, 0, 0, 0]
+    reward.workers.close()
+
+
+def test_a_right_answer_that_cannot_be_read_names_its_row_before_anything_is_scored(reward):
+    with pytest.raises(ValueError, match=r"row 2 \(prompt 'p'\): .*'\?\?\?'"):
+        reward(of(["7", "7"], ["7", "???"]))
+    rows = Prompts(("a", "b", "c"), [{"answer": "1"}, {"answer": "2"}, {"answer": ""}], "text")
+    with pytest.raises(ValueError, match=r"row 3 \(prompt 'c'\)"):
+        self_test("math_answer", reward, rows)
+    with pytest.raises(ValueError, match="no prompt has a column 'answer'"):
+        self_test("math_answer", reward, Prompts(("a",), [{"truth": 1}], "text"))
+    with pytest.raises(ValueError, match="no prompt has a column 'answer'"):
+        reward(Samples(["7"], ["p"], torch.zeros(1, dtype=torch.long)))
+    assert reward(of(["7", "7"], ["7", None])).isnan().tolist() == [False, True]
+
+
+def test_what_takes_for_ever_scores_nothing_and_the_next_is_scored():
+    reward = load("math_answer", processes=1, seconds=0.5)
+    tower = r"\boxed{9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 7}"
+    got = reward(of(["7", tower, "7"], ["7"] * 3))
+    assert got.tolist() == [1, 0, 1]
+    assert reward.report() == {"late": 1.0} and reward.report() == {"late": 0.0}
+    reward.workers.close()
+
+
+def test_any_thread_may_ask(reward):
+    found = []
+    ask = threading.Thread(target=lambda: found.append(reward(of(["7", "8"], ["7", "7"]))))
+    ask.start()
+    ask.join()
+    assert found[0].tolist() == [1, 0]
+
+
+def test_it_keeps_the_contract_and_passes_its_self_test(reward):
+    scores = check_contract(reward, texts)
+    assert set(scores.tolist()) == {0.0, 1.0}
+    prompts = Prompts(("3 + 4",), [{"answer": "7"}], "text")
+    assert self_test("math_answer", reward, prompts).endswith("the same")
+
+
+@pytest.mark.parametrize("settings", [{"seconds": 0.0}, {"processes": 0}, {"find": "last"}])
+def test_settings_are_checked(settings):
+    with pytest.raises(ValueError, match="math_answer"):
+        load("math_answer", **settings)

@@ -1,0 +1,199 @@
+"""The sandbox: verdicts that cannot be forged, limits that hold, what a program cannot reach."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from rewards import load
+from rewards.sandbox import run
+from tests.rewards.test_rewards_code import PLAIN, SMALL, block, of, passed
+
+SHUT_IN = not run.program("", "", SMALL).missing
+shut_in = pytest.mark.skipif(not SHUT_IN, reason="no namespaces are permitted here")
+
+FORGED = {
+    "prints a verdict": "print('1\\n111')\nimport sys\nsys.stderr.write('passed')",
+    "leaves early": "import sys\nsys.exit(0)",
+    "leaves in the middle": "import os\ndef f(x):\n    os._exit(0)",
+    "raises SystemExit in the middle": "def f(x):\n    raise SystemExit(0)",
+    "equals everything": "class A:\n    def __eq__(s, o): return True\n    __lt__ = __eq__\n"
+                         "    def __hash__(s): return 0\ndef f(x): return A()",
+    "an int that equals everything": "class A(int):\n    def __eq__(s, o): return True\n"
+                                     "def f(x): return A(7)",
+    "no assertions": "import builtins\nbuiltins.AssertionError = ValueError\n"
+                     "def f(x): raise AssertionError",
+    "turns assertions off": "import sys, ast\nast.Assert = ast.Pass\ndef f(x): return 99",
+    "writes to all files": "import os\nfor i in range(3, 64):\n    try: os.write(i, b'111')\n"
+                           "    except OSError: pass\ndef f(x): return 99",
+    "reads the tests from its callers": "import sys, gc\ndef f(x):\n    seen = []\n"
+                                        "    frame = sys._getframe()\n    while frame:\n"
+                                        "        seen += [v for v in frame.f_locals.values()]\n"
+                                        "        frame = frame.f_back\n"
+                                        "    seen = [s for s in seen + gc.get_objects()"
+                                        " if type(s) is str and '='.join(['2) =', ' 3']) in s]\n"
+                                        "    return 3 if seen else 99",
+    "answers for the channel": "import os, json\nfor i in range(3, 64):\n    try:\n"
+                               "        b = json.dumps({'value': True}).encode()\n"
+                               "        os.write(i, len(b).to_bytes(4, 'little') + b)\n"
+                               "    except OSError: pass\ndef f(x): return 99",
+    "names of Python's": "def f(x): return 99\ndef AssertionError(*a): return SystemExit(0)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_verdict_cannot_be_forged(name):
+    assert passed(FORGED[name]) == [False] * 3
+
+
+def test_a_program_cannot_stand_for_what_a_test_means():
+    """Names of Python and of its library are the test's own, whatever the program calls so."""
+    code = "def f(x): return [5]\ndef sorted(x): return [1]\nclass math: isclose = lambda *a: True"
+    tests = ["assert sorted(f(1)) == [1]", "assert math.isclose(f(1)[0], 1)"]
+    assert passed(code, tests) == [False, False]
+    assert passed("import math\ndef f(x): return [1]", tests) == [True, True]
+
+
+STOPPED = {
+    "a loop": "while True: pass",
+    "a loop inside": "def f(x):\n    while True: pass",
+    "sleep": "import time\ntime.sleep(60)",
+    "memory": "def f(x):\n    return len(bytearray(10**10)) * 0 + x + 1",
+    "a deep call": "def f(x): return f(x)",
+    "a long result": "def f(x): return [0] * 10**7",
+    "a nested result": "def f(x):\n    l = []\n    for _ in range(10**5): l = [l]\n    return l",
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_what_does_not_end_or_fit_is_stopped(name):
+    began = time.monotonic()
+    assert passed(STOPPED[name]) == [False] * 3
+    assert time.monotonic() - began < 10
+
+
+def test_tests_before_one_that_hangs_count():
+    code = "def f(x):\n    while x == -1: pass\n    return x + 1"
+    assert run.tests(code, PLAIN, SMALL) == ([True, False, False], True)
+
+
+def test_output_is_cut_and_a_script_is_stopped():
+    outcome = run.program("while True: print('x' * 1000)", "", SMALL)
+    assert outcome.code != 0 and len(outcome.said) <= 2**20
+    assert run.program("import time\ntime.sleep(60)", "", SMALL).code is None
+
+
+def test_what_it_leaves_running_ends_with_it(tmp_path):
+    """A process of its own session, which no signal to a group reaches."""
+    code = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        os.execv('/bin/sleep', ['flowrl-left-behind', '60'])\n    os._exit(0)\n"
+        "time.sleep(0.3)\nprint(1)"
+    )
+    assert run.program(code, "", SMALL).said.strip() in ("1", "")
+    time.sleep(0.1)
+    alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _says(p, b"flowrl-left-behind")]
+    assert not alive
+
+
+def _says(path: Path, words: bytes) -> bool:
+    try:
+        return words in path.read_bytes()
+    except OSError:
+        return False
+
+
+@shut_in
+def test_processes_are_bounded():
+    code = (
+        "import os, time\nmade = 0\ntry:\n    while made < 200:\n"
+        "        if os.fork() == 0:\n            time.sleep(5); os._exit(0)\n        made += 1\n"
+        "except OSError:\n    pass\nprint(made)"
+    )
+    said = run.program(code, "", SMALL).said
+    assert 0 < int(said) <= 16
+
+
+def reached(folder: Path) -> list[str]:
+    """What a program says that tries to read and write files of the run; none may be changed."""
+    secret, target = folder / "answers.jsonl", folder / "written"
+    secret.write_text("42")
+    code = (
+        f"import os\nfor path in ({str(target)!r}, '/etc/flowrl', {str(Path.home())!r} + '/x'):\n"
+        "    try:\n        open(path, 'w').write('x'); print('wrote', path)\n"
+        "    except OSError: pass\n"
+        f"try: os.remove({str(secret)!r}); print('removed')\nexcept OSError: pass\n"
+        f"try: print(open({str(secret)!r}).read())\nexcept OSError: pass\n"
+        "open('own', 'w').write('mine'); print(open('own').read())"
+    )
+    said = run.program(code, "", SMALL).said.split()
+    assert secret.read_text() == "42" and not target.exists()
+    return said
+
+
+@shut_in
+def test_files_of_the_run_are_neither_read_nor_written(tmp_path):
+    assert reached(tmp_path) == ["mine"]
+
+
+@shut_in
+def test_all_its_files_together_are_bounded():
+    code = "for i in range(9):\n    open(str(i), 'wb').write(bytes(2**19))"
+    assert run.program(code, "", SMALL).code == 1
+
+
+def test_no_socket_reaches_anybody():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        code = (
+            "import socket\ntry:\n"
+            f"    socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)\n"
+            "    print('reached')\nexcept OSError as error:\n    print('refused')"
+        )
+        assert run.program(code, "", SMALL).said == "refused\n"
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_variables_and_open_files_of_the_run_are_not_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLOWRL_SECRET", "42")
+    with open(tmp_path / "held", "w") as held:
+        os.set_inheritable(held.fileno(), True)
+        code = (
+            "import os\nprint('FLOWRL_SECRET' in os.environ)\n"
+            f"try: os.write({held.fileno()}, b'x')\nexcept OSError: print('closed')"
+        )
+        said = run.program(code, "", SMALL).said
+    assert said.split()[0] == "False" and (tmp_path / "held").read_text() == ""
+
+
+@shut_in
+def test_no_privilege_is_left():
+    code = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        "print(os.geteuid() != 0 or True, libc.mount(b'x', b'/tmp', b'tmpfs', 0, None),"
+        " libc.umount2(b'/usr', 2), libc.sethostname(b'x', 1),\n"
+        "      [l for l in open('/proc/self/status') if l.startswith('CapEff')][0].split()[1])"
+    )
+    assert run.program(code, "", SMALL).said.split() == ["True", "-1", "-1", "-1", "0" * 16]
+
+
+def test_without_namespaces_a_hook_refuses_and_the_reward_says_so(monkeypatch, tmp_path):
+    """As on a system that permits none: `unshare` fails."""
+    folder = tmp_path / "sandbox"
+    folder.mkdir()
+    for path in run.FOLDER.glob("*.py"):
+        text = path.read_text().replace("libc.unshare(flags) == 0", "False")
+        (folder / path.name).write_text(text.replace("libc.unshare(flags | USERS) != 0", "True"))
+    monkeypatch.setattr(run, "FOLDER", folder)
+    with pytest.warns(UserWarning, match="could reach the network; it could read and write files"):
+        reward = load("code_tests")
+    with pytest.raises(ValueError, match="does not shut programs in"):
+        load("code_tests", isolation="full")
+    assert reward(of([block("def f(x):\n    return x + 1")], PLAIN)).tolist() == [1]
+    assert reached(tmp_path) == ["42", "mine"], "reading is not refused"
+    test_no_socket_reaches_anybody()
+    code = "import os\ntry:\n    os.fork()\nexcept OSError:\n    print('refused')"
+    assert run.program(code, "", SMALL).said == "refused\n"

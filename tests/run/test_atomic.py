@@ -1,0 +1,88 @@
+"""Folders that are whole or not there, the best so far, and a reader that goes away."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flowrl.cli import app
+from flowrl.errors import UserError
+from flowrl.run import atomic, checkpoint
+from flowrl.run.atomic import whole
+from flowrl.run.checkpoint import Progress
+from tests.support import runs
+from tests.support.disks import mounted
+
+
+def test_what_torch_and_safetensors_say_of_a_full_disk_is_one_sentence(tmp_path):
+    with mounted(tmp_path / "disk", "size=4m") as disk:
+        fill(disk)
+
+
+def fill(disk: Path) -> None:
+    whole(disk / "kept", lambda folder: (folder / "a").write_text("old"), listed=True)
+    big = torch.zeros(2_000_000)
+    writers = (
+        lambda folder: torch.save(big, folder / "a"),
+        lambda folder: save_file({"a": big}, folder / "a"),
+        lambda folder: (folder / "a").write_bytes(bytes(8_000_000)),
+    )
+    for write in writers:
+        with pytest.raises(UserError, match=r"kept could not be written: the disk is full"):
+            whole(disk / "kept", write, listed=True)
+        assert [path.name for path in disk.iterdir()] == ["kept"]
+        assert (disk / "kept" / "a").read_text() == "old"
+        assert atomic.damage(disk / "kept") is None
+
+
+def test_files_are_on_the_disk_before_their_folder_has_its_name(tmp_path, monkeypatch):
+    done, place = [], tmp_path / "000001"
+    fsync, rename = atomic.to_disk, Path.rename
+    monkeypatch.setattr(atomic, "to_disk", lambda p: (done.append(f"sync {p.name}"), fsync(p)))
+    monkeypatch.setattr(
+        Path, "rename", lambda a, b: (done.append(f"{a.name} -> {b.name}"), rename(a, b))[1]
+    )
+    whole(place, lambda folder: (folder / "weights").write_text("1"))
+    tail = [".000001.tmp -> 000001", f"sync {tmp_path.name}"]
+    assert done == ["sync weights", "sync .000001.tmp", *tail]
+    done.clear()
+    whole(place, lambda folder: (folder / "weights").write_text("2"))
+    assert done[-3:] == ["000001 -> .000001.old", *tail]
+    assert [path.name for path in tmp_path.iterdir()] == ["000001"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    def fails(folder: Path) -> None:
+        (folder / "weights").write_text("2")
+        raise OSError(errno.EIO, "broken disk")
+
+    whole(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"))
+    with pytest.raises(UserError, match="broken disk"):
+        whole(tmp_path / "a", fails)
+    assert (tmp_path / "a" / "weights").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_base_without_a_score_is_not_the_best_for_ever(pipeline, tmp_path):
+    kept = runs.session(pipeline, tmp_path, runs.FLOW_GRPO)
+    progress = Progress()
+    for iteration, score in ((0, float("nan")), (1, 0.2), (2, float("nan")), (3, 0.1)):
+        progress.iteration = iteration
+        checkpoint.keep_best(kept, progress, score)
+    assert progress.best == 0.2 and progress.best_iteration == 1
+
+
+def test_whoever_stops_reading_is_not_told_of_it(monkeypatch, capfd):
+    for words in (["--help"], ["recipes"], ["schema"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with monkeypatch.context() as closed, os.fdopen(writer, "w") as pipe:
+            closed.setattr(sys, "stdout", pipe)
+            with pytest.raises(SystemExit) as end:
+                app.main(words)
+            assert end.value.code == 141
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,321 @@
+"""What ends a run before its time: what is said, the exit code, what is whole, and going on."""
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowrl.errors import UserError
+from flowrl.losses.base import reduced
+from flowrl.media.statistics import Alarms
+from flowrl.run import atomic, checkpoint, monitor, train, update
+from flowrl.run.atomic import held
+from flowrl.run.checkpoint import Progress
+from flowrl.run.train import iterate
+from tests.support import runs
+from tests.support.disks import mounted
+from tests.support.runs import flowrl, lines
+from tests.support.warm import Warm, agree, small
+
+REWARD = """
+import os
+from pathlib import Path
+
+calls = 0
+
+
+def bright(samples):
+    global calls
+    calls += 1
+    if calls == int(os.environ.get("RAISE_AT", 0)):
+        raise KeyError("colour")
+    if calls == int(os.environ.get("FILL_AT", 0)):
+        with open(os.environ["FILL"], "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 4096)
+            except OSError:
+                pass
+    return samples.media.flatten(1).mean(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def config(pipeline, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "own.py").write_text(REWARD)
+    tree = small(pipeline, folder) | {"rewards": [{"name": f"{folder / 'own.py'}:bright"}]}
+    return runs.write(tree, folder)
+
+
+@pytest.fixture(scope="module")
+def unbroken(warm: Warm, config: Path) -> Path:
+    folder = config.parent / "unbroken"
+    assert warm.run("train", config, "--folder", folder, out=config.parent / "said.txt") == 0
+    return folder
+
+
+def go_on(warm: Warm, folder: Path, unbroken: Path) -> str:
+    """Resume to the end, which must be that of the unbroken run; gives what was said."""
+    out = folder.parent / "resumed.txt"
+    assert warm.run("train", "--resume", folder, out=out) == 0, out.read_text()
+    agree(folder, unbroken)
+    return out.read_text()
+
+
+def stopped(warm: Warm, config: Path, folder: Path, **env: str) -> str:
+    """A run that stops itself: one sentence, exit code 3."""
+    out = config.parent / f"{config.parent.name}-stopped.txt"
+    out.unlink(missing_ok=True)
+    assert warm.run("train", config, "--folder", folder, out=out, env=env) == 3, out.read_text()
+    said = out.read_text()
+    assert said.count("flowrl: ") == 1 and "Traceback" not in said
+    sentence = said[said.index("flowrl: ") :]
+    assert sentence.count("\n") == 1 and f"flowrl train --resume {folder}" in sentence
+    return sentence
+
+
+def test_sigterm_saves_and_says_how_to_go_on(warm, config, unbroken, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "said.txt"
+    pid = warm.start("train", config, "--folder", folder, out=out)
+    while not (folder / "metrics.jsonl").is_file() or len(lines(folder)) < 2:
+        assert warm.poll(pid) is None, out.read_text()
+    os.kill(pid, 15)
+    assert warm.wait(pid) == 143
+    done = lines(folder)[-1]["iteration"]
+    assert 0 < done < 4 and f"flowrl train --resume {folder}" in out.read_text()
+    assert (folder / "checkpoints" / f"{done:06d}" / "state.json").is_file()
+    go_on(warm, folder, unbroken)
+
+
+def test_a_reward_that_raises_at_its_seventh_call(warm, config, unbroken, tmp_path):
+    folder = tmp_path / "run"
+    said = stopped(warm, config, folder, RAISE_AT="7")
+    assert "the reward bright raised KeyError: 'colour' (own.py, 12)" in said
+    newest = checkpoint.newest(folder)
+    assert newest is not None and f"Checkpoint {newest.name} is whole" in said
+    assert "raise KeyError" in (folder / "error.txt").read_text()
+    go_on(warm, folder, unbroken)
+
+
+@pytest.mark.parametrize("call", ["7", "9"])  # before a save, and before an evaluation
+def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(
+    warm, config, unbroken, tmp_path, call
+):
+    with mounted(tmp_path / "disk", "size=4m") as disk:
+        folder = disk / "run"
+        said = stopped(warm, config, folder, FILL_AT=call, FILL=str(disk / "filler"))
+        assert "the disk is full" in said or "No space left on device" in said
+        assert checkpoint.newest(folder) is not None
+        assert not list((folder / "checkpoints").glob(".*.tmp"))
+        (disk / "filler").unlink()
+        go_on(warm, folder, unbroken)
+
+
+def test_a_loss_that_is_not_a_number_is_skipped_counted_and_the_third_stops(
+    pipeline, tmp_path, monkeypatch, capsys
+):
+    config, folder = runs.write(small(pipeline, tmp_path), tmp_path), tmp_path / "run"
+    with monkeypatch.context() as broken:
+        broken.setattr(update, "reduced", lambda *given: reduced(*given) * float("nan"))
+        assert flowrl("train", config, "--folder", folder) == 3
+    said = capsys.readouterr().err
+    assert "no finite gradient in three optimizer steps" in said and "Checkpoint 000001" in said
+    assert [line.get("skipped") for line in lines(folder)] == [None, 2]
+    kept = runs.load_file(folder / "checkpoints" / "000001" / "policies.safetensors")
+    assert all(bool(weight.isfinite().all()) for weight in kept.values())
+    assert flowrl("train", "--resume", folder) == 0
+    assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
+    assert [line.get("skipped") for line in lines(folder)] == [None, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("bad", "left"), [("123", 4), ("345", 2), ("1245", 0), ("0167", 0)])
+def test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of(
+    pipeline, tmp_path, monkeypatch, bad, left
+):
+    """Eight steps in two iterations of four."""
+    kept = runs.session(pipeline, tmp_path, runs.NFT | {"group": 8}, updates=4)
+    norms = iter(math.nan if str(step) in bad else 1.0 for step in range(8))
+    monkeypatch.setattr(update, "clip", lambda *_: torch.tensor(next(norms)))
+    progress = Progress()
+    with pytest.raises(UserError, match="three optimizer steps") if left else nullcontext():
+        for _ in range(2):
+            iterate(kept, progress, Alarms())
+    assert len(list(norms)) == left
+
+
+def test_a_resumed_run_has_not_forgotten_the_steps_before_it(
+    pipeline, tmp_path, monkeypatch, capsys
+):
+    """Two steps were bad when it was saved: the first one afterwards is the third."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(update, "reduced", lambda *given: reduced(*given) * float("nan"))
+    assert flowrl("train", runs.write(small(pipeline, tmp_path), tmp_path), "--folder", folder) == 3
+    seen: list[float] = []
+    step = update.step
+    monkeypatch.setattr(update, "step", lambda *given: seen.append(0.0) or step(*given))
+    assert flowrl("train", "--resume", folder) == 3
+    assert len(seen) == 1
+    assert "no finite gradient in three optimizer steps" in capsys.readouterr().err
+
+
+def test_one_gradient_that_is_not_a_number_does_not_stop_a_run(pipeline, tmp_path, monkeypatch):
+    seen = []
+
+    def sometimes(*given):
+        seen.append(reduced(*given))
+        return seen[-1] * (float("nan") if len(seen) in (1, 2) else 1.0)
+
+    monkeypatch.setattr(update, "reduced", sometimes)
+    folder = tmp_path / "run"
+    assert flowrl("train", runs.write(small(pipeline, tmp_path), tmp_path), "--folder", folder) == 0
+    skipped = [line["skipped"] for line in lines(folder)[1:]]
+    assert skipped[0] >= 1 and skipped[1:] == [0, 0, 0]
+
+
+def test_a_run_that_its_alarms_stop_has_the_line_of_its_last_checkpoint(
+    pipeline, tmp_path, monkeypatch, capsys
+):
+    tree, folder = small(pipeline, tmp_path), tmp_path / "run"
+    tree["train"]["alarms"] = "stop"
+    with monkeypatch.context() as alarmed:
+        alarmed.setattr(monitor.Alarms, "watch", lambda *_: ["the moon is full"])
+        assert flowrl("train", runs.write(tree, tmp_path), "--folder", folder) == 3
+    assert "the moon is full" in capsys.readouterr().err
+    assert [line["iteration"] for line in lines(folder)] == [0, 1]
+    assert flowrl("train", "--resume", folder) == 0
+    assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
+    assert lines(folder)[1].keys() == lines(folder)[3].keys()
+
+
+def test_a_process_that_dies_stops_the_others(warm, config, tmp_path):
+    folder, outs = tmp_path / "run", [tmp_path / f"said{rank}.txt" for rank in range(2)]
+    together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    together |= {"MASTER_PORT": str(runs.free_port()), "ACCELERATE_USE_CPU": "true"}
+    words = ("train", config, "--folder", folder, "--train.iterations", "200")
+    pids = [
+        warm.start(*words, out=out, env=together | {"RANK": str(i), "LOCAL_RANK": str(i)})
+        for i, out in enumerate(outs)
+    ]
+    while not (folder / "checkpoints" / "000002").is_dir():
+        assert [warm.poll(pid) for pid in pids] == [None, None], outs[0].read_text()
+    os.kill(pids[1], 9)
+    assert warm.wait(pids[1]) == -9
+    assert warm.wait(pids[0]) == 3, outs[0].read_text()
+    said = outs[0].read_text()
+    assert said.count("another process of this run is gone") == 1 and "Traceback" not in said
+    newest = checkpoint.newest(folder)
+    assert newest is not None and int(newest.name) >= 2
+    shorter = (folder / "run.yaml").read_text().replace("iterations: 200", "iterations: 4")
+    done = int(newest.name)
+    (folder / "run.yaml").write_text(shorter.replace("iterations: 4", f"iterations: {done + 2}"))
+    assert warm.run("train", "--resume", folder, out=tmp_path / "resumed.txt") == 0
+    assert [line["iteration"] for line in lines(folder)] == list(range(done + 3))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    found = bytearray(path.read_bytes())
+    found[len(found) // 2] ^= 1
+    path.write_bytes(found)
+
+
+DAMAGES = {
+    "policies.safetensors": (flip, "is not what was written"),
+    "optimizer.pt": (cut, "bytes"),
+    "state.json": (Path.unlink, "is missing"),
+    "files.json": (cut, "is not readable"),
+}
+
+
+def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
+    for name, (harm, words) in DAMAGES.items():
+        folder, heard = tmp_path / name, []
+        shutil.copytree(unbroken, folder)
+        first, last = sorted((folder / "checkpoints").iterdir())
+        harm(last / name)
+        assert checkpoint.newest(folder, heard.append) == first
+        assert len(heard) == 1 and words in heard[0] and str(last) in heard[0]
+        harm(first / name)
+        with pytest.raises(UserError, match="no whole checkpoint"):
+            checkpoint.newest(folder, heard.append)
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    flip(folder / "checkpoints" / "000004" / "policies.safetensors")
+    (folder / "checkpoints" / ".000005.tmp").mkdir()  # a half-written one
+    said = go_on(warm, folder, unbroken)
+    assert "000004 is damaged" in said and "going on after iteration 3" in said
+    found = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert found == ["000003", "000004"]
+    assert atomic.damage(folder / "checkpoints" / "000004") is None
+
+
+def test_one_process_at_a_time_trains_in_a_folder(unbroken, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    with held(folder) as before:
+        assert before is None
+        assert flowrl("train", "--resume", folder) == 2
+        said = capsys.readouterr().err
+        assert f"is being trained by process {os.getpid()}" in said and said.count("\n") == 1
+    (folder / ".lock").write_text("process 999999 on elsewhere")  # a killed process leaves it
+    assert flowrl("train", "--resume", folder) == 0
+    assert "process 999999 on elsewhere had this run and is gone" in capsys.readouterr().out
+    with held(folder) as before:
+        assert before is None
+
+
+def test_folders_that_cannot_be_written_and_settings_that_cannot_be_read(
+    config, unbroken, tmp_path, capsys
+):
+    (tmp_path / "file").write_text("")
+    assert flowrl("train", config, "--folder", tmp_path / "file" / "run") == 2
+    assert "run cannot be made" in capsys.readouterr().err
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    for damaged in (b"recipe: {name: nft", b"\xff\xfe\x00", b"", b"recipe: {name: nft}\n"):
+        (folder / "run.yaml").write_bytes(damaged)
+        assert flowrl("train", "--resume", folder) == 2
+        said = capsys.readouterr().err
+        assert "run.yaml" in said and said.count("\n") == 1
+
+
+def test_a_disk_that_is_read_only(config, unbroken, tmp_path, capsys):
+    with mounted(tmp_path / "disk", "size=9m") as disk:
+        shutil.copytree(unbroken, disk / "run")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert flowrl("train", config, "--folder", disk / "new") == 2
+        assert flowrl("train", "--resume", disk / "run") == 2
+        said = capsys.readouterr().err
+        assert said.count("ead-only") == 2 and said.count("\n") == 2
+
+
+@pytest.mark.parametrize("torn", ['{"iteration": 4, "rew', '{"iteration": 4}\n{"itera'])
+def test_a_torn_last_line_is_done_again(warm, unbroken, tmp_path, torn):
+    folder = tmp_path / "run"
+    shutil.copytree(unbroken, folder)
+    shutil.rmtree(folder / "checkpoints" / "000004")
+    whole_lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)[:4]
+    (folder / "metrics.jsonl").write_text("".join(whole_lines) + torn)
+    go_on(warm, folder, unbroken)
+
+
+def test_a_run_killed_between_its_first_line_and_its_first_checkpoint(
+    pipeline, tmp_path, monkeypatch
+):
+    config, folder = runs.write(small(pipeline, tmp_path), tmp_path), tmp_path / "run"
+    with monkeypatch.context() as broken:
+        broken.setattr(train.checkpoint, "save", lambda *_: sys.exit(9))
+        assert flowrl("train", config, "--folder", folder) == 9
+    assert [line["iteration"] for line in lines(folder)] == [0]
+    assert flowrl("train", "--resume", folder) == 0
+    assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]

@@ -1,0 +1,236 @@
+"""What `flowrl plan` says of memory is near what is measured, and running out of it is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransformer3DModel
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
+from flowrl.models import sizes
+from flowrl.run import memory, train
+from flowrl.run.checkpoint import Progress, newest
+from flowrl.run.session import load_policy
+from flowrl.run.train import iterate
+from flowrl.settings import Run
+from flowrl.settings.read import decode
+from tests.support import runs
+from tests.support.runs import flowrl, lines, write
+from tests.support.tiny_pipelines import NAMED
+
+WIDER: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
+    "SD3": (
+        SD3Transformer2DModel,
+        {"sample_size": 32, "patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 3,
+         "attention_head_dim": 32, "num_attention_heads": 4, "joint_attention_dim": 32,
+         "caption_projection_dim": 128, "pooled_projection_dim": 32, "pos_embed_max_size": 32},
+        {"height": 64, "width": 64},
+    ),
+    "FLUX.1": (
+        FluxTransformer2DModel,
+        {"patch_size": 1, "in_channels": 16, "num_layers": 2, "num_single_layers": 2,
+         "attention_head_dim": 32, "num_attention_heads": 4, "joint_attention_dim": 16,
+         "pooled_projection_dim": 16, "axes_dims_rope": (8, 12, 12), "guidance_embeds": True},
+        {"height": 64, "width": 64},
+    ),
+    "Wan 2.1": (
+        WanTransformer3DModel,
+        {"patch_size": (1, 2, 2), "num_attention_heads": 4, "attention_head_dim": 32,
+         "in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 32, "ffn_dim": 512,
+         "num_layers": 3, "rope_max_seq_len": 64},
+        {"height": 64, "width": 64, "num_frames": 5},
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pipelines with transformers wide enough that blocks outweigh the rest."""
+    made = {}
+    for name, (kind, settings, _) in WIDER.items():
+        torch.manual_seed(0)
+        pipe = NAMED[name].build()
+        made[name] = tmp_path_factory.mktemp("wide")
+        type(pipe)(**{**pipe.components, "transformer": kind(**settings)}).save_pretrained(
+            made[name]
+        )
+    return made
+
+
+def run(folder: Path, family: str, tmp: Path, **model: Any) -> Run:
+    tree = runs.tree(folder, tmp, runs.FLOW_GRPO, rows_per_call=2)
+    tree["train"]["gradient_checkpointing"] = model.pop("checkpointed", False)
+    size = dict(WIDER[family][2])
+    call = {"max_sequence_length": 16} | {k: size.pop(k) for k in ("num_frames",) if k in size}
+    tree["model"] |= {**size, "call": call, **model}
+    return decode(tree, "test")
+
+
+def saved(policy: Any, rows: int) -> int:
+    """Bytes that backward of one call keeps, beside weights."""
+    batch = policy.open(["a red ball"], [{}], 4)
+    kept: dict[int, Tensor] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        kept[value.untyped_storage().data_ptr()] = value
+        return value
+
+    x = torch.randn(rows, *policy.shape(4))
+    sigma = torch.full((rows,), policy.schedule(4).sigmas[1])
+    call, prompt = batch.policy, torch.zeros(rows, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        call(x, sigma, prompt)
+    own = {
+        p.untyped_storage().data_ptr()
+        for module in policy.pipe.components.values()
+        if isinstance(module, nn.Module)
+        for p in module.parameters()
+    }
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
+
+
+@pytest.mark.parametrize("family", WIDER)
+@pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16}], ids=["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_are_estimated_to_within_a_third(
+    folders: dict[str, Path], tmp_path: Path, family: str, lora: dict | None, dtype: str
+) -> None:
+    given = run(folders[family], family, tmp_path, lora=lora, dtype=dtype)
+    found = memory.estimate(given)
+    assert found is not None
+    policy = load_policy(given, torch.device("cpu"))
+    assert found.phases["training"] == pytest.approx(saved(policy, 2), rel=1 / 3)
+    again = run(folders[family], family, tmp_path, lora=lora, dtype=dtype, checkpointed=True)
+    fewer, block = memory.estimate(again), found.phases["training"] / 4
+    assert fewer is not None and fewer.phases["training"] < 0.5 * found.phases["training"]
+    policy.checkpoint_gradients()
+    assert saved(policy, 2) < fewer.phases["training"] < saved(policy, 2) + 2 * block
+
+
+def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None:
+    small = {"rank": 4, "alpha": 8}
+    for lora, dtype in ((None, "bfloat16"), (small, "float32"), (small, "float64")):
+        tree = runs.tree(pipeline, tmp_path, runs.NFT)
+        tree["model"] |= {"lora": lora, "dtype": dtype}
+        tree["evaluate"]["average"] = 0.9
+        kept = runs.opened(tree, tmp_path)
+        iterate(kept, Progress(), Alarms())
+        found = memory.estimate(kept.run)
+        assert found is not None and not found.unknown
+        states = list(kept.optimizer.state.values())
+        moments = sum(s[n].nbytes for s in states for n in ("exp_avg", "exp_avg_sq"))
+        pipe, policies = kept.policy.pipe, kept.policies
+        frozen = [pipe.text_encoder, pipe.text_encoder_2, pipe.vae]
+        trained = sum(p.numel() for p in policies.parameters.values())
+        wide = {"bfloat16": 2, "float32": 4, "float64": 8}[dtype]
+        fine = max(wide, 4)
+        assert found.parts["frozen parts"] == sum(
+            p.numel() * wide for m in frozen for p in m.parameters()
+        )
+        assert found.parts["gradients"] == fine * trained
+        assert found.parts["optimizer"] == pytest.approx(moments, rel=0.02)  # some never move
+        assert found.parts["averages and start"] == sum(
+            t.nbytes for weights in policies._weights.values() for t in weights.values()
+        )
+        assert found.parts["masters" if lora is None else "adapters"] == fine * trained
+
+
+def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -> None:
+    given = run(folders["SD3"], "SD3", tmp_path, lora=None)
+    found = memory.estimate(given)
+    assert found is not None
+    assert "fits into 1.0 GiB (--memory)" in memory.told(given, "1GiB")
+    small = f"{found.total / 2**20 * 0.8:.1f}MiB"
+    said = memory.told(given, small)
+    assert "does not fit into" in said
+    assert "train.gradient_checkpointing: true (saves about" in said
+    changes = memory.advice(given, 0)
+    names = [change.split(":")[0] for change in changes]
+    assert names[0] == "train.gradient_checkpointing" and "train.optimizer" in names
+    assert {"train.rows_per_call", "model.dtype"} <= set(names)
+    for wrong in ("24", "24 Gib", "much"):
+        with pytest.raises(UserError, match=r"--memory: .* is no size"):
+            memory.told(given, wrong)
+    config = write(runs.tree(folders["SD3"], tmp_path, runs.FLOW_GRPO), tmp_path)
+    assert flowrl("plan", config, "--memory", "8GiB") == 0
+    assert "memory: about" in capsys.readouterr().out
+
+
+def test_what_is_not_here_is_said_to_be_unknown(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    tree = runs.tree(Path("nobody/nothing"), tmp_path, runs.NFT)
+    said = memory.told(decode(tree, "test"), "24GiB")
+    assert said.startswith("memory: unknown, since nobody/nothing is not on this machine")
+    assert memory.advice(decode(tree, "test")) == []
+
+
+def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> None:
+    import shutil
+
+    folder = tmp_path / "bare"
+    shutil.copytree(folders["SD3"], folder)
+    for path in (folder / "text_encoder").glob("*.safetensors"):
+        path.unlink()
+    found = memory.estimate(run(folder, "SD3", tmp_path))
+    assert found is not None
+    assert found.unknown == ("weights of text_encoder",)
+    assert "not counted: weights of text_encoder" in str(found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
+        MemoryError(),
+    ],
+    ids=["cuda", "cpu", "python"],
+)
+def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
+    pipeline, tmp_path, capsys, monkeypatch, error
+) -> None:
+    config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
+    folder, real, calls = tmp_path / "run", train.update, []
+
+    def full(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return real(*given)
+
+    monkeypatch.setattr(train, "update", full)
+    code = flowrl("train", config, "--folder", folder)
+    said = capsys.readouterr().err
+    assert code == 3
+    assert "out of memory (" in said and "the run wants about" in said
+    assert "train.gradient_checkpointing: true (saves about" in said
+    assert "flowrl train --resume" in said and "Traceback" not in said
+    kept = newest(folder)
+    assert kept is not None and kept.name == "000001"
+    monkeypatch.setattr(train, "update", real)
+    assert flowrl("train", "--resume", folder) == 0
+    assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3]
+
+
+def test_other_errors_are_not_taken_for_it(pipeline, tmp_path) -> None:
+    given = decode(runs.tree(pipeline, tmp_path, runs.NFT), "test")
+    with pytest.raises(RuntimeError, match="shapes"), memory.explained(given):
+        raise RuntimeError("shapes do not fit")
+
+
+def test_the_text_model_is_counted_too() -> None:
+    from flowrl.paths import find
+
+    tree = {
+        "recipe": {"name": "text_grpo", "length": 8},
+        "model": {"language": str(find("flowrl/demo/sums-lm")), "lora": None},
+        "prompts": {"train": "x.txt"},
+        "rewards": [{"name": "exact_answer"}],
+    }
+    found = memory.estimate(decode(tree, "test"))
+    assert found is not None and found.parts["trained model"] > 1e5
+    assert found.phases["training"] > 0
+    assert sizes.of(decode(tree, "test").model, 8).tokens == sizes.PROMPT + 8

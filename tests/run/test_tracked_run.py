@@ -1,0 +1,77 @@
+"""Runs whose credit remembers: what a tracker knows is in every checkpoint, and comes back."""
+
+import json
+
+import pytest
+import torch
+
+from flowrl.credit.trackers import PromptValues, ScoreQuantiles
+from flowrl.media.statistics import Alarms
+from flowrl.run import checkpoint
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.session import Session
+from flowrl.run.update import update
+from tests.support import text_runs, tiny_lm
+
+STREAM = {"name": "text_stream", "length": 6, "group": 2}
+RISK = {"name": "text_riskpo", "length": 6, "group": 4, "bundle": 3}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.set_num_threads(1)
+    return tiny_lm.write(tmp_path_factory.mktemp("tracked") / "lm")
+
+
+def iterate(kept: Session, first: int, count: int) -> list[tuple[int, ...]]:
+    drawn = []
+    for iteration in range(first, first + count):
+        experience = collect(kept, iteration)
+        drawn.append(tuple(experience.rows[0].ids.flatten().tolist()))
+        update(kept, experience, Progress(iteration))
+    return drawn
+
+
+@pytest.mark.parametrize("recipe", [STREAM, RISK], ids=lambda r: r["name"])
+def test_a_resumed_run_knows_what_the_unbroken_one_knows(model, tmp_path, recipe):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "broken").mkdir()
+    whole = text_runs.session(model, tmp_path / "whole", recipe)
+    unbroken = iterate(whole, 0, 5)
+    broken = text_runs.session(model, tmp_path / "broken", recipe)
+    assert iterate(broken, 0, 2) == unbroken[:2]
+    checkpoint.save(broken, Progress(iteration=2), Alarms())
+    saved = checkpoint.newest(broken.folder)
+    assert saved is not None
+    state = json.loads((saved / "state.json").read_text())["tracker"]
+    assert state == broken.tracker.state() and state
+
+    again = text_runs.session(model, tmp_path / "broken", recipe)
+    assert again.tracker.state() == {}
+    checkpoint.restore(again, saved, Alarms())
+    assert iterate(again, 2, 3) == unbroken[2:], "the same prompts, the same texts"
+    assert again.tracker.state() == whole.tracker.state()
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_tracker_learns_from_what_was_scored(model, tmp_path, group):
+    kept = text_runs.session(model, tmp_path, STREAM | {"group": group})
+    assert isinstance(kept.tracker, PromptValues) and not kept.tracker.known
+    experience = collect(kept, 0)
+    scores = experience.scores.values[:, 0].double().view(-1, group).mean(1)
+    values = [value for value, _ in kept.tracker.known.values()]
+    assert len(values) == 3, "three prompts an iteration, no prompt twice"
+    want = [0.5 + group * (float(s) - 0.5) / (0.9 * 10 + group) for s in scores]
+    assert sorted(values) == pytest.approx(sorted(want))
+    (rows,) = experience.rows
+    each = rows.advantage[:, 0].view(-1, group).mean(1)
+    assert each.argmax() == scores.argmax() and each.abs().max() > 0
+
+
+def test_quantiles_reach_the_credit(model, tmp_path):
+    kept = text_runs.session(model, tmp_path, RISK)
+    assert isinstance(kept.tracker, ScoreQuantiles) and kept.tracker.found is None
+    first = collect(kept, 0).scores.values[:, 0].double().view(3, 4).sum(0)
+    want = torch.quantile(first, torch.tensor([0.2, 0.8], dtype=torch.float64)).tolist()
+    assert list(kept.tracker.found or ()) == pytest.approx(want)

@@ -1,0 +1,162 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samplers import Chain, ConstantSDE, Grid, Ode, Particled, Plan, Tree, roll
+from samplers.particles import FeynmanKac, effective, normalised, systematic
+from samplers.plan import steps_of
+from samplers.steering import best, importance, steer
+from tests.support.tiny import Counting, gaussian_velocity
+
+SIGMAS = Grid(30).sigmas()
+POTENTIALS = ["difference", "max", "sum", "terminal"]
+
+
+def first(x0, prompt):
+    return x0[:, 0]
+
+
+def steered(how, particles=1500, score=first, draws=(0,), **settings):
+    plan = Chain(ConstantSDE(0.8), particles)(SIGMAS, 0, 0)[0]
+    return steer(how, plan, gaussian_velocity, score, (1,), list(draws), seed=0, **settings)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("potential", POTENTIALS)
+def test_particles_aim_at_the_tilted_data(potential, adaptive):
+    """x ~ N(0, 1) weighed with exp(x) is N(1, 1), whatever the potential on the way."""
+    at = (10, 20) if potential == "sum" else (8, 14, 20, 26)
+    strength = {"sum": 0.5}.get(potential, 1.0)  # sums of rewards overshoot on the way
+    out = steered(FeynmanKac(at, strength, potential, adaptive=adaptive))
+    mean = (out.weight * out.x0[:, 0].double()).sum()
+    assert float(mean) == pytest.approx(strength, abs=0.12)
+    spread = (out.weight * (out.x0[:, 0].double() - mean) ** 2).sum().sqrt()
+    assert float(spread) == pytest.approx(1.0, abs=0.15)
+
+
+def test_weights_that_were_not_used_are_kept():
+    """With a threshold that is never met nothing is drawn anew: plain importance weights."""
+    how = FeynmanKac((5, 15), 1.0, "difference", threshold=0.0)
+    out = steered(how, 50)
+    plain = torch.softmax(out.x0[:, 0].double(), 0)
+    torch.testing.assert_close(out.weight, plain)
+    assert all(torch.equal(p[0], torch.arange(50)) for p in out.parents)
+
+
+def test_steering_without_strength_is_roll():
+    plan = Chain(ConstantSDE(0.8), 6)(SIGMAS, 0, 0)[0]
+    counting = Counting()
+    out = steer(FeynmanKac((3, 9), 0.0), plan, counting, first, (2,), [4, 2], seed=7, iteration=5)
+    (plain,) = roll((plan,), gaussian_velocity, (2,), [4, 2], seed=7, iteration=5)
+    assert torch.equal(out.x0, plain.x0) and torch.equal(out.prompt, plain.prompt)
+    assert counting.states == 2 * plan.evaluations
+
+
+def test_a_draw_is_steered_alone_as_with_others():
+    how = FeynmanKac((8, 16), 3.0, adaptive=False)
+    whole = steered(how, 8, draws=(5, 3))
+    alone = steered(how, 8, draws=(3,))
+    assert torch.equal(whole.x0[8:], alone.x0) and torch.equal(
+        whole.parents[0][1:], alone.parents[0]
+    )
+
+
+def test_huge_rewards_and_unscored_samples_do_no_harm():
+    def score(x0, prompt):
+        r = 1e6 * x0[:, 0]
+        r[::3] = math.nan
+        return r
+
+    out = steered(FeynmanKac((8, 16), 10.0, "difference"), 30, score)
+    assert out.x0.isfinite().all() and float(out.weight.sum()) == pytest.approx(1)
+    nothing = steered(FeynmanKac((8,), 10.0), 4, lambda x, p: x[:, 0] * math.nan)
+    torch.testing.assert_close(nothing.weight, torch.full((4,), 0.25).double())
+
+
+def test_a_line_is_weighed_by_its_reward_alone():
+    """Potentials telescope: with the last weighing the log-weight is strength r(x0)."""
+    g = torch.Generator().manual_seed(0)
+    rewards = torch.randn(4, 1, 5, generator=g)
+    for potential in POTENTIALS:
+        how = FeynmanKac((), 2.0, potential, start=-1.5)
+        particles = how.begin(1, 5)
+        for k, r in enumerate(rewards):
+            particles = how.weigh(particles, r, last=k == 3)
+        want = torch.softmax(2.0 * rewards[-1].double(), -1)
+        torch.testing.assert_close(normalised(particles.log_weight), want)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.floats(0, 0.999), st.integers(1, 12))
+def test_systematic_draws_come_in_proportion(log_weights, u, count):
+    weights = torch.tensor([log_weights]).double()
+    index = systematic(weights, torch.tensor([u]).double(), count)[0]
+    counts = torch.bincount(index, minlength=len(log_weights))
+    want = count * normalised(weights)[0]
+    assert (counts >= (want - 1e-9).floor()).all() and (counts <= (want + 1e-9).ceil()).all()
+
+
+def test_effective_sample_size():
+    assert float(effective(torch.zeros(1, 8))) == pytest.approx(8)
+    assert float(effective(torch.tensor([[0.0, -1000.0, -1000.0]]))) == pytest.approx(1)
+
+
+def test_best_and_importance():
+    score = torch.tensor([0.1, 3.0, math.nan, 2.0, 5.0, -1.0, 7.0, 0.0])
+    assert best(score, 4).tolist() == [1, 6]
+    assert best(score, 4, keep=4).tolist() == [1, 3, 0, 2, 6, 4, 7, 5]
+    with pytest.raises(ValueError, match="cannot keep 5 of 4"):
+        best(score, 4, keep=5)
+    keys = [(0, 0, 3), (0, 0, 4)]
+    assert importance(score, 200.0, keys, keep=2).tolist() == [1, 1, 6, 6]
+    even = importance(score.nan_to_num(), 0.0, keys, keep=4)
+    assert even.tolist() == list(range(8))
+
+
+def test_what_cannot_be_steered_is_refused():
+    tree = Tree(ConstantSDE(), (2,))(SIGMAS, 0, 0)[0]
+    shared = Plan(steps_of(SIGMAS), roots=4, shared_noise=True)
+    chain = Chain(ConstantSDE(), 4)(SIGMAS, 0, 0)[0]
+    run = lambda how, plan: steer(how, plan, gaussian_velocity, first, (1,), [0], seed=0)
+    for plan in (tree, shared):
+        with pytest.raises(ValueError, match="its own noise, without branches"):
+            run(FeynmanKac((1,)), plan)
+    with pytest.raises(ValueError, match="not among the steps 0 to 29"):
+        run(FeynmanKac((1, 30)), chain)
+
+
+def particled(at=(8, 16), strength=3.0, group=6):
+    """Particles in the iterations 2 and 3."""
+    how = FeynmanKac(at, strength, adaptive=False)
+    return Particled(Ode(group), ConstantSDE(0.8), group, how, 2, 4)
+
+
+def test_particles_feed_the_iterations_of_a_window():
+    planner = particled()
+    kinds = [planner(SIGMAS, iteration, 0)[0].steer is not None for iteration in range(6)]
+    assert kinds == [False, False, True, True, False, False]
+    assert planner(SIGMAS, 0, 0) == Ode(6)(SIGMAS, 0, 0)
+
+
+def test_particles_are_better_samples_in_groups_and_cost_no_more():
+    plans = particled(group=64)(SIGMAS, 2, 0)
+    counting = Counting()
+    settings = {"seed": 0, "iteration": 2}
+    (rollout,) = roll(plans, counting, (1,), [7, 3], score=first, **settings)
+    assert counting.states == 2 * plans[0].evaluations == 2 * 64 * 30
+    assert rollout.prompt.tolist() == [0] * 64 + [1] * 64 and rollout.edges == ()
+    assert len(rollout.x0.unique()) == len(rollout.x0)  # copies parted again
+    assert (rollout.x0.view(2, 64).mean(1) > 0.8).all()  # of N(0, 1), towards N(3, 1)
+    (alone,) = roll(plans, gaussian_velocity, (1,), [3], score=first, **settings)
+    assert torch.equal(alone.x0, rollout.x0[64:])
+
+
+def test_particles_without_a_reward_or_too_late_are_refused():
+    with pytest.raises(ValueError, match="give `score`"):
+        roll(particled()(SIGMAS, 2, 0), gaussian_velocity, (1,), [0], seed=0, iteration=2)
+    with pytest.raises(ValueError, match=r"before the steps \[29\]"):
+        particled(at=(3, 29))(SIGMAS, 0, 0)
+    with pytest.raises(ValueError, match="no density"):
+        Plan(steps_of(SIGMAS, noisy={0}, train={0}), ConstantSDE(), 4, steer=FeynmanKac((1,)))

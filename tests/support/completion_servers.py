@@ -1,0 +1,205 @@
+"""A small server of OpenAI's completions on localhost that runs a tiny model, with the statuses and
+the answers that vLLM 0.32 was heard to give, and those that SGLang 0.5.23 gives by its source.
+
+It can be told to serve other weights, to leave things out, and to fail.
+"""
+
+import json
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from flowrl.likelihoods.rows import TokenRows
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.settings.read import decode
+from tests.support import text_runs
+
+PROMPTS = ["a:", "cab :", "bead :"]
+GRPO = {"name": "text_grpo", "length": 4, "group": 4, "kl": 0.0}
+TREE = {"name": "text_tree", "length": 4, "roots": 2, "branch": 2, "at": [2]}
+
+
+class Gone(Exception):
+    """Answered with a status: (status, words). Status 0: done, and the answer is lost."""
+
+
+@dataclass
+class CompletionsServer:
+    """Serves the model in `source`; `scale` multiplies its logits: other weights, so to say.
+
+    raw     log-probabilities before the temperature, as vLLM gives them by default
+    sglang  speak as SGLang
+    spoil   changes the one choice of an answer on its way
+    trouble statuses that the next requests are answered with
+    ailing  statuses that the next loads of an adapter are answered with
+    forgets how many requests it answers before it is started anew, once
+    """
+
+    source: Path
+    scale: float = 1.0
+    raw: bool = False
+    lora: bool = True
+    words: bool = False  # name tokens by words alone
+    sglang: bool = False
+    spoil: Any = None
+    trouble: list[int] = field(default_factory=list)
+    ailing: list[int] = field(default_factory=list)
+    forgets: int | None = None
+    loaded: dict[str, Any] = field(default_factory=dict)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> "CompletionsServer":
+        self.base = AutoModelForCausalLM.from_pretrained(self.source).eval()
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> str:
+        with self.lock:
+            if path in self.admin:
+                return self.adapt(path, body)
+            if path != "/v1/completions":
+                raise Gone(404, "no such address")
+            self.bodies.append(body)
+            if self.forgets == len(self.bodies):
+                self.restart()
+            status = self.trouble.pop(0) if self.trouble else 200
+            if status != 200:
+                raise Gone(status, "too long for me")
+            choice = self.complete(body)
+            if self.spoil is not None:
+                self.spoil(choice)
+            usage = {"prompt_tokens": len(body["prompt"])}
+            return json.dumps({"choices": [choice], "usage": usage})
+
+    def restart(self) -> None:
+        """Started anew, it has no adapters."""
+        self.loaded.clear()
+
+    @property
+    def admin(self) -> tuple[str, ...]:
+        if not self.lora:
+            return ()
+        where = "" if self.sglang else "/v1"
+        return f"{where}/load_lora_adapter", f"{where}/unload_lora_adapter"
+
+    def adapt(self, path: str, body: dict[str, Any]) -> str:
+        self.told.append((path, body))
+        name = body["lora_name"]
+        known = name in self.loaded
+        if path == self.admin[1]:
+            if not known:
+                raise Gone(400 if self.sglang else 404, f"The lora adapter '{name}' is not found.")
+            del self.loaded[name]
+            return f"Success: LoRA adapter '{name}' removed successfully."
+        if known:
+            raise Gone(400, f"The lora adapter '{name}' has already been loaded.")
+        ailing = self.ailing.pop(0) if self.ailing else None
+        if ailing:
+            raise Gone(ailing, "LoRA rank 2 is greater than max_lora_rank 1.")
+        base = AutoModelForCausalLM.from_pretrained(self.source)
+        self.loaded[name] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+        if ailing == 0:
+            raise Gone(0)
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    def served(self, name: str) -> Any:
+        """The model of a name that was asked for."""
+        if name == "tiny":
+            return self.base
+        own = name.removeprefix("tiny:") if self.sglang else name
+        if own not in self.loaded or (self.sglang and own == name):
+            words = f"The model `{name}` does not exist. Valid aliases: tiny."
+            raise Gone(400 if self.sglang else 404, words)
+        return self.loaded[own]
+
+    @torch.no_grad()
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Token by token from the model's full logits, by a generator of the request's seed."""
+        model = self.served(body["model"])
+        rng, ids, said = torch.Generator().manual_seed(body["seed"]), [], []
+        reason = "length"
+        while len(ids) < body["max_tokens"]:
+            given = torch.tensor([[*body["prompt"], *ids]])
+            plain = self.scale * model(input_ids=given).logits[0, -1].float()
+            cold = body["temperature"] == 0
+            warm = plain if cold else plain / body["temperature"]
+            p = warm.softmax(-1)
+            token = int(p.argmax() if cold else torch.multinomial(p, 1, generator=rng))
+            ids.append(token)
+            said.append(float((plain if self.raw else warm).log_softmax(-1)[token]))
+            if token in body["stop_token_ids"]:
+                reason = "stop"
+                break
+        names = [f"w{i}" if self.words or self.sglang else f"token_id:{i}" for i in ids]
+        choice = {"index": 0, "text": "...", "finish_reason": reason, "stop_reason": None}
+        tops = [{name: p} for name, p in zip(names, said, strict=True)]
+        choice["logprobs"] = {"tokens": names, "token_logprobs": said, "top_logprobs": tops}
+        if not self.words:
+            choice |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
+        return choice
+
+
+def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            names = [{"id": name} for name in ("tiny", *server.loaded)]
+            self.reply(200, json.dumps({"data": names}))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            try:
+                self.reply(200, server.answer(self.path, body))
+            except Gone as gone:
+                if gone.args[0] != 0:
+                    error = {"message": gone.args[1], "code": gone.args[0]}
+                    self.reply(gone.args[0], json.dumps({"error": error}))
+
+        def reply(self, status: int, text: str) -> None:
+            data = text.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            with suppress(ConnectionError):  # a client that heard a 404 waits for no more
+                self.end_headers()
+                self.wfile.write(data)
+
+    return Handler
+
+
+def tree(
+    server: CompletionsServer, folder: Path, recipe: dict[str, Any] = GRPO, **settings
+) -> dict[str, Any]:
+    made = text_runs.tree(server.source, folder, recipe, lr=2e-2)
+    made["model"]["lora"] = {"rank": 2, "alpha": 8} if server.lora else None
+    own = {"url": server.url, "model": "tiny", "tries": 3}
+    own |= {"engine": "sglang"} if server.sglang else {}
+    made["model"]["server"] = own | {"sync": "lora" if server.lora else "none"} | settings
+    return made
+
+
+def opened(settings: dict[str, Any], folder: Path) -> Session:
+    run = decode(settings, "test")
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def only(rows: tuple) -> TokenRows:
+    (found,) = rows
+    assert isinstance(found, TokenRows)
+    return found

@@ -1,0 +1,140 @@
+"""Runs that several processes train together. As a script it is what each of the processes does:
+
+    accelerate launch --config_file CONFIG tests/support/process_runs.py JOBS OUT
+
+JOBS is a JSON file `{name: job}`; OUT gets `name.safetensors`, the weights of all policies, and
+`name.json`, what the last iteration measured and what the processes were. A job that stops leaves
+`name.0.txt` and `name.1.txt`, what each process said.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Required, TypedDict
+from unittest.mock import patch
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from diffusers import WanTransformer3DModel
+from safetensors.torch import load_file, save_file
+
+from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
+from flowrl.paths import PROJECT
+from flowrl.run.checkpoint import Progress
+from flowrl.run.monitor import prove
+from flowrl.run.train import iterate
+from tests.support import runs
+
+DDP, FSDP2 = (PROJECT / "configs/accelerate" / f"{n}_cpu_2.yaml" for n in ("ddp", "fsdp2"))
+Weights = dict[str, torch.Tensor]
+
+
+class Job(TypedDict, total=False):
+    settings: Required[dict[str, Any]]
+    iterations: Required[int]
+    poison: bool  # gradients of the second process are not numbers
+    stops: bool  # a UserError is expected of every process
+    unrounded: bool  # networks that turn float64 to float32 inside are kept from it
+
+
+@contextmanager
+def unrounded() -> Iterator[None]:
+    """`Tensor.float` leaves float64 as it is, and Wan has no weights that are always float32."""
+    rounds = torch.Tensor.float
+    kept = patch.object(WanTransformer3DModel, "_keep_in_fp32_modules", None)
+    exact = patch.object(
+        torch.Tensor, "float", lambda t: t if t.dtype == torch.float64 else rounds(t)
+    )
+    with kept, exact:
+        yield
+
+
+def train(job: Job, out: Path, name: str) -> None:
+    with unrounded() if job.get("unrounded") else nullcontext():
+        _train(job, out, name)
+
+
+def _train(job: Job, out: Path, name: str) -> None:
+    """Iterate, and let the main process write down what came of it."""
+    kept = runs.opened(job["settings"], out)
+    with kept.parallel.together():
+        prove(kept)
+    if job.get("poison") and not kept.parallel.main:
+        for parameter in kept.policies.parameters.values():
+            parameter.register_hook(lambda grad: grad * float("nan"))
+    progress, alarms, first = Progress(), Alarms(), kept.policies.state()
+    metrics, replayed = dict[str, float](), 0.0
+    for _ in range(job["iterations"]):
+        metrics = iterate(kept, progress, alarms)
+        replayed += metrics.get("budget/replayed", 0.0)
+    weights = kept.policies.state()
+    company = kept.parallel.lockstep.company if kept.parallel.lockstep else 0
+    every = gather_object([company])
+    if kept.parallel.main:
+        save_file({k: v.contiguous() for k, v in weights.items()}, out / f"{name}.safetensors")
+        moved = max(float((weights[n] - first[n]).abs().max()) for n in first if "current/" in n)
+        told = {"metrics": metrics, "processes": str(kept.parallel), "company": every}
+        told |= {"moved": moved, "replayed": replayed}  # the latter over all iterations
+        (out / f"{name}.json").write_text(json.dumps(told))
+
+
+def alone(job: Job, out: Path, **more: Any) -> Weights:
+    """The same in this process; `more` are settings of `train`."""
+    out.mkdir(exist_ok=True)
+    settings = {**job["settings"], "train": {**job["settings"]["train"], **more}}
+    train({**job, "settings": settings}, out, "alone")
+    return load_file(out / "alone.safetensors")
+
+
+def launch(config: Path, *words: str | Path, timeout: float = 300) -> subprocess.CompletedProcess:
+    """`accelerate launch --config_file config words`, until its end, whose time is bounded."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, *words]
+    return subprocess.run(
+        [str(word) for word in command],
+        env=runs.environment() | {"PYTHONPATH": str(PROJECT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        cwd=PROJECT,
+    )
+
+
+def together(config: Path, jobs: Mapping[str, Job], out: Path) -> dict[str, Weights]:
+    """Weights by job, trained by the processes of an accelerate config."""
+    out.mkdir(exist_ok=True)
+    (out / "jobs.json").write_text(json.dumps(jobs))
+    ended = launch(config, PROJECT / "tests/support/process_runs.py", out / "jobs.json", out)
+    (out / "log.txt").write_text(ended.stdout)
+    assert ended.returncode == 0, ended.stdout[-9000:]
+    done = [name for name in jobs if not jobs[name].get("stops")]
+    return {name: load_file(out / f"{name}.safetensors") for name in done}
+
+
+def told(out: Path, name: str) -> dict[str, Any]:
+    return json.loads((out / f"{name}.json").read_text())
+
+
+def apart(a: Weights, b: Weights) -> float:
+    """The largest difference of two runs' weights."""
+    assert a.keys() == b.keys() and a
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    for name, job in jobs.items():
+        try:
+            train(job, out, name)
+        except (UserError, RuntimeError) as error:
+            if not job.get("stops"):
+                raise
+            said = f"{type(error).__name__}: {error}"
+            (out / f"{name}.{PartialState().process_index}.txt").write_text(said)
+    torch.distributed.destroy_process_group()

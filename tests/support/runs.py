@@ -1,0 +1,105 @@
+"""A run small enough for tests: a tiny random pipeline, brightness as its reward."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from flowrl.cli import main
+from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.settings import Run
+from flowrl.settings.read import decode
+from tests.support import tiny_pipelines
+
+NFT = {"name": "nft", "steps": 4, "group": 4, "draws": 2}
+FLOW_GRPO = {"name": "flow_grpo", "steps": 4, "group": 4, "clip": 0.2}
+
+
+def write_pipeline(folder: Path) -> Path:
+    tiny_pipelines.sd3().save_pretrained(folder)
+    return folder
+
+
+def tree(pipeline: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """Settings of a run; prompts are written into `folder`."""
+    prompts = folder / "prompts.jsonl"
+    texts = ("a red ball", "a blue cube on the table", "two small dogs", "a cat left of a ball")
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return {
+        "recipe": recipe,
+        "model": {"pipeline": str(pipeline), "lora": {"rank": 4, "alpha": 8}, "device": "cpu"},
+        "prompts": {"train": str(prompts), "held_out": str(prompts), "per_iteration": 2},
+        "rewards": [{"name": "brightness"}],
+        "train": {"iterations": 3, "lr": 1e-2, **train},
+        "evaluate": {"every": 2, "steps": 3, "samples": 8, "per_prompt": 2},
+        "checkpoint": {"every": 1},
+        "track": {"images": 4},
+    }
+
+
+def write(settings: dict, folder: Path) -> Path:
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def flowrl(*words: str | Path) -> int:
+    with pytest.raises(SystemExit) as done:
+        main([str(word) for word in words])
+    return int(done.value.code)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def session(pipeline: Path, folder: Path, recipe: dict, **train: object) -> Session:
+    return opened(tree(pipeline, folder, recipe, **train), folder)
+
+
+def opened(settings: dict, folder: Path) -> Session:
+    return session_of(decode(settings, "test"), folder)
+
+
+def session_of(run: Run, folder: Path) -> Session:
+    return open_session(run, folder, open_accelerator(run, folder))
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def start(*words: str | Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "flowrl", *map(str, words)]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment(), **quiet)
+
+
+def stop_when(process: subprocess.Popen, ready: Callable[[], bool], number: int) -> None:
+    end = time.monotonic() + 120
+    while not ready():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    process.send_signal(number)
+    process.wait(60)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter" / "pytorch_lora_weights.safetensors")

@@ -1,0 +1,166 @@
+"""Runs as processes of their own, without the seconds of their start-up.
+
+A warm process has imported everything and computed nothing; it forks one child a command, which
+calls the command line's own `main`. `python -m tests.support.warm` is that process; `Warm` speaks
+to it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from flowrl.paths import PROJECT
+from tests.support import runs
+from tests.support.runs import environment, lines
+
+
+class Warm:
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.support.warm"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, cwd=PROJECT, env=environment(), **pipes)
+        assert self._read() == "ready"
+
+    def _read(self):
+        return json.loads(self.process.stdout.readline())
+
+    def _ask(self, **what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def start(
+        self, *words: str | Path, out: Path, cwd: Path = PROJECT, env: Mapping[str, str] = {}
+    ) -> int:
+        """`flowrl WORDS`; gives its pid. What it says goes to `out`."""
+        texts = [str(word) for word in words]
+        return self._ask(words=texts, out=str(out), cwd=str(cwd), env=dict(env))
+
+    def poll(self, pid: int) -> int | None:
+        """The exit code, or minus the signal; None while it runs. To be asked until it is known."""
+        return self._ask(pid=pid)
+
+    def wait(self, pid: int, seconds: float = 120) -> int:
+        end = time.monotonic() + seconds
+        while (code := self.poll(pid)) is None:
+            assert time.monotonic() < end, f"{pid} still runs"
+            time.sleep(0.01)
+        return code
+
+    def run(self, *words: str | Path, out: Path, **where) -> int:
+        return self.wait(self.start(*words, out=out, **where))
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(30)
+
+
+def small(pipeline: Path, folder: Path) -> dict:
+    """Settings of a run whose saves are a good part of its life."""
+    recipe = {"name": "nft", "steps": 2, "group": 2, "draws": 1}
+    tree = runs.tree(pipeline, folder, recipe, updates=2)
+    tree["train"]["iterations"] = 4
+    tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1, "average": 0.5}
+    tree["track"]["images"] = 1
+    return tree
+
+
+def agree(folder: Path, unbroken: Path) -> None:
+    """Weights, raw and averaged, optimizer, best and every line but its seconds are the same."""
+    for name in ("adapter", "adapter_raw"):
+        found, wanted = (
+            load_file(run / name / "pytorch_lora_weights.safetensors") for run in (folder, unbroken)
+        )
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted), name
+    last = max((unbroken / "checkpoints").iterdir()).name
+    for name in ("policies.safetensors", "optimizer.pt"):
+        found, wanted = (run / "checkpoints" / last / name for run in (folder, unbroken))
+        assert found.read_bytes() == wanted.read_bytes(), name
+    assert [p.name for p in (folder / "best").glob("[0-9]*")] == [
+        p.name for p in (unbroken / "best").glob("[0-9]*")
+    ]
+    kept = [
+        [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines(run)]
+        for run in (folder, unbroken)
+    ]
+    assert [line["iteration"] for line in kept[0]] == list(range(len(kept[1])))
+    assert kept[0] == kept[1]
+
+
+def imports() -> None:
+    """What a run imports, also late."""
+    import datasets  # noqa: F401
+    import peft  # noqa: F401
+    from diffusers import AutoencoderKL, StableDiffusion3Pipeline  # noqa: F401
+    from transformers import (  # noqa: F401
+        CLIPTextModelWithProjection,
+        CLIPTokenizerFast,
+        T5EncoderModel,
+        T5TokenizerFast,
+    )
+
+    torch.set_num_threads(1)
+
+
+def child(words: list[str], out: str, cwd: str, env: dict[str, str]) -> None:
+    from flowrl.cli import main
+
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.update(env)
+    output = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for old, new in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(old, new)
+    code = 1  # of a trace
+    try:
+        main(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    finally:  # never back into the warm process's own loop
+        if code == 1:
+            import traceback
+
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve() -> None:
+    imports()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever is printed is no answer
+
+    def answer(what: object) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    answer("ready")
+    ended: dict[int, int] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "words" in asked:
+            pid = os.fork()
+            if pid == 0:
+                child(**asked)
+            answer(pid)
+            continue
+        pid = asked["pid"]
+        if pid not in ended:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                ended[pid] = os.waitstatus_to_exitcode(status)
+        answer(ended.get(pid))
+
+
+if __name__ == "__main__":
+    serve()
