@@ -100,7 +100,7 @@ class Algorithm:
         )
 
     @property
-    def apart(self) -> bool:
+    def reads_reference(self) -> bool:
         """Does credit read how far samples are from the start?"""
         return any(isinstance(t, Penalize) for t in self.advantage.transforms)
 
@@ -112,7 +112,7 @@ class Algorithm:
     @property
     def roles(self) -> frozenset[str]:
         """Policies that are asked beside the trained one, by the loss or for credit."""
-        return self.loss.roles | ({"ref"} if self.apart else set())
+        return self.loss.roles | ({"ref"} if self.reads_reference else set())
 
     @property
     def text(self) -> bool:
@@ -151,7 +151,7 @@ class Algorithm:
     def _check_plan(self, plan: Plan) -> None:
         if isinstance(self.likelihood, Token):
             raise UserError("the Token likelihood needs a plan of text: Completions or Segments")
-        if self.apart:
+        if self.reads_reference:
             raise UserError(
                 "Penalize sums log-probabilities of tokens, and pictures have none: take an Anchor "
                 "of the loss"
@@ -192,7 +192,7 @@ class Algorithm:
                 "GreedyBaseline and Completions(greedy=True) go together: one takes the other's "
                 "last completion as the baseline, and counts the completions of a draw with it"
             )
-        if self.apart and (plan.cuts or plan.forking is not None):
+        if self.reads_reference and (plan.cuts or plan.forking is not None):
             raise UserError(
                 "Penalize takes a completion's divergence off its own reward, and in a tree "
                 "completions share tokens, which count once: take an Anchor of the loss"

@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from samplers.noise import generator
 
-IMAGES = re.compile(
+IMAGE_COLUMNS = re.compile(
     r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
 )  # columns that hold images or videos
 READERS = {".jsonl": "json", ".json": "json", ".txt": "text", ".csv": "csv", ".parquet": "parquet"}
@@ -117,7 +117,7 @@ def _rows(source: str, place: str) -> list[dict[str, Any]]:
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A row of a prompt file with its image paths, where they are relative to it, made whole."""
     return {
-        name: _whole(value, folder) if IMAGES.fullmatch(name) else value
+        name: _whole(value, folder) if IMAGE_COLUMNS.fullmatch(name) else value
         for name, value in row.items()
     }
 

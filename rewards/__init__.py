@@ -1,7 +1,7 @@
 """Score samples. Knows nothing of samplers, policies or training."""
 
 from rewards.combine import WinRate, score_all
-from rewards.load import check, load, load_judge
+from rewards.load import check_reward, load, load_judge
 from rewards.types import Judge, Reward, Samples, Scores
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Samples",
     "Scores",
     "WinRate",
-    "check",
+    "check_reward",
     "load",
     "load_judge",
     "score_all",

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rewards.perception.embedding import (
-    Place,
+    Placement,
     Towers,
     embed_pictures,
     pictures,
@@ -69,5 +69,5 @@ def load(
     check_frames("aesthetic", frames, aggregate)
     file = weights_file("aesthetic", "head", head, (REPOSITORY, FILE))
     layers = head_of(torch.load(file, map_location="cpu", weights_only=True), f"aesthetic: {file}")
-    towers = transformers_towers(model, Place.of(device, dtype))
+    towers = transformers_towers(model, Placement.of(device, dtype))
     return over_frames(Aesthetic(towers, layers, batch), "aesthetic", frames, aggregate)

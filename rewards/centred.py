@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import scored
-from rewards.perception.files import read
+from rewards.perception.files import read_images
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
@@ -63,7 +63,7 @@ class Centred:
 
 
 def _pictures(paths: Sequence[str]) -> list[Tensor | None]:
-    found = read(paths)
+    found = read_images(paths)
     for sentence in found.broken.values():
         warnings.warn(f"reference {sentence}", stacklevel=3)
     return found.media

@@ -8,12 +8,12 @@ kind  cosine      cos(picture, prompt), about 0.1 to 0.4 for the published model
 flowrl/demo/shapes-clip); `library: open_clip` takes ViT-L-14/openai, hf-hub:... or local-dir:...
 """
 
-from rewards.perception.embedding import Cosine, Place, open_clip_towers, transformers_towers
+from rewards.perception.embedding import Cosine, Placement, open_clip_towers, transformers_towers
 from rewards.perception.frames import check_frames, over_frames
 from rewards.types import Reward
 
 CLIPSCORE = 2.5  # arXiv:2104.08718, section 3
-KINDS = ("cosine", "logit", "clipscore")
+CLIP_KINDS = ("cosine", "logit", "clipscore")
 LIBRARIES = {"transformers": transformers_towers, "open_clip": open_clip_towers}
 
 
@@ -28,12 +28,12 @@ def load(
     dtype: str = "float32",
 ) -> Reward:
     """The reward. `batch` pictures are computed at a time."""
-    if kind not in KINDS:
-        raise ValueError(f"clip: kind is {', '.join(KINDS)}, not {kind!r}")
+    if kind not in CLIP_KINDS:
+        raise ValueError(f"clip: kind is {', '.join(CLIP_KINDS)}, not {kind!r}")
     if library not in LIBRARIES:
         raise ValueError(f"clip: library is {' or '.join(LIBRARIES)}, not {library!r}")
     check_frames("clip", frames, aggregate)
-    towers = LIBRARIES[library](model, Place.of(device, dtype))
+    towers = LIBRARIES[library](model, Placement.of(device, dtype))
     if kind == "clipscore":
         reward = Cosine(towers, CLIPSCORE, floor=0.0, batch=batch)
     else:

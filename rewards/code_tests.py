@@ -36,12 +36,12 @@ from torch import Tensor
 
 from rewards.perception.media import expect
 from rewards.sandbox import run
-from rewards.sandbox.run import Limits
+from rewards.sandbox.run import SandboxLimits
 from rewards.types import Reward, Samples
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 LANGUAGES = ("", "python", "python3", "py")
-WORDS = {
+ESCAPES = {
     "network": "it could reach the network",
     "files": "it could read and write files",
     "processes": "it could start processes without a bound",
@@ -56,7 +56,7 @@ class Tests:
     pairs: tuple[tuple[str, str], ...] = ()
 
 
-def program(text: str) -> str | None:
+def last_program(text: str) -> str | None:
     """The last fenced block of Python; None without one, or where it is not closed."""
     found = [code for _, language, code in _FENCE.findall(text) if language.lower() in LANGUAGES]
     return found[-1] if found else None
@@ -93,7 +93,7 @@ def said(text: str) -> list[str]:
 class CodeTests:
     kind: Literal["graded", "strict"]
     column: str
-    limits: Limits
+    limits: SandboxLimits
     parallel: int
     counts: dict[str, int] = field(default_factory=lambda: {"late": 0, "without_code": 0})
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -111,7 +111,7 @@ class CodeTests:
         text, tests = job
         if tests is None:
             return torch.nan
-        code = program(text)
+        code = last_program(text)
         if code is None:
             self._count("without_code")
             return 0.0
@@ -128,7 +128,7 @@ class CodeTests:
     def _pairs(self, code: str, tests: Tests) -> list[bool]:
         passed = []
         for given, wanted in tests.pairs:
-            outcome = run.program(code, given, self.limits)
+            outcome = run.run_program(code, given, self.limits)
             if outcome.code is None:
                 self._count("late")
             passed.append(outcome.code == 0 and said(outcome.said) == said(wanted))
@@ -180,14 +180,14 @@ class CodeTests:
         return Samples(texts, ["Add."] * 2, torch.zeros(2, dtype=torch.long), meta)
 
 
-def prove(limits: Limits, isolation: Literal["best", "full"]) -> None:
+def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> None:
     """Start a process that does nothing, and say what could not be taken from it."""
     if os.name != "posix":
         raise ValueError("code_tests needs a POSIX system, for its limits")
-    missing = run.program("", "", limits).missing
+    missing = run.run_program("", "", limits).missing
     if not missing:
         return
-    holes = "; ".join(WORDS[name] for name in missing)
+    holes = "; ".join(ESCAPES[name] for name in missing)
     if isolation == "full":
         raise ValueError(f"code_tests: this system does not shut programs in: {holes}")
     warnings.warn(
@@ -223,6 +223,6 @@ def load(
             "code_tests: seconds, processes, output and parallel must be above 0, and memory at "
             f"least 64 MB; got {seconds}, {processes}, {output}, {parallel} and {memory}"
         )
-    limits = Limits(seconds, memory * 2**20, output * 2**20, processes=processes)
-    prove(limits, isolation)
+    limits = SandboxLimits(seconds, memory * 2**20, output * 2**20, processes=processes)
+    start_sandbox(limits, isolation)
     return CodeTests(kind, column, limits, parallel)

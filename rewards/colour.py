@@ -21,7 +21,7 @@ from rewards.brightness import LUMA
 from rewards.perception.media import each_size, expect
 from rewards.types import Reward, Samples
 
-Kind = Literal["saturation", "contrast", "colourfulness", "hue"]
+ColourKind = Literal["saturation", "contrast", "colourfulness", "hue"]
 HUES = {  # degrees
     "red": 0.0,
     "orange": 30.0,
@@ -65,7 +65,7 @@ def hue(rgb: Float[Tensor, "n 3 p"]) -> Float[Tensor, "n p"]:
 
 @dataclass(frozen=True)
 class Colour:
-    kind: Kind
+    kind: ColourKind
     sign: int
     hue: float  # degrees
     width: float
@@ -106,7 +106,7 @@ def _pure(degrees: float) -> tuple[float, float, float]:
 
 
 def load(
-    kind: Kind = "saturation",
+    kind: ColourKind = "saturation",
     more: bool = True,
     hue: str | float = "red",
     width: float = 40.0,

@@ -22,13 +22,13 @@ from torch import Tensor
 from rewards.combine import scored
 from rewards.types import Reward, Samples
 
-Kind = Literal["mean", "worst", "cautious"]
+EnsembleKind = Literal["mean", "worst", "cautious"]
 
 
 @dataclass(frozen=True)
 class Ensemble:
     rewards: tuple[Reward, ...]
-    kind: Kind
+    kind: EnsembleKind
     k: float
 
     @property
@@ -48,7 +48,7 @@ def member_scores(rewards: Sequence[Reward], samples: Samples) -> Float[Tensor, 
     return torch.stack([scored(f"member {i}", r, samples) for i, r in enumerate(rewards)])
 
 
-def load(rewards: Sequence[Reward], kind: Kind = "mean", k: float = 1.0) -> Reward:
+def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0) -> Reward:
     if len(rewards) < 2:
         raise ValueError(f"ensemble: an ensemble has two rewards or more, not {len(rewards)}")
     if not k >= 0:

@@ -29,7 +29,7 @@ FIND = {  # the last match counts: models restate their answers
 }
 
 
-def found(text: str, pattern: re.Pattern[str]) -> str | None:
+def last_match(text: str, pattern: re.Pattern[str]) -> str | None:
     """What the pattern's first group matched last; None without a match."""
     last = None
     for match in pattern.finditer(text):
@@ -37,7 +37,7 @@ def found(text: str, pattern: re.Pattern[str]) -> str | None:
     return last
 
 
-def number(text: str) -> Fraction | None:
+def exact_number(text: str) -> Fraction | None:
     """The exact value of "1,000", "-0.5", "$3", "3/4" or "50%"; None for anything else."""
     bare = text.strip().lstrip("$").replace(",", "")
     percent, bare = bare.endswith("%"), bare.rstrip("%").strip()
@@ -53,7 +53,7 @@ def number(text: str) -> Fraction | None:
 
 def same(answer: str, truth: str, kind: str) -> bool:
     if kind == "number":
-        a, b = number(answer), number(truth)
+        a, b = exact_number(answer), exact_number(truth)
         if a is not None and b is not None:
             return a == b
     if kind == "exact":
@@ -81,7 +81,7 @@ class ExactAnswer:
         truth = meta.get(self.column)
         if truth is None:
             return torch.nan
-        answer = found(text, self.pattern)
+        answer = last_match(text, self.pattern)
         return float(answer is not None and same(answer, str(truth), self.kind))
 
     def examples(self) -> Samples | None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
-Kind = Literal["think_answer", "boxed", "number", "json", "pattern"]
+FormatKind = Literal["think_answer", "boxed", "number", "json", "pattern"]
 GOOD = {
     "think_answer": "<think>three and four</think>\n<answer>7</answer>",
     "boxed": r"It is \boxed{7}.",
@@ -76,7 +76,7 @@ class Format:
         return Samples([GOOD[self.kind], BAD], ["3 + 4"] * 2, torch.zeros(2, dtype=torch.long))
 
 
-def load(kind: Kind = "think_answer", pattern: str | None = None) -> Reward:
+def load(kind: FormatKind = "think_answer", pattern: str | None = None) -> Reward:
     if (kind == "pattern") != (pattern is not None):
         raise ValueError("format: give `pattern` with `kind: pattern`, and only with it")
     if pattern is None:

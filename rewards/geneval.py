@@ -26,23 +26,34 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.detect import Box, Detector, Thing, detector
-from rewards.perception.embedding import Cosine, Place, Towers, pictures, transformers_towers
+from rewards.perception.detect import Box, Detection, Detector, detector
+from rewards.perception.embedding import Cosine, Placement, Towers, pictures, transformers_towers
 from rewards.perception.frames import OverFrames, check_frames, over_frames
 from rewards.types import Reward, Samples
 
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+COLOUR_NAMES = (
+    "red",
+    "orange",
+    "yellow",
+    "green",
+    "blue",
+    "purple",
+    "pink",
+    "brown",
+    "black",
+    "white",
+)
 TEMPLATES = ("a photo of a {c} {n}", "a photo of a {c}-colored {n}", "a photo of a {c} object")
-BACKGROUND = "#999"  # painted over what is not the thing before its colour is named
-MOST = 16  # things of a class, the surest
+MASK_BACKGROUND = "#999"  # painted over what is not the thing before its colour is named
+MOST_BOXES = 16  # things of a class, the surest
 OFFSET = 0.1  # two centres must be farther apart than this share of the boxes' sizes
 COCO_NAMES = {"computer keyboard": "keyboard", "computer mouse": "mouse", "tv remote": "remote"}
-KINDS = ("graded", "strict", "official")
+GENEVAL_KINDS = ("graded", "strict", "official")
 
-Wanted = Mapping[str, Any]  # one entry of `include`
+GenEvalRow = Mapping[str, Any]  # one entry of `include`
 
 
-def detector_name(wanted: Wanted) -> str:
+def detector_name(wanted: GenEvalRow) -> str:
     name: str = wanted["class"]
     return COCO_NAMES.get(name, name)
 
@@ -61,11 +72,11 @@ def relations(a: Box, b: Box) -> set[str]:
     return {words[axis][offset[axis] > 0] for axis in (0, 1) if beyond[axis] / length > 0.5}
 
 
-def surest(things: Sequence[Thing], least: float) -> dict[str, list[Thing]]:
+def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detection]]:
     """The things above `least`, the surest first, by their class."""
-    by_name: dict[str, list[Thing]] = {}
+    by_name: dict[str, list[Detection]] = {}
     for thing in sorted(things, key=lambda thing: -thing.score):
-        if thing.score > least and len(by_name.setdefault(thing.name, [])) < MOST:
+        if thing.score > least and len(by_name.setdefault(thing.name, [])) < MOST_BOXES:
             by_name[thing.name].append(thing)
     return by_name
 
@@ -76,18 +87,18 @@ class Colours:
 
     towers: Towers
 
-    def __call__(self, image: Image.Image, things: Sequence[Thing], name: str) -> list[str]:
-        texts = [t.format(c=colour, n=name) for colour in COLOURS for t in TEMPLATES]
-        words = self.towers.texts(texts).unflatten(0, (len(COLOURS), len(TEMPLATES)))
+    def __call__(self, image: Image.Image, things: Sequence[Detection], name: str) -> list[str]:
+        texts = [t.format(c=colour, n=name) for colour in COLOUR_NAMES for t in TEMPLATES]
+        words = self.towers.texts(texts).unflatten(0, (len(COLOUR_NAMES), len(TEMPLATES)))
         words = functional.normalize(words.mean(1), dim=-1)
         seen = self.towers.images([cut_out(image, thing) for thing in things])
-        return [COLOURS[place] for place in (seen @ words.T).argmax(1).tolist()]
+        return [COLOUR_NAMES[place] for place in (seen @ words.T).argmax(1).tolist()]
 
 
-def cut_out(image: Image.Image, thing: Thing) -> Image.Image:
+def cut_out(image: Image.Image, thing: Detection) -> Image.Image:
     """The thing's box, gray where its mask is not; at least a pixel."""
     if thing.mask is not None:
-        blank = Image.new("RGB", image.size, BACKGROUND)
+        blank = Image.new("RGB", image.size, MASK_BACKGROUND)
         image = Image.composite(image, blank, Image.fromarray(thing.mask))
     left, top, right, bottom = (round(place) for place in thing.box)
     return image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
@@ -98,20 +109,20 @@ class Scene:
     """What was found in one picture, and who names its colours."""
 
     image: Image.Image
-    things: Mapping[str, Sequence[Thing]]
+    things: Mapping[str, Sequence[Detection]]
     colours: Any  # (image, things, name) -> a colour each
 
-    def of(self, wanted: Wanted) -> Sequence[Thing]:
+    def of(self, wanted: GenEvalRow) -> Sequence[Detection]:
         return self.things.get(detector_name(wanted), ())
 
-    def in_colour(self, things: Sequence[Thing], wanted: Wanted) -> int:
+    def in_colour(self, things: Sequence[Detection], wanted: GenEvalRow) -> int:
         """How many of the things have the wanted colour."""
         named = self.colours(self.image, things, wanted["class"]) if things else []
         return named.count(wanted["color"])
 
 
 def in_place(
-    things: Sequence[Thing], wanted: Wanted, groups: Sequence[Sequence[Thing] | None]
+    things: Sequence[Detection], wanted: GenEvalRow, groups: Sequence[Sequence[Detection] | None]
 ) -> bool:
     """Is every thing in the wanted relation to every thing of the group that it names?"""
     relation, group = wanted["position"]
@@ -121,10 +132,10 @@ def in_place(
     )
 
 
-def grade(scene: Scene, include: Sequence[Wanted]) -> tuple[float, bool]:
+def grade_objects(scene: Scene, include: Sequence[GenEvalRow]) -> tuple[float, bool]:
     """Partial credit, and whether everything is exactly right."""
     credits: list[float] = []
-    groups: list[Sequence[Thing] | None] = []
+    groups: list[Sequence[Detection] | None] = []
     for wanted in include:
         things, count = scene.of(wanted), wanted["count"]
         credits.append(1 - abs(count - len(things)) / count)
@@ -143,9 +154,9 @@ def grade(scene: Scene, include: Sequence[Wanted]) -> tuple[float, bool]:
     return sum(credits) / len(credits), None not in groups
 
 
-def official(scene: Scene, include: Sequence[Wanted], exclude: Sequence[Wanted]) -> bool:
+def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenEvalRow]) -> bool:
     """GenEval's verdict. Colour and place are those of the surest things."""
-    groups: list[Sequence[Thing] | None] = []
+    groups: list[Sequence[Detection] | None] = []
     for wanted in include:
         things = scene.of(wanted)[: wanted["count"]]
         right = len(things) == wanted["count"]
@@ -179,7 +190,9 @@ class GenEval:
             score[row] = self._score(image, things, samples.meta[row])
         return score
 
-    def _score(self, image: Image.Image, things: Sequence[Thing], meta: Mapping[str, Any]) -> float:
+    def _score(
+        self, image: Image.Image, things: Sequence[Detection], meta: Mapping[str, Any]
+    ) -> float:
         include, exclude = meta["include"], meta.get("exclude") or ()
         for wanted in (*include, *exclude):
             self._check(wanted)
@@ -187,10 +200,10 @@ class GenEval:
         scene = Scene(image, surest(things, least), self.colours)
         if self.kind == "official":
             return float(official(scene, include, exclude))
-        graded, strict = grade(scene, include)
+        graded, strict = grade_objects(scene, include)
         return graded if self.kind == "graded" else float(strict)
 
-    def _check(self, wanted: Wanted) -> None:
+    def _check(self, wanted: GenEvalRow) -> None:
         if (
             "class" not in wanted
             or not isinstance(wanted.get("count"), int)
@@ -204,8 +217,8 @@ class GenEval:
                 f"geneval: the detector knows no {name!r}"
                 + (f"; did you mean {near[0]!r}?" if near else "")
             )
-        if wanted.get("color") is not None and wanted["color"] not in COLOURS:
-            raise ValueError(f"geneval: {wanted['color']!r} is none of {', '.join(COLOURS)}")
+        if wanted.get("color") is not None and wanted["color"] not in COLOUR_NAMES:
+            raise ValueError(f"geneval: {wanted['color']!r} is none of {', '.join(COLOUR_NAMES)}")
 
 
 @dataclass(frozen=True)
@@ -227,10 +240,10 @@ def load(
     device: str = "auto",
 ) -> Reward:
     """The reward; `model` is a detector or segmenter of COCO's classes, `clip` names colours."""
-    if kind not in KINDS:
-        raise ValueError(f"geneval: kind is {', '.join(KINDS)}, not {kind!r}")
+    if kind not in GENEVAL_KINDS:
+        raise ValueError(f"geneval: kind is {', '.join(GENEVAL_KINDS)}, not {kind!r}")
     check_frames("geneval", frames, aggregate)
-    place = Place.of(device)
+    place = Placement.of(device)
     towers = transformers_towers(clip, place)
     reward = GenEval(detector(model, place), Colours(towers), kind, threshold, counting)
     parts = {"colours": over_frames(Cosine(towers), "geneval", frames, aggregate)}

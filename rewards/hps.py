@@ -21,7 +21,7 @@ from rewards.perception.embedding import (
     OPENAI_STD,
     Cosine,
     OpenClipTowers,
-    Place,
+    Placement,
     open_clip_library,
     weights_file,
 )
@@ -85,7 +85,7 @@ def load(
     model.load_state_dict(weights_of(version, checkpoint))
     side = model.visual.image_size
     prepare = Letterbox(side if isinstance(side, int) else max(side))
-    place = Place.of(device, dtype)
+    place = Placement.of(device, dtype)
     tokenizer = open_clip.get_tokenizer(architecture)
     towers = OpenClipTowers(place.put(model), tokenizer, prepare, place)
     return over_frames(Cosine(towers, FACTORS[kind]), "hps", frames, aggregate)

@@ -22,8 +22,8 @@ from rewards.aesthetic import head_of
 from rewards.perception.embedding import (
     OPENAI_MEAN,
     OPENAI_STD,
-    Place,
-    found,
+    Placement,
+    model_path,
     pictures,
     tokenize,
     weights_file,
@@ -37,7 +37,7 @@ MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the scores on the auth
 LONGEST_PROMPT = 35  # tokens
 HEAD_WIDTH = 64
 VISION = "blip.visual_encoder."
-TEXT = "blip.text_encoder."
+TEXT_ENCODER = "blip.text_encoder."
 MLP = "mlp."
 
 _RENAMED = (  # original BLIP to transformers, in this order
@@ -132,7 +132,7 @@ class ImageReward:
     text: Any
     head: nn.Sequential
     tokenizer: Any
-    place: Place
+    place: Placement
     batch: int = 32
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -174,13 +174,13 @@ def load(
     seen = part(state, VISION)
     if not seen:
         raise ValueError(f"imagereward: {file} has no entries {VISION}*, as the hub's has")
-    place = Place.of(device, dtype)
+    place = Placement.of(device, dtype)
     vision = vision_model(seen)
     reward = ImageReward(
         place.put(vision),
-        place.put(text_model(part(state, TEXT), vision.config.hidden_size)),
+        place.put(text_model(part(state, TEXT_ENCODER), vision.config.hidden_size)),
         head_of(part(state, MLP), f"imagereward: {file}"),
-        AutoTokenizer.from_pretrained(found(tokenizer)),
+        AutoTokenizer.from_pretrained(model_path(tokenizer)),
         place,
         batch,
     )

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.perception.media import expect, items, to_image
+from rewards.perception.media import expect, items, to_pil
 from rewards.types import Reward, Samples
 
 QUALITY = 95
@@ -40,7 +40,7 @@ class JpegSize:
 
 def _bytes(image: Float[Tensor, "3 h w"]) -> int:
     buffer = io.BytesIO()
-    to_image(image).save(buffer, format="JPEG", quality=QUALITY)
+    to_pil(image).save(buffer, format="JPEG", quality=QUALITY)
     return buffer.tell()
 
 

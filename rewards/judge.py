@@ -14,20 +14,28 @@ from torch import Tensor
 
 from rewards.judging import chat
 from rewards.judging.checklist import Checklist
-from rewards.judging.panel import LONG, SHORT, Messages, Panel, Reader, greet, known
+from rewards.judging.panel import (
+    LONG_ANSWER,
+    SHORT_ANSWER,
+    AnswerReader,
+    Messages,
+    Panel,
+    greet,
+    known,
+)
 from rewards.perception.media import items
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 from rewards.types import Judge, Reward, Samples
 
-SCORINGS: dict[str, tuple[str, Reader, dict[str, Any]]] = {
-    "score": (chat.SCORE, chat.score_in, LONG),
-    "expected": (chat.EXPECTED, chat.expected_in, SHORT),
-    "yes_no": (chat.YES_NO, chat.yes_in, SHORT),
+SCORINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
+    "score": (chat.SCORE, chat.score_in, LONG_ANSWER),
+    "expected": (chat.EXPECTED, chat.expected_in, SHORT_ANSWER),
+    "yes_no": (chat.YES_NO, chat.yes_in, SHORT_ANSWER),
 }
-COMPARINGS: dict[str, tuple[str, Reader, dict[str, Any]]] = {
-    "verdict": (chat.VERDICT, chat.verdict_in, LONG),
-    "probability": (chat.WHICH, chat.which_in, SHORT),
+COMPARINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
+    "verdict": (chat.VERDICT, chat.verdict_in, LONG_ANSWER),
+    "probability": (chat.WHICH, chat.which_in, SHORT_ANSWER),
 }
 
 
@@ -37,14 +45,16 @@ class Pointwise:
 
     panel: Panel
     template: str
-    read: Reader
+    read: AnswerReader
     body: Mapping[str, Any]
     one_call: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind, frames = samples.kind, self.panel.frames
         about = [
-            chat.user(chat.fill(self.template, kind, prompt), *chat.show(item, kind, frames))
+            chat.user(
+                chat.fill(self.template, kind, prompt), *chat.message_parts(item, kind, frames)
+            )
             for prompt, item in zip(samples.prompts, items(samples), strict=True)
         ]
         return self.panel.values(about, self.read, self.body)
@@ -62,7 +72,7 @@ class Pairwise:
 
     panel: Panel
     template: str
-    read: Reader
+    read: AnswerReader
     body: Mapping[str, Any]
     both_orders: bool = True
 
@@ -83,7 +93,7 @@ class Pairwise:
         kind, prompts = samples.kind, list(samples.prompts)
         used = set(first.tolist()) | set(second.tolist())
         media = items(samples)
-        shown = {row: chat.show(media[row], kind, self.panel.frames) for row in used}
+        shown = {row: chat.message_parts(media[row], kind, self.panel.frames) for row in used}
         name = kind.capitalize()
         return [
             chat.user(

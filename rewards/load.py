@@ -27,7 +27,7 @@ from rewards.combine import ByScore
 from rewards.types import Judge, Reward
 from rewards.user_function import Own
 
-FOLDERS = [str(Path(__file__).parent)]
+REWARD_FOLDERS = [str(Path(__file__).parent)]
 MAKERS = ("load", "judge")  # functions of a reward's file
 Maker = Callable[..., Any]
 Want = Literal["load", "judge"]
@@ -37,7 +37,7 @@ def names() -> list[str]:
     """All rewards of the folder: its files with a function `load` or `judge`."""
     found = {
         module.name: Path(folder) / f"{module.name}.py"
-        for folder in FOLDERS
+        for folder in REWARD_FOLDERS
         for module in pkgutil.iter_modules([folder])
     }
     opening = re.compile(rf"^def ({'|'.join(MAKERS)})\(", re.MULTILINE)
@@ -50,17 +50,17 @@ def names() -> list[str]:
 
 def load(name: str, **settings: Any) -> Reward:
     """The reward `name`. ValueError for an unknown name or setting, before anything is loaded."""
-    check(name, settings)
+    check_reward(name, settings)
     return _make(name, settings, "load")
 
 
 def load_judge(name: str, **settings: Any) -> Judge:
     """The judge `name`; a file without one gives its pointwise reward as a judge."""
-    check(name, settings, "judge")
+    check_reward(name, settings, "judge")
     return _make(name, settings, "judge")
 
 
-def check(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
+def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
     """ValueError if `name` is no reward, or takes no such settings, or lacks one.
 
     Walks into the rewards that a reward is made of. Loads no weights; a user's file is imported.
@@ -81,7 +81,7 @@ def check(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
             continue
         for spec in _specs(f"{place}: {setting}", inner, kind):
             try:
-                check(*spec, "judge" if kind is Judge else "load")
+                check_reward(*spec, "judge" if kind is Judge else "load")
             except ValueError as error:
                 raise ValueError(f"{place}: {setting}: {error}") from error
 
@@ -145,7 +145,7 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
         return module, function if colon else None
     if name in names():
         return importlib.import_module(f"rewards.{name}"), None
-    files = [p for folder in FOLDERS if (p := Path(folder) / f"{name}.py").is_file()]
+    files = [p for folder in REWARD_FOLDERS if (p := Path(folder) / f"{name}.py").is_file()]
     lacks = f" (rewards/{name}.py has no function 'load')" if files else ""
     raise ValueError(f"there is no reward {name!r}{lacks}" + _guess(name, names()))
 

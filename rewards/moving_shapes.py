@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rewards import shapes
 from rewards.perception.media import each_size, expect
-from rewards.shapes import BACKGROUND, COLOURS, SHAPES, Found
+from rewards.shapes import BACKGROUND, COLOURS, SHAPES, DetectedShape
 from rewards.types import Reward, Samples
 
 MOTIONS = {  # x runs to the right, y down
@@ -45,12 +45,12 @@ MOST_WOBBLE = 0.06  # of what stands still, from its mean place
 BACK = 0.02  # a step back, or beyond the longest step, that only the pixels may make
 LEAP = 3.0  # the longest step, in mean steps
 LOST = 0.25  # beyond a limit by this much of the side, nothing is left of a score
-NUMBERS = 2**24  # of frames that are looked at in one go
+CHUNK_SIZE = 2**24  # of frames that are looked at in one go
 
 _ONE = rf"an? ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) ({'|'.join(MOTIONS)})"
 _FILM = re.compile(rf"{_ONE}(?: and {_ONE})?")
 
-Place = tuple[float, float]
+Centre = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Actor:
     motion: str
 
 
-def parse(prompt: str) -> tuple[Actor, ...] | None:
+def parse_motion(prompt: str) -> tuple[Actor, ...] | None:
     """One or two actors of different colours; None where the prompt names no such thing.
 
     Capitals, spaces and a full stop at the end do not matter.
@@ -74,19 +74,19 @@ def parse(prompt: str) -> tuple[Actor, ...] | None:
     return tuple(actors) if len({actor.colour for actor in actors}) == len(actors) else None
 
 
-def identity(film: Sequence[Sequence[Found]], actors: Sequence[Actor]) -> float:
+def identity(film: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
     """1 where the same actors are there throughout; otherwise the frames' mean partial credit."""
-    wanted = shapes.Wanted(tuple((actor.colour, actor.shape) for actor in actors))
+    wanted = shapes.WantedShapes(tuple((actor.colour, actor.shape) for actor in actors))
     colours = Counter(actor.colour for actor in actors)
     there = all(Counter(thing.colour for thing in frame) == colours for frame in film)
     exact = sum(shapes.is_exact(frame, wanted) for frame in film)
     if there and exact >= STEADY * len(film):
         return 1.0
-    credit = sum(shapes.grade(frame, wanted) for frame in film) / len(film)
+    credit = sum(shapes.grade_shapes(frame, wanted) for frame in film) / len(film)
     return min(credit, 1 - 1e-6)
 
 
-def motion(path: Sequence[Place | None], name: str) -> float:
+def motion(path: Sequence[Centre | None], name: str) -> float:
     """How well a centre's path is the motion of that name, in 0..1; None where it was not seen.
 
     A product of shares, each 1 where its limit is kept: seen, far enough, straight, steps forward.
@@ -114,9 +114,9 @@ def _within(length: float, limit: float) -> float:
     return 1.0 if length <= limit else max(0.0, 1 - (length - limit) / LOST)
 
 
-def follow(film: Sequence[Sequence[Found]], colour: str) -> list[Place | None]:
+def follow(film: Sequence[Sequence[DetectedShape]], colour: str) -> list[Centre | None]:
     """The centre of the largest object of a colour in each frame."""
-    path: list[Place | None] = []
+    path: list[Centre | None] = []
     for frame in film:
         own = [thing for thing in frame if thing.colour == colour]
         largest = max(own, key=lambda thing: thing.area, default=None)
@@ -124,16 +124,18 @@ def follow(film: Sequence[Sequence[Found]], colour: str) -> list[Place | None]:
     return path
 
 
-def grade(film: Sequence[Sequence[Found]], actors: Sequence[Actor]) -> float:
+def grade_motion(film: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
     """Partial credit in 0..1; exactly 1 where actors and motions are what is wanted."""
     moves = [motion(follow(film, actor.colour), actor.motion) for actor in actors]
     return (identity(film, actors) + sum(moves) / len(moves)) / 2
 
 
-def watch(media: Float[Tensor, "n f 3 h w"], iou: float, aspect: float) -> list[list[list[Found]]]:
+def watch(
+    media: Float[Tensor, "n f 3 h w"], iou: float, aspect: float
+) -> list[list[list[DetectedShape]]]:
     """The objects of each frame of each film."""
-    size = max(1, NUMBERS // media[0].numel()) if len(media) else 1
-    films: list[list[list[Found]]] = []
+    size = max(1, CHUNK_SIZE // media[0].numel()) if len(media) else 1
+    films: list[list[list[DetectedShape]]] = []
     for part in media.split(size):
         found = shapes.detect(part.flatten(0, 1), iou, aspect)
         frames = media.shape[1]
@@ -143,7 +145,7 @@ def watch(media: Float[Tensor, "n f 3 h w"], iou: float, aspect: float) -> list[
 
 @dataclass(frozen=True)
 class MovingShapesReward:
-    """One number a film; NaN where the prompt is none that `parse` can read."""
+    """One number a film; NaN where the prompt is none that `parse_motion` can read."""
 
     kind: Literal["graded", "strict"] = "graded"
     iou: float = 0.80
@@ -156,12 +158,14 @@ class MovingShapesReward:
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
         films = watch(samples.media, self.iou, self.aspect)
         pairs = zip(films, samples.prompts, strict=True)
-        return torch.tensor([self._one(film, parse(prompt)) for film, prompt in pairs])
+        return torch.tensor([self._one(film, parse_motion(prompt)) for film, prompt in pairs])
 
-    def _one(self, film: Sequence[Sequence[Found]], actors: Sequence[Actor] | None) -> float:
+    def _one(
+        self, film: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor] | None
+    ) -> float:
         if actors is None:
             return float("nan")
-        score = grade(film, actors)
+        score = grade_motion(film, actors)
         return score if self.kind == "graded" else float(score == 1)
 
     def examples(self) -> Samples:

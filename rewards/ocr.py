@@ -25,16 +25,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.perception.media import expect, items, to_image
+from rewards.perception.media import expect, items, to_pil
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
 from rewards.types import Reward, Samples
 
-Kind = Literal["graded", "strict", "published"]
-Reader = Callable[[Float[Tensor, "3 h w"]], list[str]]  # an image's lines of text, top to bottom
+OcrKind = Literal["graded", "strict", "published"]
+ImageReader = Callable[
+    [Float[Tensor, "3 h w"]], list[str]
+]  # an image's lines of text, top to bottom
 MOST_PERMUTED = 5  # texts whose orders `strict` tries
 
 
-def score(lines: Sequence[str], wanted: Sequence[str], kind: Kind = "graded") -> float:
+def score_texts(lines: Sequence[str], wanted: Sequence[str], kind: OcrKind = "graded") -> float:
     """The formulas above, of what was read in one picture; `wanted` has at least one text."""
     read = normalise("".join(lines))
     texts = [normalise(text) for text in wanted]
@@ -46,13 +48,13 @@ def score(lines: Sequence[str], wanted: Sequence[str], kind: Kind = "graded") ->
     return 1.0 if texts[0] in read else _from_all(read, texts[0])
 
 
-def score_frames(frames: Sequence[Sequence[str]], wanted: Sequence[str], kind: Kind) -> float:
+def score_frames(frames: Sequence[Sequence[str]], wanted: Sequence[str], kind: OcrKind) -> float:
     """Of a video, by what was read in some of its frames: the mean over frames.
 
     The published rule leaves out frames of score 0, so that one right frame is enough.
     """
     if kind != "published":
-        return float(np.mean([score(lines, wanted, kind) for lines in frames]))
+        return float(np.mean([score_texts(lines, wanted, kind) for lines in frames]))
     text = normalise(wanted[0])
     found = [_from_all(normalise("".join(lines)), text) for lines in frames]
     return float(np.mean([f for f in found if f > 0] or [0.0]))
@@ -73,8 +75,8 @@ def _is_all(read: str, texts: list[str]) -> bool:
 class Ocr:
     """`every`: of a video, each so many-th frame is read."""
 
-    reader: Reader
-    kind: Kind
+    reader: ImageReader
+    kind: OcrKind
     every: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -88,7 +90,7 @@ class Ocr:
                 frames = [self.reader(frame) for frame in item[:: self.every]]
                 found.append(score_frames(frames, wanted, self.kind))
             else:
-                found.append(score(self.reader(item), wanted, self.kind))
+                found.append(score_texts(self.reader(item), wanted, self.kind))
         return torch.tensor(found, dtype=torch.float64)
 
     def examples(self) -> Samples:
@@ -103,7 +105,7 @@ class Ocr:
         return Samples(media, ['the word "HELLO"'] * 2, torch.zeros(2, dtype=torch.long))
 
 
-def reader(side: int) -> Reader:
+def reader(side: int) -> ImageReader:
     """The engine. Pictures whose shorter side is below `side` pixels are enlarged to it first."""
     try:
         from rapidocr import RapidOCR
@@ -121,12 +123,12 @@ def reader(side: int) -> Reader:
     )
 
     def read(image: Float[Tensor, "3 h w"]) -> list[str]:
-        return list(engine(to_image(image)).txts or ())  # type: ignore[union-attr]
+        return list(engine(to_pil(image)).txts or ())  # type: ignore[union-attr]
 
     return read
 
 
-def load(kind: Kind = "graded", every: int = 4, side: int = 320) -> Reward:
+def load(kind: OcrKind = "graded", every: int = 4, side: int = 320) -> Reward:
     """`side` below 736 reads large text faster and small text worse."""
     for name, value, least in (("every", every, 1), ("side", side, 32)):
         if value < least:

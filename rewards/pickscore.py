@@ -6,11 +6,11 @@ cosine (`kind: cosine`). The processor is that of the CLIP it was trained from, 
 example.
 """
 
-from rewards.perception.embedding import Cosine, Place, transformers_towers
+from rewards.perception.embedding import Cosine, Placement, transformers_towers
 from rewards.perception.frames import check_frames, over_frames
 from rewards.types import Reward
 
-KINDS = ("logit", "cosine")
+PICKSCORE_KINDS = ("logit", "cosine")
 
 
 def load(
@@ -24,9 +24,9 @@ def load(
     dtype: str = "float32",
 ) -> Reward:
     """The reward; `model` and `processor` are hub names or folders."""
-    if kind not in KINDS:
-        raise ValueError(f"pickscore: kind is {' or '.join(KINDS)}, not {kind!r}")
+    if kind not in PICKSCORE_KINDS:
+        raise ValueError(f"pickscore: kind is {' or '.join(PICKSCORE_KINDS)}, not {kind!r}")
     check_frames("pickscore", frames, aggregate)
-    towers = transformers_towers(model, Place.of(device, dtype), processor)
+    towers = transformers_towers(model, Placement.of(device, dtype), processor)
     reward = Cosine(towers, towers.scale if kind == "logit" else 1.0, batch=batch)
     return over_frames(reward, "pickscore", frames, aggregate)

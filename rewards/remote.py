@@ -19,7 +19,7 @@ from rewards.types import Judge, Reward, Samples
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteReward:
     """As a reward: one number a sample, NaN where there is none.
 
     batch: samples a request, more only where one group is larger.
@@ -39,10 +39,12 @@ class Remote:
     def examples(self) -> Samples | None:
         """Two samples that the served reward tells apart, the better first; if it knows such."""
         known = self.client.get("/examples")
-        return None if known is None else wire.decode(wire.Batch.model_validate(known))
+        return (
+            None if known is None else wire.decode_samples(wire.WireSamples.model_validate(known))
+        )
 
     def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
-        body = wire.encode(samples, self.pictures, self.videos) | more
+        body = wire.encode_samples(samples, self.pictures, self.videos) | more
         return Ask(path, body, {"path": path, "values": len(more.get("a", samples.prompts))})
 
 
@@ -50,7 +52,7 @@ class Remote:
 class RemoteJudge:
     """As a judge: P(a is preferred) for each pair. A picture travels once for all its pairs."""
 
-    remote: Remote
+    remote: RemoteReward
 
     def __call__(
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
@@ -160,7 +162,7 @@ def judge(  # noqa: PLR0913
     return RemoteJudge(remote)
 
 
-def _remote(client: Client, batch: int, pictures: str, videos: str) -> Remote:
+def _remote(client: Client, batch: int, pictures: str, videos: str) -> RemoteReward:
     for name, value, known in (
         ("pictures", pictures, get_args(wire.Pictures)),
         ("videos", videos, get_args(wire.Videos)),
@@ -169,7 +171,7 @@ def _remote(client: Client, batch: int, pictures: str, videos: str) -> Remote:
             raise ValueError(f"remote: {name} is {' or '.join(known)}, not {value!r}")
     if batch < 1:
         raise ValueError(f"remote: batch must be at least 1, not {batch}")
-    return Remote(client, batch, pictures, videos)  # type: ignore[arg-type]
+    return RemoteReward(client, batch, pictures, videos)  # type: ignore[arg-type]
 
 
 def _greet(client: Client, does: str) -> None:

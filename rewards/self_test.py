@@ -18,7 +18,7 @@ from rewards.combine import scored
 from rewards.perception.media import WrongMedia
 from rewards.types import Kind, Reward, Samples
 
-SIDE = 64  # pixels of the pictures that are shown
+TEST_IMAGE_SIZE = 64  # pixels of the pictures that are shown
 ALIKE = 1e-6  # scores nearer than this, relative to their size, are the same
 BATCHED = 0.01  # how far batched scores may be from single ones: half precision is no fault
 
@@ -71,11 +71,13 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
     group = torch.zeros(4, dtype=torch.long)
     if kind == "text":
         return Samples(["7", "I do not know.", texts[0], "word " * 200], texts, group, meta)
-    noise = torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    slope = torch.linspace(0, 1, SIDE).expand(3, SIDE, SIDE)
-    place = torch.arange(SIDE) // 8
-    board = ((place[:, None] + place) % 2).float().expand(3, SIDE, SIDE)
-    flat = torch.tensor([0.7, 0.3, 0.1]).view(3, 1, 1).expand(3, SIDE, SIDE)
+    noise = torch.rand(
+        3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE, generator=torch.Generator().manual_seed(0)
+    )
+    slope = torch.linspace(0, 1, TEST_IMAGE_SIZE).expand(3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE)
+    place = torch.arange(TEST_IMAGE_SIZE) // 8
+    board = ((place[:, None] + place) % 2).float().expand(3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE)
+    flat = torch.tensor([0.7, 0.3, 0.1]).view(3, 1, 1).expand(3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE)
     media = torch.stack([noise, flat, slope, board])
     if kind == "video":
         media = media[:, None].repeat(1, 8, 1, 1, 1)

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.perception.embedding import Place, found
+from rewards.perception.embedding import Placement, model_path
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
-Kind = Literal["logit", "softmax", "sigmoid"]
+HeadKind = Literal["logit", "softmax", "sigmoid"]
 Long = Literal["unscored", "cut_start", "cut_end"]
 Encoded = dict[str, list[int]]  # input_ids, and token_type_ids where the model has them
 
@@ -27,9 +27,9 @@ Encoded = dict[str, list[int]]  # input_ids, and token_type_ids where the model 
 class SequenceClassifier:
     model: Any
     tokenizer: Any
-    place: Place
+    place: Placement
     label: int
-    kind: Kind
+    kind: HeadKind
     most: int | None  # tokens of prompt and text together
     long: Long
     batch: int
@@ -117,7 +117,7 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
     return own if most is None else most
 
 
-def label_of(model: Any, label: int | str | None) -> int:
+def label_index(model: Any, label: int | str | None) -> int:
     """The place of a label's logit. ValueError where it must be said, or is none of the model's."""
     names = model.config.id2label
     if label is None and len(names) == 1:
@@ -134,7 +134,7 @@ def label_of(model: Any, label: int | str | None) -> int:
 def load(
     model: str,
     label: int | str | None = None,
-    kind: Kind = "logit",
+    kind: HeadKind = "logit",
     most: int | None = None,
     long: Long = "unscored",
     batch: int = 16,
@@ -153,7 +153,7 @@ def load(
         raise ValueError(f"sequence_classifier: `batch` is at least 1, not {batch}")
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    place, source = Place.of(device, dtype), found(model)
+    place, source = Placement.of(device, dtype), model_path(model)
     loaded, info = AutoModelForSequenceClassification.from_pretrained(
         source, output_loading_info=True
     )
@@ -165,5 +165,5 @@ def load(
     tokenizer = AutoTokenizer.from_pretrained(source)
     limit = limit_of(loaded, tokenizer, most)
     return SequenceClassifier(
-        place.put(loaded), tokenizer, place, label_of(loaded, label), kind, limit, long, batch
+        place.put(loaded), tokenizer, place, label_index(loaded, label), kind, limit, long, batch
     )

@@ -43,9 +43,9 @@ COLOURS = {  # sRGB, 0..255
 BACKGROUND = (244, 244, 240)
 SHAPES = ("circle", "square", "triangle")
 RELATIONS = ("left of", "right of", "above", "below")
-NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5}
+NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
 
-NEAR = 0.275  # a pixel has a colour if it is nearer than this to it (L2, RGB in 0..1)
+NEAR_COLOUR = 0.275  # a pixel has a colour if it is nearer than this to it (L2, RGB in 0..1)
 LEAST_AREA = 14 / 1024  # smaller objects are specks; share of the picture's area
 LEAST_OFFSET = 1 / 16  # of the picture's size: objects nearer than this are in no relation
 DIAGONAL = 0.8  # |offset along the relation's axis| >= this times |offset across it|
@@ -56,16 +56,16 @@ OBJECTS_SHARE = 0.6  # of the graded score of a prompt with a relation; the rela
 _THING = rf"({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
 _ONE = re.compile(rf"an? {_THING}")
 _TWO = re.compile(rf"an? {_THING} (?:to the )?({'|'.join(RELATIONS)}) an? {_THING}")
-_MANY = re.compile(rf"({'|'.join(NUMBERS)}) {_THING}s")
+_MANY = re.compile(rf"({'|'.join(NUMBER_WORDS)}) {_THING}s")
 
-Thing = tuple[str, str]  # colour, shape
+ColouredShape = tuple[str, str]  # colour, shape
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedShapes:
     """What a prompt asks for: the first thing stands in `relation` to the second."""
 
-    things: tuple[Thing, ...]
+    things: tuple[ColouredShape, ...]
     relation: str | None = None
 
     @property
@@ -76,7 +76,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedShape:
     """An object of a picture. x runs to the right, y down; x, y in 0..1, area a share of all."""
 
     colour: str | None  # None: of no palette colour
@@ -86,18 +86,18 @@ class Found:
     area: float
 
 
-def parse(prompt: str) -> Wanted | None:
+def parse_shapes(prompt: str) -> WantedShapes | None:
     """Read "a red circle", "a red circle left of a blue square" or "three green triangles".
 
     Capitals, spaces and a full stop at the end do not matter. None where it is none of these.
     """
     text = " ".join(prompt.lower().split()).rstrip(".")
     if match := _ONE.fullmatch(text):
-        return Wanted(((match[1], match[2]),))
+        return WantedShapes(((match[1], match[2]),))
     if match := _TWO.fullmatch(text):
-        return Wanted(((match[1], match[2]), (match[4], match[5])), match[3])
+        return WantedShapes(((match[1], match[2]), (match[4], match[5])), match[3])
     if match := _MANY.fullmatch(text):
-        return Wanted(((match[2], match[3]),) * NUMBERS[match[1]])
+        return WantedShapes(((match[2], match[3]),) * NUMBER_WORDS[match[1]])
     return None
 
 
@@ -118,7 +118,7 @@ def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
 
 def detect(
     images: Float[Tensor, "n 3 h w"], iou: float = 0.80, aspect: float = 0.75
-) -> list[list[Found]]:
+) -> list[list[DetectedShape]]:
     """The objects of each picture (0..1), at 32 x 32 about 0.1 ms each in a batch.
 
     iou: least overlap of an object's mask with its best template (intersection over union).
@@ -135,7 +135,7 @@ def detect(
     labels = np.zeros((n * planes, height, width), np.int32)
     ndimage.label(masks.reshape(labels.shape), structure=in_plane, output=labels)
     names = (*COLOURS, None)
-    found: list[list[Found]] = [[] for _ in range(n)]
+    found: list[list[DetectedShape]] = [[] for _ in range(n)]
     for label, box in enumerate(ndimage.find_objects(labels), start=1):
         mask = labels[box][0] == label
         area = mask.sum() / (height * width)
@@ -144,7 +144,7 @@ def detect(
         picture, plane = divmod(box[0].start, planes)
         rows, columns = np.nonzero(mask)
         found[picture].append(
-            Found(
+            DetectedShape(
                 colour=names[plane],
                 shape=_shape(mask, iou, aspect),
                 x=float(columns.mean() + box[2].start + 0.5) / width,
@@ -169,7 +169,7 @@ def _masks(images: Float[Tensor, "n 3 h w"]) -> np.ndarray:
     cross = torch.einsum("nkhw,ck->nchw", images, palette)
     squared = images.square().sum(1, keepdim=True) - 2 * cross
     squared = (squared + palette.square().sum(1)[:, None, None]).numpy()
-    nearest, known = squared.argmin(1), squared.min(1) < NEAR**2
+    nearest, known = squared.argmin(1), squared.min(1) < NEAR_COLOUR**2
     planes = [known & (nearest == colour) for colour in range(len(COLOURS))]
     # every drawn edge has a thin seam of mixed colour: only a core of 3 x 3 pixels is an object
     smudge = ndimage.binary_opening(~known, np.ones((1, 3, 3), bool))
@@ -188,7 +188,7 @@ def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
     return SHAPES[best] if overlaps[best] >= iou else None
 
 
-def in_relation(a: Found, b: Found, relation: str) -> bool:
+def in_relation(a: DetectedShape, b: DetectedShape, relation: str) -> bool:
     """Is a's centre left of, right of, above or below b's, and more so than across?"""
     dx, dy = b.x - a.x, b.y - a.y
     along, across = {
@@ -200,7 +200,7 @@ def in_relation(a: Found, b: Found, relation: str) -> bool:
     return along > LEAST_OFFSET and along >= DIAGONAL * abs(across)
 
 
-def grade(found: Sequence[Found], wanted: Wanted) -> float:
+def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
     """Partial credit in 0..1; exactly 1 where the picture shows what is wanted and nothing else.
 
     Each wanted thing takes one object: of its colour and shape for 1, of its colour for 1/2, of its
@@ -222,11 +222,13 @@ def grade(found: Sequence[Found], wanted: Wanted) -> float:
     return score * EXTRA**extra
 
 
-def _match(found: Sequence[Found], wanted: Wanted) -> tuple[list[float], list[Found | None]]:
+def _match(
+    found: Sequence[DetectedShape], wanted: WantedShapes
+) -> tuple[list[float], list[DetectedShape | None]]:
     """Credit and object of each wanted thing; the best matches are made first."""
     left = list(found)
     credit = [0.0] * len(wanted.things)
-    taken: list[Found | None] = [None] * len(wanted.things)
+    taken: list[DetectedShape | None] = [None] * len(wanted.things)
     for worth, colour_counts, shape_counts in (
         (1.0, True, True),
         (0.5, True, False),
@@ -242,7 +244,7 @@ def _match(found: Sequence[Found], wanted: Wanted) -> tuple[list[float], list[Fo
     return credit, taken
 
 
-def is_exact(found: Sequence[Found], wanted: Wanted) -> bool:
+def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
     """The same objects, colours, shapes and number, in the relation that was asked for."""
     if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
         return False
@@ -254,7 +256,7 @@ def is_exact(found: Sequence[Found], wanted: Wanted) -> bool:
 
 @dataclass(frozen=True)
 class ShapesReward:
-    """One number a picture; NaN where the prompt is none that `parse` can read."""
+    """One number a picture; NaN where the prompt is none that `parse_shapes` can read."""
 
     kind: Literal["graded", "strict"] = "graded"
     iou: float = 0.80
@@ -265,9 +267,9 @@ class ShapesReward:
         return each_size(samples, self._score)
 
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
-        score = grade if self.kind == "graded" else is_exact
+        score = grade_shapes if self.kind == "graded" else is_exact
         found = detect(samples.media, self.iou, self.aspect)
-        wanted = [parse(prompt) for prompt in samples.prompts]
+        wanted = [parse_shapes(prompt) for prompt in samples.prompts]
         return torch.tensor(
             [
                 float("nan") if want is None else float(score(things, want))

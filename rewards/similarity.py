@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards.perception.embedding import (
-    Place,
-    found,
+    Placement,
     image_processor,
+    model_path,
     pictures,
     transformers_towers,
 )
-from rewards.perception.files import read
+from rewards.perception.files import read_images
 from rewards.perception.frames import check_frames, over_frames
-from rewards.perception.media import to_image
+from rewards.perception.media import to_pil
 from rewards.types import Reward, Samples
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
@@ -43,7 +43,7 @@ class Similarity:
         score = torch.full((len(samples.prompts),), torch.nan)
         paths = [row.get(self.column) for row in samples.meta] or [None] * len(score)
         named = [path for path in dict.fromkeys(paths) if path]
-        files = read(named)
+        files = read_images(named)
         for sentence in files.broken.values():
             warnings.warn(f"similarity: {sentence}; its samples are unscored", stacklevel=2)
         there = {
@@ -54,7 +54,7 @@ class Similarity:
         rows = [row for row, path in enumerate(paths) if path in there]
         if not rows:
             return score
-        references = self._embed([to_image(pixels) for pixels in there.values()])
+        references = self._embed([to_pil(pixels) for pixels in there.values()])
         own = self._embed(pictures(samples.take(rows)))
         place = {path: number for number, path in enumerate(there)}
         score[rows] = (own * references[[place[paths[row]] for row in rows]]).sum(-1)
@@ -66,7 +66,7 @@ class Similarity:
         return torch.cat(parts).float().cpu()
 
 
-def dino(model: str, place: Place) -> Embed:
+def dino(model: str, place: Placement) -> Embed:
     """Unit class tokens of the last layer, after its norm."""
     from transformers import AutoModel
 
@@ -95,9 +95,9 @@ def load(
     if kind not in MODELS:
         raise ValueError(f"similarity: kind is {' or '.join(MODELS)}, not {kind!r}")
     check_frames("similarity", frames, aggregate)
-    model, place = model or MODELS[kind], Place.of(device, dtype)
+    model, place = model or MODELS[kind], Placement.of(device, dtype)
     if kind == "clip":
         embed = transformers_towers(model, place).images
     else:
-        embed = dino(found(model), place)
+        embed = dino(model_path(model), place)
     return over_frames(Similarity(embed, column, batch), "similarity", frames, aggregate)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import ByScore
-from rewards.judging.pairs import Budget, bradley_terry, win_rates
+from rewards.judging.pairs import PairBudget, bradley_terry, win_rates
 from rewards.self_test import Exemplary
 from rewards.types import Judge, Reward, Samples
 
@@ -23,7 +23,7 @@ class Tournament:
     """One number a sample from the verdicts of its pairs; NaN for who has none."""
 
     judge: Judge
-    budget: Budget
+    budget: PairBudget
     score: str = "win_rate"
     prior: float = 0.5
     one_call: ClassVar[bool] = True  # judges cost money
@@ -62,4 +62,4 @@ def load(
         raise ValueError(f"win_rate: score is win_rate or bradley_terry, not {score!r}")
     if prior <= 0:
         raise ValueError(f"win_rate: prior must be above 0, not {prior}")
-    return Tournament(judge, Budget(pairs, count, seed), score, prior)
+    return Tournament(judge, PairBudget(pairs, count, seed), score, prior)

@@ -33,9 +33,9 @@ from samplers.windows import (
     Decaying,
     ExponentiallyDecaying,
     Frozen,
-    Position,
     Progressive,
     Random,
+    WindowPosition,
 )  # fmt: skip
 
 __all__ = [
@@ -67,7 +67,6 @@ __all__ = [
     "Particled",
     "Plan",
     "Planner",
-    "Position",
     "Progressive",
     "Prune",
     "Random",
@@ -79,6 +78,7 @@ __all__ = [
     "Velocity",
     "WanSDE",
     "Window",
+    "WindowPosition",
     "chunked",
     "euler",
     "evaluations",

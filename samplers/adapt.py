@@ -22,7 +22,7 @@ from samplers.kernels import lift, per_row
 from samplers.walk import Velocity
 
 # (x [n *d] of the VP process, timestep [n] int64, row of the conditioning [n]) -> prediction [n *d]
-Model = Callable[[Tensor, Tensor, Tensor], Tensor]
+NetworkOutput = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def level(alphas_cumprod: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
@@ -42,7 +42,7 @@ def epsilon_weight(sigma: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class VPSchedule:
     """The noise levels that a VP model was trained at: alphas_cumprod by integer time."""
 
     alphas_cumprod: tuple[float, ...]
@@ -103,7 +103,7 @@ def flow_velocity(kind: Prediction, x: Tensor, prediction: Tensor, sigma: Tensor
     return (x - alpha * prediction) / s - prediction
 
 
-def _velocity(model: Model, schedule: Schedule, kind: Prediction) -> Velocity:
+def _velocity(model: NetworkOutput, schedule: VPSchedule, kind: Prediction) -> Velocity:
     def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
         state = to_vp(x, sigma)
         return flow_velocity(kind, state, model(state, schedule.timestep(sigma), prompt), sigma)
@@ -111,16 +111,16 @@ def _velocity(model: Model, schedule: Schedule, kind: Prediction) -> Velocity:
     return velocity
 
 
-def from_epsilon(model: Model, schedule: Schedule) -> Velocity:
+def from_epsilon(model: NetworkOutput, schedule: VPSchedule) -> Velocity:
     """The flow velocity of a model that predicts the noise."""
     return _velocity(model, schedule, "epsilon")
 
 
-def from_v(model: Model, schedule: Schedule) -> Velocity:
+def from_v(model: NetworkOutput, schedule: VPSchedule) -> Velocity:
     """The flow velocity of a model that predicts alpha noise - s x0 (arXiv:2202.00512)."""
     return _velocity(model, schedule, "v_prediction")
 
 
-def from_x0(model: Model, schedule: Schedule) -> Velocity:
+def from_x0(model: NetworkOutput, schedule: VPSchedule) -> Velocity:
     """The flow velocity of a model that predicts the clean sample."""
     return _velocity(model, schedule, "sample")

@@ -274,7 +274,7 @@ class TextRollout:
         return tuple(found)
 
 
-def describe(plans: Sequence[TextPlan]) -> str:
+def describe_text_plan(plans: Sequence[TextPlan]) -> str:
     """What a draw of one iteration gives and costs, as text."""
     lines = []
     for plan in plans:

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from samplers.noise import number
+from samplers.noise import key_hash
 
 
-class Answer(NamedTuple):
+class EnvironmentReply(NamedTuple):
     """Tokens to go on from, at least one, and the id of what the model then decides in."""
 
     ids: Sequence[int]
@@ -36,7 +36,7 @@ class Environment(Protocol):
         """The id of the state that the first turn on the context `prompt` is taken in."""
         ...
 
-    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> Answer | None:
+    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
         """What follows the model's turns `said` on the context `prompt`, each with its stop token.
         None ends the completion."""
         ...
@@ -44,7 +44,7 @@ class Environment(Protocol):
 
 def state_id(name: str) -> int:
     """A hash of a state's name, in 0 to 2^63 - 1: the same in every process and run."""
-    return number("state", name) >> 1
+    return key_hash("state", name) >> 1
 
 
 def own_turns(ids: Int[Tensor, " t"], told: Bool[Tensor, " t"], end: int) -> list[list[int]]:

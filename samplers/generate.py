@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from samplers.completions import TextPlan, TextRollout
-from samplers.dialogue import Answer, Environment, own_turns, packed
+from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, choose, grow
 from samplers.tokens import row_keys
 
 
 @dataclass(frozen=True)
-class Asked:
+class TokenRequest:
     """Contexts to be written on, each with noise of its own.
 
     contexts  tokens of the prompt and of what was written so far
@@ -36,12 +36,12 @@ class Asked:
     first: int = 0
     spread: bool = False
 
-    def take(self, rows: Int[Tensor, " r"]) -> "Asked":
+    def take(self, rows: Int[Tensor, " r"]) -> "TokenRequest":
         some = [self.contexts[i] for i in rows.tolist()]
         return replace(self, contexts=some, noise=self.noise[rows], room=self.room[rows])
 
 
-class Part(NamedTuple):
+class WrittenTokens(NamedTuple):
     """New tokens; what stands behind a row's `lengths` is not read.
 
     logp     of each under the rule it was drawn by
@@ -72,7 +72,7 @@ class Sampler(Protocol):
     @property
     def elsewhere(self) -> bool: ...
 
-    def __call__(self, asked: Asked) -> Part: ...
+    def __call__(self, asked: TokenRequest) -> WrittenTokens: ...
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Draft:
             None if self.spread is None else self.spread.masked_fill(gone, 0.0),
         )
 
-    def extended(self, rows: Int[Tensor, " r"], part: Part) -> "Draft":
+    def extended(self, rows: Int[Tensor, " r"], part: WrittenTokens) -> "Draft":
         """With new tokens behind what these rows have."""
         there = torch.arange(part.ids.shape[1], device=rows.device) < part.lengths[:, None]
         row, at = there.nonzero(as_tuple=True)
@@ -210,7 +210,7 @@ class Writer:
         ]
         room = span[1] - draft.lengths[rows]
         forks = plan.forking is not None and plan.forking.by == "entropy"
-        asked = Asked(contexts, noise, room, plan.temperature, plan.top_p, span[0], forks)
+        asked = TokenRequest(contexts, noise, room, plan.temperature, plan.top_p, span[0], forks)
         greedy = (rows % each == each - 1) & plan.greedy
         for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):
             if len(at := part.nonzero()[:, 0]):
@@ -251,7 +251,7 @@ class Writer:
         that leaves the model no room for a token is not put down: the completion is then cut off.
         """
         each, before = len(draft.ids) // len(self.draws), draft.lengths
-        replies, cut = dict[int, Answer](), torch.zeros_like(live)
+        replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
         for row in live.nonzero()[:, 0].tolist():
             end = int(before[row])
             reply = environment(row // each, own_turns(draft.ids[row], told[row], end))
@@ -268,7 +268,7 @@ class Writer:
             rows = torch.tensor(list(replies), device=self.device)
             ids, lengths = packed([reply.ids for reply in replies.values()], self.device)
             blank = draft.logp.new_zeros(ids.shape)
-            part = Part(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
+            part = WrittenTokens(ids, blank, lengths, torch.zeros_like(lengths, dtype=torch.bool))
             draft = draft.extended(rows, part)
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
         places = torch.arange(draft.ids.shape[1], device=self.device)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def number(*key: int | str) -> int:
+def key_hash(*key: int | str) -> int:
     """A hash of the key, in 0 to 2^64 - 1: near keys give unrelated numbers."""
     plain = tuple(k if isinstance(k, str) else int(k) for k in key)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
@@ -22,7 +22,7 @@ def number(*key: int | str) -> int:
 
 def generator(*key: int | str) -> torch.Generator:
     """A CPU generator seeded by `number(*key)`."""
-    return torch.Generator().manual_seed(number(*key))
+    return torch.Generator().manual_seed(key_hash(*key))
 
 
 def normal(keys: Sequence[tuple[int | str, ...]], shape: tuple[int, ...]) -> Float[Tensor, "n *d"]:

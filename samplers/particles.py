@@ -16,7 +16,7 @@ from torch import Tensor
 from samplers.noise import uniform
 
 # (clean samples [n *d], row of the conditioning of each [n]) -> reward [n]
-Score = Callable[[Tensor, Tensor], Tensor]
+ParticleScore = Callable[[Tensor, Tensor], Tensor]
 
 
 def effective(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:

@@ -9,7 +9,7 @@ INK, NOISE, TRAINED, PALE = "#444", "#d9822b", "#1f77b4", "#bbb"
 WIDE, HIGH, LEFT, TOP = 56.0, 15.0, 60.0, 46.0
 
 
-def describe(plans: Sequence[Plan]) -> str:
+def describe_plan(plans: Sequence[Plan]) -> str:
     """What a draw of one iteration costs and gives, as text: a line a step, plans alike as one."""
     samples = sum(p.group for p in plans)
     trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
@@ -71,7 +71,7 @@ def _table(plan: Plan) -> list[str]:
     return lines
 
 
-def draw(plans: Sequence[Plan]) -> str:
+def tree_svg(plans: Sequence[Plan]) -> str:
     """The trees of one draw as an SVG, roots on the left.
 
     A line is an edge: pale without noise, orange with, blue where it is trained on. A circle is a

@@ -16,7 +16,7 @@ from samplers.kernels import Kernel
 from samplers.particles import FeynmanKac
 from samplers.plan import Plan, steps_of
 from samplers.solvers import DPM2M, Euler, Solver
-from samplers.windows import Position, Progressive
+from samplers.windows import Progressive, WindowPosition
 
 
 @runtime_checkable
@@ -124,7 +124,7 @@ class Window:
     kernel: Kernel
     group: int
     size: int = 4
-    position: Position = Progressive()
+    position: WindowPosition = Progressive()
     shared_noise: bool = False
     flash: Flash | None = None
 

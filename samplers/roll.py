@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.particles import Score
+from samplers.particles import ParticleScore
 from samplers.plan import Columns, Plan
 from samplers.steering import Steering
 from samplers.walk import Begin, Edges, State, Velocity, Walk
@@ -99,9 +99,9 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     seed: int,
     iteration: int,
     keep_mean: bool = False,
-    score: Score | None = None,
+    score: ParticleScore | None = None,
     begin: Begin | None = None,
-    hear: Callable[[Rollout], None] | None = None,
+    on_rollout: Callable[[Rollout], None] | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Rollout, ...]:
@@ -111,8 +111,8 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     that several plans begin with are computed once. `keep_mean` stores the sampling policy's means
     with the edges, one more latent a trained node. Noise is drawn on the CPU in float32, so it is
     the same on every device and in every dtype. A plan that steers asks `score` on the way. `begin`
-    makes the first states of that noise, where they are not the noise itself. `hear` is told of
-    each rollout that others follow, as soon as it is drawn.
+    makes the first states of that noise, where they are not the noise itself. `on_rollout` is told
+    of each rollout that others follow, as soon as it is drawn.
     """
     if not draws:
         raise ValueError("roll needs at least one draw")
@@ -133,8 +133,8 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
         rollouts.append(
             Rollout(plan, x0, walk.prompt(x0), walk.draws, edges, seed, iteration, index)
         )
-        if hear is not None and index + 1 < len(plans):
-            hear(rollouts[-1])
+        if on_rollout is not None and index + 1 < len(plans):
+            on_rollout(rollouts[-1])
     return tuple(rollouts)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.noise import uniform
-from samplers.particles import FeynmanKac, Particles, Score, normalised, systematic
+from samplers.particles import FeynmanKac, Particles, ParticleScore, normalised, systematic
 from samplers.plan import Plan
 from samplers.walk import Velocity, Walk
 
@@ -67,7 +67,7 @@ class Steering:
     walk: Walk
     plan: Plan
     index: int
-    score: Score
+    score: ParticleScore
 
     def __post_init__(self) -> None:
         plan, steps = self.plan, len(self.plan.steps)
@@ -107,7 +107,7 @@ def steer(  # noqa: PLR0913 the settings behind the star are one call's, by name
     how: FeynmanKac,
     plan: Plan,
     velocity: Velocity,
-    score: Score,
+    score: ParticleScore,
     shape: tuple[int, ...],
     draws: Sequence[int],
     *,

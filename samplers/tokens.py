@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from samplers.noise import number
+from samplers.noise import key_hash
 
 GOLDEN, FIRST, SECOND = (  # SplitMix64's constants, as signed numbers
     0x9E3779B97F4A7C15 - 2**64,
@@ -59,7 +59,7 @@ def unpack(packed: UInt8[Tensor, "*n bytes"], vocabulary: int) -> Bool[Tensor, "
 
 def row_keys(keys: Sequence[tuple[int | str, ...]]) -> Int[Tensor, " n"]:
     """A 64-bit number for each key, on the CPU."""
-    signed = [n - 2**64 if n >= 2**63 else n for n in (number(*key) for key in keys)]
+    signed = [n - 2**64 if n >= 2**63 else n for n in (key_hash(*key) for key in keys)]
     return torch.tensor(signed, dtype=torch.int64)
 
 

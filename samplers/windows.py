@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 
 @runtime_checkable
-class Position(Protocol):
+class WindowPosition(Protocol):
     def __call__(self, iteration: int, seed: int, limit: int, size: int) -> int:
         """The first step, below `limit`; the window is [start, min(start + size, limit))."""
         ...

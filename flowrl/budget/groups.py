@@ -60,7 +60,7 @@ class Groups:
     def context(self, context: Context, draws: Int[Tensor, " d"]) -> Context:
         """Of all draws, to that of these, whose groups they are."""
         columns = context.columns
-        samples = chosen(draws, self.size)
+        samples = samples_of(draws, self.size)
         parts: dict[str, Tensor] = {}
         for name in BY_SAMPLE:
             value = getattr(context, name)
@@ -78,7 +78,7 @@ class Groups:
         return replace(context, columns=replace(columns, nodes=nodes), logp=logp, **parts)  # type: ignore[arg-type]
 
 
-def chosen(draws: Int[Tensor, " d"], size: int) -> Int[Tensor, " n"]:
+def samples_of(draws: Int[Tensor, " d"], size: int) -> Int[Tensor, " n"]:
     """The samples of some draws."""
     return (draws[:, None] * size + torch.arange(size)).flatten()
 

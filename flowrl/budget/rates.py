@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.prompts import uncertainty, weighted_draw
 
 KEEP = 0.5  # of a prompt's evidence, from visit to visit: the last visits count most
-START = 1 / (1 - KEEP)  # evidence that a constant stream of single samples leads to
+START_EVIDENCE = 1 / (1 - KEEP)  # evidence that a constant stream of single samples leads to
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Rates:
             if m == 0:
                 continue
             share = float((won & seen).sum()) / m
-            rate, evidence, _ = self.known.get(prompt, (self.rate(prompt), START, 0))
+            rate, evidence, _ = self.known.get(prompt, (self.rate(prompt), START_EVIDENCE, 0))
             kept = KEEP * evidence
             self.known[prompt] = (rate + m * (share - rate) / (kept + m), kept + m, iteration)
 

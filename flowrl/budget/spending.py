@@ -20,16 +20,16 @@ from flowrl.budget.successes import Success, Successes, cut, put, signature
 from flowrl.credit.values import masked_std
 from flowrl.likelihoods.rows import Rows, trimmed
 from flowrl.prompts import Draws, PromptSet
-from flowrl.settings.budget import Budget
+from flowrl.settings.budget import BudgetSettings
 from rewards.types import Scores
 
 R = TypeVar("R")
-LATER = 2**40  # ids of a further round's draws are so much above those of the round before
+LATER_ROUNDS = 2**40  # ids of a further round's draws are so much above those of the round before
 RARE = 0.5  # successes of prompts that succeed more often than this are not kept
 
 
 @dataclass(frozen=True)
-class Call:
+class DrawRequest:
     """What is to be drawn in an iteration. `weights` are a tracker's, None: prompts in turn."""
 
     prompts: PromptSet
@@ -39,7 +39,7 @@ class Call:
     weights: Float[Tensor, " p"] | None
 
 
-class Found(NamedTuple):
+class RoundScores(NamedTuple):
     """A round's draws and the weighted scores [n] of each plan's samples, NaN where unscored."""
 
     draws: Draws
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundOutcome:
     """What one plan's samples of a round scored. `mine`: this process's draws, if they count."""
 
     draws: Draws
@@ -63,16 +63,16 @@ class Outcome:
 
 @runtime_checkable
 class Spending(Protocol):
-    def draws(self, call: Call, found: Sequence[Found]) -> Draws | None:
+    def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
         """Of the next round, None for enough. The first round always has some."""
         ...
 
-    def scored(self, rollout: R, outcome: Outcome) -> tuple[R, Scores]:
+    def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
         """Learns from what was scored. Gives what is taught: this process's rollout and the scores
         of all, perhaps with some samples replaced."""
         ...
 
-    def kept(self, call: Call, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+    def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         """The draws of all rounds that are learned from."""
         ...
 
@@ -88,15 +88,15 @@ class Spending(Protocol):
 class Even:
     """Each prompt in turn, a group each, and all of it is learned from."""
 
-    def draws(self, call: Call, found: Sequence[Found]) -> Draws | None:
+    def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
         if found:
             return None
         return call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
 
-    def scored(self, rollout: R, outcome: Outcome) -> tuple[R, Scores]:
+    def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
         return rollout, outcome.scores
 
-    def kept(self, call: Call, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+    def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         return torch.ones(sum(len(f.draws.ids) for f in found), dtype=torch.bool)
 
     def rows(self, rows: Rows, unit: int) -> Rows:
@@ -115,14 +115,14 @@ class Even:
 class Rationed:
     """As the settings say. `group`: samples a draw."""
 
-    def __init__(self, settings: Budget, group: int) -> None:
+    def __init__(self, settings: BudgetSettings, group: int) -> None:
         self.settings, self.group = settings, group
         low, high = settings.rates or (0.0, 1.0)
         self.difficulty = Difficulty(low, high, settings.revisit, settings.order == "uncertain")
         self.rates, self.successes = Rates(), Successes(settings.replay)
         self._said: dict[str, float] = {}
 
-    def draws(self, call: Call, found: Sequence[Found]) -> Draws | None:
+    def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
         if found and (
             self.settings.flat != "resample"
             or len(found) >= self.settings.rounds
@@ -138,10 +138,10 @@ class Rationed:
             shares = knapsack(rates, call.count, 0, self.settings.repeat, self.group)
             merged = tuple(share for share in shares if share)
             prompts = [row for row, n in zip(prompts, shares, strict=True) for _ in range(n)]
-        first = call.iteration * call.count + LATER * len(found)
+        first = call.iteration * call.count + LATER_ROUNDS * len(found)
         return Draws(tuple(range(first, first + call.count)), tuple(prompts), merged)
 
-    def _prompts(self, call: Call, number: int, before: set[int]) -> list[int]:
+    def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:
         """One for each draw; those drawn before in this iteration come last."""
         if number == 0 and self.difficulty.indifferent:
             first = call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
@@ -157,7 +157,7 @@ class Rationed:
             self._said["outside"] = 1 - sum(fit) / len(fit)
         return chosen
 
-    def scored(self, rollout: R, outcome: Outcome) -> tuple[R, Scores]:
+    def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
         each = outcome.grouped()
         won = each >= self.settings.success  # NaN is none
         replayed = self._replayed(rollout, outcome, won)
@@ -172,7 +172,7 @@ class Rationed:
         self._said["replayed"] = self._said.get("replayed", 0.0) + len(replayed)
         return put(rollout, taught), Scores(values, scored, outcome.scores.names)
 
-    def _replayed(self, rollout: Any, outcome: Outcome, won: Tensor) -> dict[int, Success]:
+    def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
         """Successes for draws whose group has none, by the first draw of each such group."""
         groups = Groups(outcome.draws.merged, 1)
         lost = ~groups.filled(won.any(1)).view(-1, groups.most).any(1)
@@ -183,7 +183,7 @@ class Rationed:
                 found[draw] = success
         return found
 
-    def _remember(self, rollout: Any, outcome: Outcome, won: Tensor) -> None:
+    def _remember(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> None:
         """Keep one success of each draw that has few: those of all processes, in draws' order."""
         if self.settings.replay == 0:
             return
@@ -199,7 +199,7 @@ class Rationed:
         for prompt, success in every.values():
             self.successes.add(prompt, signature(rollout), success)
 
-    def _worth(self, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+    def _worth(self, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         """Draws of groups whose samples differ, under any of the plans."""
         merged = tuple(n for f in found for n in f.draws.merged)
         worth = torch.zeros(len(merged), dtype=torch.bool)
@@ -211,7 +211,7 @@ class Rationed:
             worth |= masked_std(whole.nan_to_num(0.0), known, 1, 0)[:, 0, 0] > self.settings.spread
         return worth[grouped(merged)]
 
-    def kept(self, call: Call, found: Sequence[Found]) -> Bool[Tensor, " g"]:
+    def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         """Of more than are wanted the first; if no group is worth it, the first round's."""
         count = sum(len(f.draws.ids) for f in found)
         kept = torch.ones(count, dtype=torch.bool)
@@ -249,5 +249,5 @@ class Rationed:
         self.successes.restore(state["successes"])
 
 
-def opened(settings: Budget, group: int) -> Spending:
-    return Even() if settings == Budget() else Rationed(settings, group)
+def open_spending(settings: BudgetSettings, group: int) -> Spending:
+    return Even() if settings == BudgetSettings() else Rationed(settings, group)

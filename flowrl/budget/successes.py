@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-Change = Callable[[str, Tensor], Tensor]
+RowChange = Callable[[str, Tensor], Tensor]
 Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on the CPU
 
 
@@ -52,7 +52,7 @@ def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
     return _changed(rollout, len(rollout.prompt), swap) if pieces else rollout
 
 
-def _changed(value: Any, n: int, change: Change, name: str = "") -> Any:
+def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
     """`value` with every tensor of n rows changed, in its fields and theirs; not its prompts."""
     if isinstance(value, Tensor):
         return change(name, value) if value.ndim and len(value) == n else value

@@ -15,17 +15,17 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS, Run
-from flowrl.settings.arguments import Evaluate, Plan, Sample
-from flowrl.settings.read import check, decode, override, read
+from flowrl.settings.arguments import EvaluateArguments, PlanArguments, SampleArguments
+from flowrl.settings.read import check_run, override, read_run, run_from
 
 T = TypeVar("T")
 
 
-def parse(kind: type[T], arguments: Sequence[str], prog: str) -> T:
+def parse_arguments(kind: type[T], arguments: Sequence[str], prog: str) -> T:
     return tyro.cli(kind, args=list(arguments), prog=f"flowrl {prog}", description=kind.__doc__)
 
 
-def train(arguments: list[str]) -> int:
+def train_command(arguments: list[str]) -> int:
     """`train CONFIG [overrides]` or `train --resume RUN`."""
     own, rest = _split(arguments, ("--resume", "--folder"))
     if "--resume" in own:
@@ -39,8 +39,8 @@ def train(arguments: list[str]) -> int:
         )
         return 0
     path = find(rest[0])
-    run = override(read(path), rest[1:])
-    check(run)
+    run = override(read_run(path), rest[1:])
+    check_run(run)
     folder = Path(own["--folder"]) if "--folder" in own else None
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists; give another --folder, or --resume {folder}")
@@ -54,7 +54,7 @@ def _resume(folder: Path, rest: Sequence[str]) -> int:
     if rest:
         raise UserError(f"train --resume takes a run's folder alone, not {' '.join(rest)}")
     run = run_of(folder)
-    check(run)
+    check_run(run)
     quiet()
     from flowrl.run.train import resume
 
@@ -78,10 +78,10 @@ def _finish(result: "object") -> int:
     return code
 
 
-def sample(arguments: list[str]) -> int:
-    from flowrl.cli.sample import sample as paint
+def sample_command(arguments: list[str]) -> int:
+    from flowrl.cli.sample import sample_prompts as paint
 
-    given = parse(Sample, arguments, "sample")
+    given = parse_arguments(SampleArguments, arguments, "sample")
     if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
         raise UserError('sample: give prompts, such as: flowrl sample RUN "a red circle"')
     quiet()
@@ -89,10 +89,10 @@ def sample(arguments: list[str]) -> int:
     return 0
 
 
-def evaluate(arguments: list[str]) -> int:
-    from flowrl.cli.sample import evaluate as score
+def evaluate_command(arguments: list[str]) -> int:
+    from flowrl.cli.sample import evaluate_weights as score
 
-    given = parse(Evaluate, arguments, "evaluate")
+    given = parse_arguments(EvaluateArguments, arguments, "evaluate")
     quiet()
     score(run_of(given.run), given)
     return 0
@@ -103,15 +103,15 @@ def plan(arguments: list[str]) -> int:
     if not rest:
         raise UserError("plan: name a file, such as `flowrl plan configs/demo.yaml`")
     words = [rest[0], *(word for pair in own.items() for word in pair)]
-    given = parse(Plan, words, "plan")
-    run = override(read(find(str(given.config))), rest[1:])
-    check(run)
+    given = parse_arguments(PlanArguments, words, "plan")
+    run = override(read_run(find(str(given.config))), rest[1:])
+    check_run(run)
     quiet()
-    from flowrl.cli.plan import describe
+    from flowrl.cli.plan import describe_run
     from flowrl.run import memory
 
-    print(describe(run, given.iteration, given.svg))
-    print(memory.told(run, given.memory, given.iteration))
+    print(describe_run(run, given.iteration, given.svg))
+    print(memory.memory_report(run, given.memory, given.iteration))
     return 0
 
 
@@ -124,7 +124,7 @@ def recipes(arguments: list[str]) -> int:
         return 0
     name = arguments[0]
     if name not in RECIPE_SETTINGS:
-        decode({"recipe": {"name": name}}, "recipes")
+        run_from({"recipe": {"name": name}}, "recipes")
     print(f"{name}: {inspect.cleandoc(RECIPES[name].__doc__ or '')}\n")
     rows = recipe_rows(name)
     width = max(len(key) for key, _, _ in rows)
@@ -162,32 +162,32 @@ def in_yaml(value: Any) -> str:
 
 def serve_reward(arguments: list[str]) -> int:
     """Put a reward behind HTTP."""
-    from flowrl.cli.serve import Serve, serve
+    from flowrl.cli.serve import Serve, run_reward_server
 
-    serve(parse(Serve, arguments, "serve-reward"))
+    run_reward_server(parse_arguments(Serve, arguments, "serve-reward"))
     return 0
 
 
-def score(arguments: list[str]) -> int:
-    from flowrl.evaluation.scoring import Score, run
+def score_command(arguments: list[str]) -> int:
+    from flowrl.evaluation.scoring import ScoreArguments, score_folder
 
     quiet()
-    run(parse(Score, arguments, "score"))
+    score_folder(parse_arguments(ScoreArguments, arguments, "score"))
     return 0
 
 
 def evaluate_rewards(arguments: list[str]) -> int:
-    from flowrl.evaluation.reward_evaluation import EvaluateRewards, run
+    from flowrl.evaluation.reward_evaluation import EvaluateRewards, report_rewards
 
     quiet()
-    run(parse(EvaluateRewards, arguments, "evaluate-rewards"))
+    report_rewards(parse_arguments(EvaluateRewards, arguments, "evaluate-rewards"))
     return 0
 
 
 def suites(arguments: list[str]) -> int:
-    from flowrl.evaluation.suites import Suites, run
+    from flowrl.evaluation.suites import Suites, list_suites
 
-    run(parse(Suites, arguments, "suites"))
+    list_suites(parse_arguments(Suites, arguments, "suites"))
     return 0
 
 
@@ -197,11 +197,16 @@ def schema(arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    f.__name__.replace("_", "-"): f
-    for f in (
-        *(train, sample, evaluate, plan, recipes),
-        *(serve_reward, score, evaluate_rewards, suites, schema),
-    )
+    "train": train_command,
+    "sample": sample_command,
+    "evaluate": evaluate_command,
+    "plan": plan,
+    "recipes": recipes,
+    "serve-reward": serve_reward,
+    "score": score_command,
+    "evaluate-rewards": evaluate_rewards,
+    "suites": suites,
+    "schema": schema,
 }
 
 
@@ -210,7 +215,7 @@ def run_of(folder: Path) -> Run:
     file = folder / "run.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is no run: it has no run.yaml")
-    return read(file)
+    return read_run(file)
 
 
 def quiet() -> None:

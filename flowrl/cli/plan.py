@@ -7,10 +7,10 @@ from flowrl.errors import UserError
 from flowrl.settings import Run
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
-from samplers.completions import describe as describe_texts
+from samplers.completions import describe_text_plan as describe_texts
 
 
-def describe(run: Run, iteration: int, svg: Path | None) -> str:
+def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     """A table of the plans with what one iteration of them evaluates, samples and trains on."""
     algorithm = run.algorithm()
     even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]  # the model has its own
@@ -37,7 +37,7 @@ def _texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
 
 def _pictures(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     if svg is not None:
-        svg.write_text(picture.draw(plans))
+        svg.write_text(picture.tree_svg(plans))
     draws = run.prompts.per_iteration
     samples = draws * sum(plan.group for plan in plans)
     trained = sum(
@@ -47,7 +47,7 @@ def _pictures(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     return "\n".join(
         [
             " (levels evenly spaced here; the model has its own)",
-            picture.describe(plans),
+            picture.describe_plan(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples to decode and score, {rows}",
         ]

@@ -8,18 +8,18 @@ from typing import Any
 import torch
 import yaml
 
-from flowrl.cli.steer import Painter, Steering, drivable, paint_steered
+from flowrl.cli.steer import Painter, SteeredSampler, drivable, paint_steered
 from flowrl.errors import UserError
-from flowrl.evaluation.suites import load_suite, told
+from flowrl.evaluation.suites import load_suite, suite_summary
 from flowrl.media.pages import Page
 from flowrl.models.policy import Policy
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
-from flowrl.run.evaluate import Drawn, Trial, draw, judge
+from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.run.session import load_policy, load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
-from flowrl.settings.arguments import Evaluate, Sample
+from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.read import override
 
 TOLD = {
@@ -28,7 +28,7 @@ TOLD = {
     "text/stopped": "share that stopped by itself",
     "text/distinct": "distinct within a prompt",
 }
-FOLDERS = ("adapter", "pipeline", "model")  # that last weights go to, by what was trained
+WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # that last weights go to, by what was trained
 
 
 def device_of(run: Run) -> torch.device:
@@ -41,7 +41,7 @@ def policy_of(run: Run, folder: Path, weights: str) -> Policy:
     """The run's model with its last, its best or other weights."""
     chosen = None if weights == "base" else weights_folder(folder, weights)
     policy = load_policy(run, device_of(run))
-    if chosen is not None and (chosen / checkpoint.WEIGHTS).is_file():
+    if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
         checkpoint.bring(policy, run, chosen)
     elif chosen is not None:
         policy.load_weights(chosen)
@@ -52,7 +52,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
     if weights == "best":
         found = max((folder / "best").glob("[0-9]*"), default=None)
     elif weights == "last":
-        found = next((p for n in FOLDERS if (p := folder / n).is_dir()), None)
+        found = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
     else:
         found = Path(weights) if Path(weights).is_dir() else None
     if found is None:
@@ -61,7 +61,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
     return found
 
 
-def sample(run: Run, given: Sample) -> None:
+def sample_prompts(run: Run, given: SampleArguments) -> None:
     rewards = load_rewards(parse_rewards(given.rewards) if given.rewards else run.judges)
     if given.guidance is not None:
         run = override(run, ["--model.guidance.sample", str(given.guidance)])
@@ -70,16 +70,16 @@ def sample(run: Run, given: Sample) -> None:
     steps = given.steps or run.evaluation_steps
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.steer == "no":
-        drawn = draw(policy, trial)
+        drawn = draw_trial(policy, trial)
     else:
         guidance = run.model.guidance.sample
         painter = Painter(drivable(policy), rewards, trial, guidance, device_of(run))
-        how = Steering(given.steer, given.particles, given.strength)
+        how = SteeredSampler(given.steer, given.particles, given.strength)
         samples, evaluations = paint_steered(painter, how)
-        drawn = Drawn(samples, {})
+        drawn = TrialSamples(samples, {})
         print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
     out = given.out or numbered(given.run / "samples", "sample")
-    scores = judge(rewards, drawn).scores
+    scores = score_trial(rewards, drawn).scores
     shown = [
         float(v) if ok else None
         for v, ok in zip(scores.values[:, 0], scores.scored[:, 0], strict=True)
@@ -107,7 +107,7 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
     return PromptSet(texts, tuple(known.get(text, {"prompt": text}) for text in texts))
 
 
-def evaluate(run: Run, given: Evaluate) -> None:
+def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
     source = given.prompts or run.prompts.held_out
     suite = None if given.suite is None else load_suite(given.suite)
     if suite is not None and given.prompts is not None:
@@ -134,14 +134,14 @@ def evaluate(run: Run, given: Evaluate) -> None:
     for sentence in prove_rewards(rewards, run, prompts):
         print(sentence)
     policy = policy_of(run, given.run, given.weights)
-    result = judge(rewards, draw(policy, trial))
+    result = score_trial(rewards, draw_trial(policy, trial))
     count = len(result.samples.prompts)
     for name in result.scores.names:
         mean = result.metrics[name]
         error = float(result.scores.values[:, result.scores.names.index(name)].std()) / count**0.5
         print(f"{name}: {mean:.4f} +- {error:.4f} (standard error, {count} samples)")
     if suite is not None:
-        print(told(suite, result.scores, result.samples.meta))
+        print(suite_summary(suite, result.scores, result.samples.meta))
     for name in [name for name in result.metrics if name in TOLD]:
         print(f"{TOLD[name]}: {result.metrics[name]:.4f}")
     if given.out is not None:

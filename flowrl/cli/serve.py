@@ -13,7 +13,7 @@ import yaml
 import rewards
 from flowrl.errors import UserError
 from rewards.load import load_judge
-from rewards.serving.batching import Limits
+from rewards.serving.batching import ServerLimits
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Serve:
     """Most MiB of a request."""
 
 
-def serve(given: Serve) -> None:
+def run_reward_server(given: Serve) -> None:
     """Until Ctrl-C. UserError for what cannot be served."""
     for library in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(library) is None:
@@ -46,10 +46,10 @@ def serve(given: Serve) -> None:
 
     from rewards.serving.server import Served, create_app
 
-    name, settings = parse(given.reward)
+    name, settings = parse_reward(given.reward)
     token = _token(given)
     try:
-        limits = Limits(given.batch, given.wait, given.body * 2**20)
+        limits = ServerLimits(given.batch, given.wait, given.body * 2**20)
         if given.judge:
             served = Served(name, settings, None, load_judge(name, **settings), token)
         else:
@@ -67,7 +67,7 @@ def serve(given: Serve) -> None:
     uvicorn.run(create_app(served, limits), host=given.host, port=given.port, log_level="warning")
 
 
-def parse(word: str) -> tuple[str, Mapping[str, object]]:
+def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:
     """Name and settings of `shapes` or '{name: shapes, kind: strict}'."""
     try:
         given = yaml.safe_load(word)

@@ -19,7 +19,7 @@ Method = Literal["best", "importance", "particles"]
 
 
 @dataclass(frozen=True)
-class Steering:
+class SteeredSampler:
     """Of `particles` samples one picture is kept, by the sum of the rewards.
 
     best         the highest
@@ -65,7 +65,7 @@ class Painter:
         return torch.where(scores.scored.all(1), scores.values.sum(1), torch.nan)
 
 
-def paint_steered(painter: Painter, how: Steering) -> tuple[Samples, int]:
+def paint_steered(painter: Painter, how: SteeredSampler) -> tuple[Samples, int]:
     """One kept sample for each of the trial's, and the network evaluations that were made."""
     trial, policy = painter.trial, painter.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]

@@ -16,7 +16,7 @@ from flowrl.credit.values import (
     Context,
     Credit,
     Fusion,
-    Level,
+    NodeLevel,
     Transform,
     at_leaves,
     at_nodes,
@@ -29,9 +29,9 @@ from flowrl.credit.values import (
 from rewards.types import Scores
 
 __all__ = [
-    "NONE", "Clip", "Context", "Credit", "Estimator", "Fusion", "LeaveOneOut", "Level", "Rescale",
-    "ScaleSteps", "Standardize", "Sum", "Transform", "at_leaves", "at_nodes", "by_column",
-    "masked_mean", "masked_std", "node_values",
+    "NONE", "Clip", "Context", "Credit", "Estimator", "Fusion", "LeaveOneOut", "NodeLevel",
+    "Rescale", "ScaleSteps", "Standardize", "Sum", "Transform", "at_leaves", "at_nodes",
+    "by_column", "masked_mean", "masked_std", "node_values",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Credit of some samples only: groups and samples that are worth a gradient; the others are masked."""
+"""Credit of some samples only: groups and samples that are worth a gradient; the others are
+masked."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Advantage transforms for rewards that say how often a prompt succeeds.
 
-Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. p is the
-mean of a group, c its number of successes, n its size.
+Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. p
+is the mean of a group, c its number of successes, n its size.
 """
 
 from dataclasses import dataclass

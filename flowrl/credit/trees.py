@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.comparisons import ParentDifference, roots
-from flowrl.credit.values import NONE, Context, Credit, Level, masked_std
+from flowrl.credit.values import NONE, Context, Credit, NodeLevel, masked_std
 
 
 def leaves(credit: Credit, context: Context) -> Tensor:
@@ -24,7 +24,7 @@ def leaves(credit: Credit, context: Context) -> Tensor:
             ids = torch.arange(len(last)) * nodes // group
         else:
             ids = context.nodes[:, k]
-        level = Level.of(ids, group)
+        level = NodeLevel.of(ids, group)
         counts.append(level.at_leaves(level.total(last)))
     return torch.stack(counts, 1)
 

@@ -1,7 +1,7 @@
 """Advantage transforms that read lengths, turns, states or a value from elsewhere.
 
-Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. What
-they read comes with the `Context`; one that is missing is named in the error.
+Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask.
+What they read comes with the `Context`; one that is missing is named in the error.
 
 A trajectory's outcome is compared once and holds for all its turns (AgentFlow's Flow-GRPO,
 arXiv:2510.05592) without any transform: turns are decision points, and `Context.exists` says which
@@ -20,7 +20,7 @@ from flowrl.credit.values import (
     NONE,
     Context,
     Credit,
-    Level,
+    NodeLevel,
     by_column,
     existing,
     masked_mean,
@@ -218,7 +218,7 @@ class States:
         credit = existing(credit, context)
         returns = Discount(self.gamma)(credit, context).value
         n, k, r = credit.value.shape
-        level = Level.of(states.flatten(), context.columns.group * k)
+        level = NodeLevel.of(states.flatten(), context.columns.group * k)
         value, mask = returns.flatten(0, 1), credit.mask.flatten(0, 1)
         count = level.at_leaves(level.total(mask.double()))
         mean = level.at_leaves(level.total(value * mask)) / count.clamp(min=1)

@@ -78,7 +78,7 @@ def at_leaves(column: Tensor, group: int) -> Tensor:
     return column.repeat_interleave(group // column.shape[1], 1).flatten(0, 1)
 
 
-class Level(NamedTuple):
+class NodeLevel(NamedTuple):
     """The nodes of one decision point of trees that are not uniform; drawn with fewer than m nodes
     are filled up with masked ones."""
 
@@ -86,7 +86,7 @@ class Level(NamedTuple):
     place: Int[Tensor, " n"]  # of each leaf's node among all g m
 
     @classmethod
-    def of(cls, ids: Int[Tensor, " n"], group: int) -> "Level":
+    def of(cls, ids: Int[Tensor, " n"], group: int) -> "NodeLevel":
         """Samples of a draw with the same id share a node."""
         n = len(ids)
         draw = torch.arange(n) // group
@@ -138,7 +138,7 @@ def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
             done.append(at_leaves(rule(value, mask) * mask, columns.group))
         else:
-            level = Level.of(context.nodes[:, k], columns.group)
+            level = NodeLevel.of(context.nodes[:, k], columns.group)
             value, mask = level.at_nodes(credit.value[:, k]), level.at_nodes(credit.mask[:, k])
             done.append(level.at_leaves(rule(value, mask) * mask))
     return Credit(torch.stack(done, 1), credit.mask)
@@ -206,7 +206,7 @@ def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fus
     assert context.nodes is not None
     parts: list[Credit] = []
     for ids in context.nodes.unbind(1):
-        level = Level.of(ids, context.columns.group)
+        level = NodeLevel.of(ids, context.columns.group)
         count = level.total(scored.double())
         if fusion == "mean":
             value = level.total(values * scored) / count.clamp(min=1)

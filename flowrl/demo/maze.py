@@ -13,20 +13,20 @@ from typing import Any, Literal
 import torch
 
 from rewards import Samples
-from samplers.noise import number
+from samplers.noise import key_hash
 
-SIDE = 5
+MAZE_SIZE = 5
 CELLS = "ABCDEFGHIJKLMNOPQRSTUVWXY"
-MOVES = {"n": -SIDE, "e": 1, "s": SIDE, "w": -1}
+MOVES = {"n": -MAZE_SIZE, "e": 1, "s": MAZE_SIZE, "w": -1}
 WALLS = {"BG", "CH", "DI", "LQ", "MR", "NS"}  # between cells of a row and of the next one
 TURNS = 12
-Split = Literal["train", "held_out"]
+MazeSplit = Literal["train", "held_out"]
 
 
-def step(cell: str, move: str) -> str:
+def move(cell: str, move: str) -> str:
     """The cell behind a move; the same one where a wall is."""
     at, to = CELLS.index(cell), CELLS.index(cell) + MOVES[move]
-    inside = to // SIDE == at // SIDE if move in "ew" else 0 <= to < len(CELLS)
+    inside = to // MAZE_SIZE == at // MAZE_SIZE if move in "ew" else 0 <= to < len(CELLS)
     if not inside or "".join(sorted(cell + CELLS[to])) in WALLS:
         return cell
     return CELLS[to]
@@ -36,7 +36,7 @@ def walk(start: str, text: str) -> str:
     """The cell that one ends in. Letters that are no moves count for nothing."""
     cell = start
     for letter in text:
-        cell = step(cell, letter) if letter in MOVES else cell
+        cell = move(cell, letter) if letter in MOVES else cell
     return cell
 
 
@@ -62,13 +62,13 @@ def examples() -> Samples:
 
 def compass(cell: str, goal: str, dice: Random) -> str:
     """A move towards the goal, by someone who does not know of walls."""
-    (y, x), (v, u) = (divmod(CELLS.index(place), SIDE) for place in (cell, goal))
+    (y, x), (v, u) = (divmod(CELLS.index(place), MAZE_SIZE) for place in (cell, goal))
     return dice.choice("s" * (v > y) + "n" * (v < y) + "e" * (u > x) + "w" * (u < x))
 
 
-def prompts(split: Split) -> list[str]:
+def prompts(split: MazeSplit) -> list[str]:
     """All pairs of cells in a fixed order without meaning; one in eight is held out."""
     found = ["".join(pair) + ":" for pair in permutations(CELLS, 2)]
-    found = [p for p in found if (number("maze", p) % 8 == 0) == (split == "held_out")]
+    found = [p for p in found if (key_hash("maze", p) % 8 == 0) == (split == "held_out")]
     Random(0).shuffle(found)
     return found

@@ -14,12 +14,12 @@ from typing import get_args
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.demo.world import MARGIN, SIZE, Split, Thing, render, split
-from rewards.moving_shapes import MOTIONS, Actor, parse
+from flowrl.demo.world import MARGIN, SIZE, PlacedObject, Split, render, split
+from rewards.moving_shapes import MOTIONS, Actor, parse_motion
 from rewards.shapes import COLOURS, SHAPES
 
-FRAMES = 5
-SHARES = {1: 0.3, 2: 0.7}  # by number of actors, among the films of pre-training
+VIDEO_FRAMES = 5
+ACTOR_SHARES = {1: 0.3, 2: 0.7}  # by number of actors, among the films of pre-training
 TRAVEL = (9.0, 14.0)  # pixels from the first frame to the last
 RADIUS = {1: (5.2, 7.5), 2: (4.8, 5.8)}
 OPPOSITES = (
@@ -30,7 +30,7 @@ OPPOSITES = (
 )
 
 
-def all_prompts() -> list[str]:
+def all_moving_prompts() -> list[str]:
     """Every prompt of the world: 90 of one shape, 1,080 of two that pass each other."""
     things = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
     pairs = [(a, b) for a, b in itertools.product(things, things) if a.split()[1] != b.split()[1]]
@@ -40,28 +40,28 @@ def all_prompts() -> list[str]:
     ]
 
 
-def prompts_of(name: Split) -> list[str]:
+def moving_prompts_of(name: Split) -> list[str]:
     """In an order that mixes the kinds."""
-    prompts = [prompt for prompt in all_prompts() if split(prompt) == name]
+    prompts = [prompt for prompt in all_moving_prompts() if split(prompt) == name]
     random.Random(0).shuffle(prompts)
     return prompts
 
 
-def write_prompts(folder: Path) -> None:
+def write_moving_prompts(folder: Path) -> None:
     """Rows {"prompt": ...} of each split."""
     for name in get_args(Split):
-        lines = [json.dumps({"prompt": prompt}) for prompt in prompts_of(name)]
+        lines = [json.dumps({"prompt": prompt}) for prompt in moving_prompts_of(name)]
         (folder / f"moving_{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def want(prompt: str) -> tuple[Actor, ...]:
-    actors = parse(prompt)
+def wanted_actors(prompt: str) -> tuple[Actor, ...]:
+    actors = parse_motion(prompt)
     if actors is None:
         raise ValueError(f"{prompt!r} is no prompt of this world; see all_prompts()")
     return actors
 
 
-def play(actors: Sequence[Actor], rng: random.Random) -> list[list[Thing]]:
+def play(actors: Sequence[Actor], rng: random.Random) -> list[list[PlacedObject]]:
     """The objects of each frame. Two actors pass each other in lanes of their own."""
     lanes = rng.sample(range(len(actors)), len(actors))
     paths = [
@@ -70,7 +70,7 @@ def play(actors: Sequence[Actor], rng: random.Random) -> list[list[Thing]]:
     return [list(frame) for frame in zip(*paths, strict=True)]
 
 
-def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[Thing]:
+def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[PlacedObject]:
     """A thing at even steps along its motion's axis, somewhere in its lane across it."""
     radius, travel = rng.uniform(*RADIUS[lanes]), rng.uniform(*TRAVEL)
     dx, dy = MOTIONS[actor.motion]
@@ -80,29 +80,29 @@ def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[Thing
     width = SIZE / lanes
     across = lane * width + rng.uniform(least, width - least)
     path = []
-    for frame in range(FRAMES):
-        along = start + travel * frame / (FRAMES - 1)
+    for frame in range(VIDEO_FRAMES):
+        along = start + travel * frame / (VIDEO_FRAMES - 1)
         along = SIZE - along if dx + dy < 0 else along
         x, y = (across, along) if dy else (along, across)
-        path.append(Thing(actor.colour, actor.shape, x, y, radius))
+        path.append(PlacedObject(actor.colour, actor.shape, x, y, radius))
     return path
 
 
-def draw_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
+def draw_moving_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
     """n prompts of a split, one and two actors in the shares of SHARES."""
-    by_number: dict[int, list[str]] = {number: [] for number in SHARES}
-    for prompt in prompts_of(name):
-        by_number[len(want(prompt))].append(prompt)
-    numbers = rng.choices(list(SHARES), list(SHARES.values()), k=n)
+    by_number: dict[int, list[str]] = {number: [] for number in ACTOR_SHARES}
+    for prompt in moving_prompts_of(name):
+        by_number[len(wanted_actors(prompt))].append(prompt)
+    numbers = rng.choices(list(ACTOR_SHARES), list(ACTOR_SHARES.values()), k=n)
     return [rng.choice(by_number[number]) for number in numbers]
 
 
-def paint(prompts: Sequence[str], rng: random.Random) -> Float[Tensor, "n 5 3 32 32"]:
+def render_videos(prompts: Sequence[str], rng: random.Random) -> Float[Tensor, "n 5 3 32 32"]:
     """One random film in 0..1 of each prompt."""
-    films = [play(want(prompt), rng) for prompt in prompts]
+    films = [play(wanted_actors(prompt), rng) for prompt in prompts]
     frames = render([frame for film in films for frame in film])
-    return frames.unflatten(0, (len(films), FRAMES))
+    return frames.unflatten(0, (len(films), VIDEO_FRAMES))
 
 
 if __name__ == "__main__":  # python -m flowrl.demo.moving_world
-    write_prompts(Path("configs/prompts"))
+    write_moving_prompts(Path("configs/prompts"))

@@ -10,14 +10,14 @@ from itertools import product
 from random import Random
 from typing import Literal
 
-from samplers.noise import number
+from samplers.noise import key_hash
 
 CHARACTERS = "0123456789+="
-Split = Literal["train", "held_out", "test"]
+SumSplit = Literal["train", "held_out", "test"]
 
 
 @dataclass(frozen=True)
-class Sum:
+class Addition:
     a: int
     b: int
 
@@ -44,27 +44,27 @@ class Sum:
         return str(self.a + self.b - 10 * self.carries)
 
     @property
-    def split(self) -> Split:
+    def split(self) -> SumSplit:
         """One problem in 16 is held out, another one in 16 is kept for the last test."""
-        place = number("sums", min(self.a, self.b), max(self.a, self.b)) % 16
+        place = key_hash("sums", min(self.a, self.b), max(self.a, self.b)) % 16
         return {0: "held_out", 1: "test"}.get(place, "train")  # type: ignore[return-value]
 
 
-def problems(split: Split) -> list[Sum]:
+def problems(split: SumSplit) -> list[Addition]:
     """All of a split, in a fixed order without meaning. a + b and b + a are in the same split."""
-    found = [Sum(a, b) for a, b in product(range(10, 100), repeat=2)]
+    found = [Addition(a, b) for a, b in product(range(10, 100), repeat=2)]
     found = [problem for problem in found if problem.split == split]
     Random(0).shuffle(found)
     return found
 
 
-def questions(split: Literal["train", "held_out"]) -> list[Sum]:
+def questions(split: Literal["train", "held_out"]) -> list[Addition]:
     """All sums of two numbers of 1 to 12 in a fixed order; one in four is held out."""
-    found = [Sum(a, b) for a, b in product(range(1, 13), repeat=2)]
+    found = [Addition(a, b) for a, b in product(range(1, 13), repeat=2)]
     found = [
         problem
         for problem in found
-        if (number("questions", min(problem.a, problem.b), max(problem.a, problem.b)) % 4 == 0)
+        if (key_hash("questions", min(problem.a, problem.b), max(problem.a, problem.b)) % 4 == 0)
         == (split == "held_out")
     ]
     Random(0).shuffle(found)

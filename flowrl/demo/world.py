@@ -1,7 +1,7 @@
 """The demo's world: pictures of coloured shapes, their prompts and the three splits of prompts.
 
-A prompt is read into `Wanted` by the same code that checks pictures (`rewards.shapes`). Here a
-scene is drawn for it: places and sizes are random, what is to be seen is not.
+A prompt is read into `WantedShapes` by the same code that checks pictures (`rewards.shapes`). Here
+a scene is drawn for it: places and sizes are random, what is to be seen is not.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.shapes import BACKGROUND, COLOURS, RELATIONS, SHAPES, Wanted, parse
+from rewards.shapes import BACKGROUND, COLOURS, RELATIONS, SHAPES, WantedShapes, parse_shapes
 
 SIZE = 32  # pixels a side
 MARGIN = 1.0  # least distance, in pixels, of an object from the picture's edge
 GAP = 1.2  # least distance of two objects' boxes
-KINDS = ("single", "two", "count")
-SHARES = (0.2, 0.6, 0.2)  # of the kinds among the pictures of pre-training
+PROMPT_KINDS = ("single", "two", "count")
+KIND_SHARES = (0.2, 0.6, 0.2)  # of the kinds among the pictures of pre-training
 
 Split = Literal["train", "held_out", "test"]
 
 
 @dataclass(frozen=True)
-class Thing:
+class PlacedObject:
     """An object to draw; centre and radius in pixels of a SIZE x SIZE picture."""
 
     colour: str
@@ -79,32 +79,32 @@ def write_prompts(folder: Path) -> None:
         (folder / f"shapes_{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def want(prompt: str) -> Wanted:
-    wanted = parse(prompt)
+def wanted_shapes(prompt: str) -> WantedShapes:
+    wanted = parse_shapes(prompt)
     if wanted is None:
         raise ValueError(f"{prompt!r} is no prompt of this world; see all_prompts()")
     return wanted
 
 
-def arrange(wanted: Wanted, rng: random.Random) -> list[Thing]:
+def arrange(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
     """Places and sizes for what is wanted; nothing overlaps or leaves the picture."""
     if wanted.relation is not None:
         return _arrange_pair(wanted, rng)
     low, high = (5.0, 8.0) if len(wanted.things) == 1 else (4.4, 5.6)
-    placed: list[Thing] = []
+    placed: list[PlacedObject] = []
     tries = 0
     while len(placed) < len(wanted.things):
         radius = rng.uniform(low, high)
         x, y = (rng.uniform(radius + MARGIN, SIZE - radius - MARGIN) for _ in range(2))
         if all(max(abs(x - t.x), abs(y - t.y)) > radius + t.radius + GAP for t in placed):
-            placed.append(Thing(*wanted.things[len(placed)], x, y, radius))
+            placed.append(PlacedObject(*wanted.things[len(placed)], x, y, radius))
         tries += 1
         if tries % 60 == 0:  # the first ones may leave no room for the last
             placed.clear()
     return placed
 
 
-def _arrange_pair(wanted: Wanted, rng: random.Random) -> list[Thing]:
+def _arrange_pair(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
     """Two objects, one beyond the other along the relation's axis, a little shifted across it."""
     radii = [rng.uniform(4.6, 6.2) for _ in range(2)]
     distance = sum(radii) + rng.uniform(1.5, 4.0)
@@ -118,12 +118,14 @@ def _arrange_pair(wanted: Wanted, rng: random.Random) -> list[Thing]:
     sideways = wanted.relation in ("left of", "right of")
     places = zip(along, across, strict=True) if sideways else zip(across, along, strict=True)
     return [
-        Thing(*thing, x, y, radius)
+        PlacedObject(*thing, x, y, radius)
         for thing, (x, y), radius in zip(wanted.things, places, radii, strict=True)
     ]
 
 
-def render(scenes: Sequence[Sequence[Thing]], size: int = SIZE) -> Float[Tensor, "n 3 size size"]:
+def render(
+    scenes: Sequence[Sequence[PlacedObject]], size: int = SIZE
+) -> Float[Tensor, "n 3 size size"]:
     """Pictures in 0..1, edges smooth over one pixel; later objects of a scene cover earlier ones.
 
     `size` other than 32 draws the same scenes larger or smaller.
@@ -158,15 +160,15 @@ def _distance(shape: Tensor, dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
 
 def draw_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
     """n prompts of a split, the kinds in the shares of SHARES."""
-    by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in PROMPT_KINDS}
     for prompt in prompts_of(name):
-        by_kind[want(prompt).kind].append(prompt)
-    return [rng.choice(by_kind[kind]) for kind in rng.choices(KINDS, SHARES, k=n)]
+        by_kind[wanted_shapes(prompt).kind].append(prompt)
+    return [rng.choice(by_kind[kind]) for kind in rng.choices(PROMPT_KINDS, KIND_SHARES, k=n)]
 
 
-def paint(prompts: Sequence[str], rng: random.Random) -> Float[Tensor, "n 3 32 32"]:
+def render_images(prompts: Sequence[str], rng: random.Random) -> Float[Tensor, "n 3 32 32"]:
     """One random picture in 0..1 of each prompt."""
-    return render([arrange(want(prompt), rng) for prompt in prompts])
+    return render([arrange(wanted_shapes(prompt), rng) for prompt in prompts])
 
 
 if __name__ == "__main__":  # python -m flowrl.demo.world

@@ -22,7 +22,7 @@ Ties = Literal["half", "excluded", "calibrated"]
 Values = Float[np.ndarray, " p"]
 
 
-class Estimate(NamedTuple):
+class MeanInterval(NamedTuple):
     """A mean with its interval, NaN where there is nothing to average."""
 
     value: float
@@ -114,14 +114,14 @@ class Resamples:
         low, high = np.quantile(found, [tail, 1 - tail])
         return float(low), float(high)
 
-    def estimate(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Estimate:
+    def estimate(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
         known = ~np.isnan(values)
         if not known.any():
-            return Estimate(float("nan"), float("nan"), float("nan"), 0)
+            return MeanInterval(float("nan"), float("nan"), float("nan"), 0)
         low, high = self.interval(self.means(values, cluster))
-        return Estimate(float(values[known].mean()), low, high, int(known.sum()))
+        return MeanInterval(float(values[known].mean()), low, high, int(known.sum()))
 
-    def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> Estimate:
+    def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
         """`estimate` for values in 0..1. Where all are 0 or all are 1 the bootstrap sees no spread;
         the far end is then the exact bound for as many independent draws as prompts."""
         found = self.estimate(values, cluster)
@@ -129,7 +129,7 @@ class Resamples:
             prompts = len(np.unique(cluster[~np.isnan(values)]))
             reach = ((1 - self.level) / 2) ** (1 / prompts)
             ends = (reach, 1.0) if found.value == 1.0 else (0.0, 1 - reach)
-            return Estimate(found.value, *ends, found.n)
+            return MeanInterval(found.value, *ends, found.n)
         return found
 
 
@@ -205,7 +205,7 @@ def fitted_scale(margin: Values, label: Values) -> float:
     return float(unit * np.exp(best.x))
 
 
-class Position(NamedTuple):
+class OrderAgreement(NamedTuple):
     """What a judge says of the same pairs in both orders."""
 
     toward_first: float  # mean P(the first shown is preferred) - 1/2
@@ -215,16 +215,18 @@ class Position(NamedTuple):
     n: int
 
 
-def position(p_ab: Values, p_ba: Values) -> Position:
+def position(p_ab: Values, p_ba: Values) -> OrderAgreement:
     """p_ab: P(a) with a shown first; p_ba: P(b) with b shown first."""
     both = ~np.isnan(p_ab) & ~np.isnan(p_ba)
     ab, ba = p_ab[both], p_ba[both]
     if not len(ab):
-        return Position(float("nan"), float("nan"), float("nan"), float("nan"), 0)
+        return OrderAgreement(float("nan"), float("nan"), float("nan"), float("nan"), 0)
     first, second = (ab > 0.5) & (ba > 0.5), (ab < 0.5) & (ba < 0.5)
     same = np.sign(ab - 0.5) == np.sign(0.5 - ba)
     lean = float((ab.mean() + ba.mean()) / 2 - 0.5)
-    return Position(lean, float(same.mean()), float(first.mean()), float(second.mean()), len(ab))
+    return OrderAgreement(
+        lean, float(same.mean()), float(first.mean()), float(second.mean()), len(ab)
+    )
 
 
 def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:

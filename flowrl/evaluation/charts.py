@@ -12,18 +12,18 @@ from html import escape
 from PIL import Image
 from torch import Tensor
 
-from flowrl.evaluation.agreement import Estimate
-from rewards.perception.media import to_image
+from flowrl.evaluation.agreement import MeanInterval
+from rewards.perception.media import to_pil
 
 LARGEST = 192  # pixels of a picture's longer side on the page
 
 
-def number(x: float, digits: int = 1, scale: float = 100.0) -> str:
+def table_number(x: float, digits: int = 1, scale: float = 100.0) -> str:
     """A share in percent (or `scale` times a number); a dash for NaN."""
     return f"{scale * x:.{digits}f}" if math.isfinite(x) else "&ndash;"
 
 
-def dots(rows: Sequence[tuple[str, Estimate]], mark: float | None = 0.5) -> str:
+def dots(rows: Sequence[tuple[str, MeanInterval]], mark: float | None = 0.5) -> str:
     """A line each: name, dot with its interval on 0..1, number. `mark` is a dashed line.
 
     The axis begins and ends at tens of percent around all intervals.
@@ -43,7 +43,8 @@ def dots(rows: Sequence[tuple[str, Estimate]], mark: float | None = 0.5) -> str:
             track += f'<i class="span" style="--low:{at(e.low)};--high:{at(e.high)}"></i>'
         if math.isfinite(e.value):
             track += f'<i class="dot" style="--at:{at(e.value)}"></i>'
-        text = f"<b>{number(e.value)}</b> <small>{number(e.low)} &ndash; {number(e.high)}</small>"
+        span = f"{table_number(e.low)} &ndash; {table_number(e.high)}"
+        text = f"<b>{table_number(e.value)}</b> <small>{span}</small>"
         lines.append(
             f'<div class="row"><span>{escape(name)}</span><div class="track">{track}</div>'
             f"<span>{text}</span></div>"
@@ -53,7 +54,7 @@ def dots(rows: Sequence[tuple[str, Estimate]], mark: float | None = 0.5) -> str:
     return "\n".join(lines)
 
 
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that scrolls by itself. Cells are HTML; those that begin with <td are taken whole."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = [
@@ -72,9 +73,9 @@ def matrix(names: Sequence[str], share: Sequence[Sequence[float]]) -> str:
         for j, x in enumerate(share[i]):
             depth = 0 if i == j or not math.isfinite(x) else max(0.0, 2 * x - 1) * 70
             paint = f"background:color-mix(in srgb, var(--mark) {depth:.0f}%, transparent)"
-            cells.append(f'<td style="{paint}">{"" if i == j else number(x, 0)}</td>')
+            cells.append(f'<td style="{paint}">{"" if i == j else table_number(x, 0)}</td>')
         rows.append(cells)
-    return grid(["", *names], rows)
+    return html_table(["", *names], rows)
 
 
 def reliability(said: Sequence[float], seen: Sequence[float], count: Sequence[int]) -> str:
@@ -111,9 +112,9 @@ def reliability(said: Sequence[float], seen: Sequence[float], count: Sequence[in
     )
 
 
-def picture(media: Tensor, alt: str) -> str:
+def html_image(media: Tensor, alt: str) -> str:
     """An image [3 h w], or the middle frame of a video [f 3 h w], inside the page."""
-    image = to_image(media if media.ndim == 3 else media[len(media) // 2])
+    image = to_pil(media if media.ndim == 3 else media[len(media) // 2])
     small = max(image.size) <= 96
     if max(image.size) > LARGEST:
         scale = LARGEST / max(image.size)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Item
-from flowrl.evaluation.sources import ALL, MOVING, PICTURES, Source
+from flowrl.evaluation.sources import IMAGE_SUFFIXES, MEDIA_SUFFIXES, MOVING, Source
 from flowrl.evaluation.tables import SUFFIXES, rows_of
 
 Where = Literal["auto", "table", "metadata", "names"]
@@ -23,12 +23,12 @@ TABLES = ("prompts", "metadata")  # names of tables that are found by themselves
 DESCRIPTION, COMMENT = 0x010E, 0x9286  # EXIF
 
 
-class Found(NamedTuple):
+class FolderItems(NamedTuple):
     items: list[Item]
     told: str  # where the prompts came from, for the terminal
 
 
-def find_items(folder: Path, table: Path | None, where: Where) -> Found:
+def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
     """Every picture and video below `folder`, those of one prompt together.
 
     auto takes a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), else what the
@@ -44,20 +44,22 @@ def find_items(folder: Path, table: Path | None, where: Where) -> Found:
         rows = _from_table(folder, table)
         told = f"prompts from {table}"
     else:
-        files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ALL and p.is_file())
+        files = sorted(
+            p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and p.is_file()
+        )
         rows = [(path, *_of_file(path, where), {}) for path in files]
         told = "prompts from " + ", ".join(
             f"{name} ({count})" for name, count in Counter(row[2] for row in rows).items()
         )
         rows = [(path, prompt, meta) for path, prompt, _, meta in rows]
     if not rows:
-        raise UserError(f"{folder} has no pictures or videos ({', '.join(sorted(ALL))})")
+        raise UserError(f"{folder} has no pictures or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")
     group = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompt for _, prompt, _ in rows))}
     items = [
         Item(Source(_name(path, folder), path), prompt, group[prompt], meta)
         for path, prompt, meta in rows
     ]
-    return Found(sorted(items, key=lambda item: item.group), told)
+    return FolderItems(sorted(items, key=lambda item: item.group), told)
 
 
 def _name(path: Path, folder: Path) -> str:
@@ -108,7 +110,7 @@ def named(path: Path) -> str:
 def written(path: Path) -> str | None:
     """The prompt that a picture carries: in a PNG's text `prompt` (plain, or ComfyUI's graph),
     `parameters` (AUTOMATIC1111: the text before the negative prompt), `Description`; or in EXIF."""
-    if path.suffix.lower() not in PICTURES | MOVING:
+    if path.suffix.lower() not in IMAGE_SUFFIXES | MOVING:
         return None
     try:
         with Image.open(path) as image:

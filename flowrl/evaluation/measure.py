@@ -19,10 +19,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.evaluation.sources import Source, read
+from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
 from flowrl.settings.read import explain
-from rewards import Judge, Reward, Samples, check, load, score_all
+from rewards import Judge, Reward, Samples, check_reward, load, score_all
 from rewards.load import load_judge
 from rewards.self_test import Prompts, self_test
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CACHE = 512 * 2**20  # bytes of decoded samples that are kept for the next reward
 
-Change = Callable[[Tensor, int], Tensor]  # a sample and its row -> the sample, changed
+Perturbation = Callable[[Tensor, int], Tensor]  # a sample and its row -> the sample, changed
 
 
 class Item(NamedTuple):
@@ -56,10 +56,10 @@ class Gallery:
     _kept: dict[int, Tensor | None] = field(default_factory=dict)
     _bytes: int = 0
 
-    def samples(self, rows: Sequence[int], change: Change | None = None) -> Samples:
+    def samples(self, rows: Sequence[int], change: Perturbation | None = None) -> Samples:
         """The samples of these rows; one tensor where all have one size."""
         missing = [row for row in rows if row not in self._kept]
-        found = read([self.items[row].source for row in missing], self.frames)
+        found = read_media([self.items[row].source for row in missing], self.frames)
         self.broken |= found.broken
         fresh = dict(zip(missing, found.media, strict=True))
         for row, media in fresh.items():
@@ -100,7 +100,7 @@ def scores(
     gallery: Gallery,
     rows: Sequence[int],
     size: int,
-    change: Change | None = None,
+    change: Perturbation | None = None,
 ) -> tuple[Float[np.ndarray, " n"], Cost]:
     """The reward's scores of these rows, NaN where it gave none."""
     values = np.full(len(rows), np.nan)
@@ -268,7 +268,7 @@ def check_specs(
     """UserError where a name or a setting is wrong; nothing is loaded."""
     for spec in specs.values():
         try:
-            check(spec.name, spec.settings, want)
+            check_reward(spec.name, spec.settings, want)
         except ValueError as error:
             raise UserError(f"{place}: {error}") from error
 

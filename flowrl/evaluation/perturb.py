@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 from torch import Tensor
 
-from flowrl.evaluation.agreement import Estimate, Resamples, Values, preferred
-from rewards.perception.media import to_image, to_tensor
+from flowrl.evaluation.agreement import MeanInterval, Resamples, Values, preferred
+from rewards.perception.media import to_pil, to_tensor
 
 WRITTEN = "best quality"
 
@@ -87,7 +87,7 @@ def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
     def changed(media: Tensor, row: int) -> Tensor:
         frames = media if media.ndim == 4 else media[None]
         rng = np.random.default_rng([seed, row])
-        edited = torch.stack([to_tensor(edit(to_image(frame), rng)) for frame in frames])
+        edited = torch.stack([to_tensor(edit(to_pil(frame), rng)) for frame in frames])
         return edited if media.ndim == 4 else edited[0]
 
     return changed
@@ -96,9 +96,9 @@ def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
 class Robustness(NamedTuple):
     """What an edit does to a reward. Shares are of pairs whose winner people named."""
 
-    shift: Estimate  # mean (changed - clean score), in units of `spread`
+    shift: MeanInterval  # mean (changed - clean score), in units of `spread`
     raised: float  # share of samples that score higher once changed
-    overtakes: Estimate  # share of pairs, of those decided rightly, whose changed loser wins
+    overtakes: MeanInterval  # share of pairs, of those decided rightly, whose changed loser wins
     n: int  # of samples that were changed and scored
 
 
@@ -120,7 +120,7 @@ def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> floa
     return float((np.square(score - centre[group]).sum() / free) ** 0.5)
 
 
-class Pairs(NamedTuple):
+class ScoredPairs(NamedTuple):
     """Pairs (winner, loser) as rows of scores, and their prompts' numbers."""
 
     winner: Int[np.ndarray, " p"]
@@ -134,7 +134,7 @@ class Pairs(NamedTuple):
         b: Int[np.ndarray, " p"],
         label: Values,
         cluster: Int[np.ndarray, " p"],
-    ) -> "Pairs":
+    ) -> "ScoredPairs":
         """Those whose winner people named."""
         people = preferred(label)
         named = people != 0
@@ -146,7 +146,7 @@ class Pairs(NamedTuple):
 def robustness(
     clean: Float[np.ndarray, " n"],
     changed: Mapping[str, Float[np.ndarray, " n"]],
-    pairs: Pairs,
+    pairs: ScoredPairs,
     unit: float,
     resamples: Resamples,
 ) -> dict[str, Robustness]:

@@ -28,7 +28,7 @@ from flowrl.evaluation.measure import Item
 from flowrl.evaluation.sources import Source
 from flowrl.evaluation.tables import rows_of
 
-Row = Mapping[str, Any]
+PreferenceRow = Mapping[str, Any]
 
 
 class Said(NamedTuple):
@@ -41,22 +41,24 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class PreferenceLayout:
     columns: tuple[str, ...]
-    read: Callable[[Row, str, str], Said | None]  # row, dimension, place; None: nobody judged it
+    read: Callable[
+        [PreferenceRow, str, str], Said | None
+    ]  # row, dimension, place; None: nobody judged it
     dimension: str = ""  # the column with the labels, where one may choose it
 
 
-WORDS = {
+PREFERENCE_WORDS = {
     "a": 1.0, "left": 1.0, "leftvote": 1.0, "b": 0.0, "right": 0.0, "rightvote": 0.0, "tie": 0.5,
     "same": 0.5, "tievote": 0.5, "bothbad_vote": 0.5,
 }  # fmt: skip
 
 
-def label_of(cell: Any, place: str) -> float:
+def preference_label(cell: Any, place: str) -> float:
     """P(a preferred) of a word or a number."""
-    if isinstance(cell, str) and cell.strip().lower() in WORDS:
-        return WORDS[cell.strip().lower()]
+    if isinstance(cell, str) and cell.strip().lower() in PREFERENCE_WORDS:
+        return PREFERENCE_WORDS[cell.strip().lower()]
     try:
         value = float(cell)
     except (TypeError, ValueError):
@@ -66,18 +68,20 @@ def label_of(cell: Any, place: str) -> float:
     return value
 
 
-def _plain(row: Row, dimension: str, place: str) -> Said:
-    return Said(row["prompt"], (row["a"], row["b"]), label_of(row[dimension], place))
+def _plain(row: PreferenceRow, dimension: str, place: str) -> Said:
+    return Said(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
 
 
-def _pickapic(row: Row, dimension: str, place: str) -> Said | None:
+def _pickapic(row: PreferenceRow, dimension: str, place: str) -> Said | None:
     if row.get("has_label") is False:
         return None
-    return Said(row["caption"], (row["jpg_0"], row["jpg_1"]), label_of(row[dimension], place))
+    return Said(
+        row["caption"], (row["jpg_0"], row["jpg_1"]), preference_label(row[dimension], place)
+    )
 
 
-def _ranked(media: str, ranks: str) -> Callable[[Row, str, str], Said | None]:
-    def read(row: Row, dimension: str, place: str) -> Said | None:
+def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], Said | None]:
+    def read(row: PreferenceRow, dimension: str, place: str) -> Said | None:
         given = row[ranks]
         if not isinstance(given, list) or len(given) != len(row[media]):
             raise UserError(f"{place}: {ranks} and {media} are not two lists of one length")
@@ -86,34 +90,38 @@ def _ranked(media: str, ranks: str) -> Callable[[Row, str, str], Said | None]:
     return read
 
 
-def _hpdv2_pairs(row: Row, dimension: str, place: str) -> Said | None:
+def _hpdv2_pairs(row: PreferenceRow, dimension: str, place: str) -> Said | None:
     first, second = row["human_preference"]
     return Said(row["prompt"], row["file_path"], (1 + first - second) / 2)
 
 
-def _sides(left: str, right: str) -> Callable[[Row, str, str], Said | None]:
-    def read(row: Row, dimension: str, place: str) -> Said | None:
+def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], Said | None]:
+    def read(row: PreferenceRow, dimension: str, place: str) -> Said | None:
         prompt = row.get("prompt") or row.get("instruct_prompt")
-        return Said(prompt, (row[left], row[right]), label_of(row[dimension], place))
+        return Said(prompt, (row[left], row[right]), preference_label(row[dimension], place))
 
     return read
 
 
 LAYOUTS = {
-    "pickapic": Layout(("caption", "jpg_0", "jpg_1", "label_0"), _pickapic, "label_0"),
-    "imagereward": Layout(("prompt", "generations", "ranking"), _ranked("generations", "ranking")),
-    "hpdv2": Layout(("prompt", "image_path", "rank"), _ranked("image_path", "rank")),
-    "hpdv2_pairs": Layout(("prompt", "file_path", "human_preference"), _hpdv2_pairs),
-    "genai": Layout(
+    "pickapic": PreferenceLayout(("caption", "jpg_0", "jpg_1", "label_0"), _pickapic, "label_0"),
+    "imagereward": PreferenceLayout(
+        ("prompt", "generations", "ranking"), _ranked("generations", "ranking")
+    ),
+    "hpdv2": PreferenceLayout(("prompt", "image_path", "rank"), _ranked("image_path", "rank")),
+    "hpdv2_pairs": PreferenceLayout(("prompt", "file_path", "human_preference"), _hpdv2_pairs),
+    "genai": PreferenceLayout(
         ("left_output_image", "right_output_image", "vote_type"),
         _sides("left_output_image", "right_output_image"),
         "vote_type",
     ),
-    "genai_video": Layout(
+    "genai_video": PreferenceLayout(
         ("left_video", "right_video", "vote_type"), _sides("left_video", "right_video"), "vote_type"
     ),
-    "videogen": Layout(("prompt", "path_A", "path_B"), _sides("path_A", "path_B"), "Overall"),
-    "plain": Layout(("prompt", "a", "b", "label"), _plain, "label"),
+    "videogen": PreferenceLayout(
+        ("prompt", "path_A", "path_B"), _sides("path_A", "path_B"), "Overall"
+    ),
+    "plain": PreferenceLayout(("prompt", "a", "b", "label"), _plain, "label"),
 }
 
 
@@ -150,7 +158,7 @@ class _Builder:
     ranks: list[float] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, said: Said, row: Row, folder: Path, place: str) -> None:
+    def add(self, said: Said, row: PreferenceRow, folder: Path, place: str) -> None:
         if not isinstance(said.prompt, str) or not said.prompt.strip():
             raise UserError(f"{place}: the prompt is empty")
         sources = [Source.of(m, folder, f"{place}, {i + 1}") for i, m in enumerate(said.media)]
@@ -207,7 +215,7 @@ def layout_of(columns: Sequence[str], place: str) -> str:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReadOptions:
     """Which part of a data set is wanted, and how it is to be read."""
 
     layout: str | None = None  # found by the columns if None
@@ -217,7 +225,7 @@ class Choice:
     seed: int = 0
 
 
-def load(source: Path, choice: Choice) -> Preferences:
+def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     """Read a file (jsonl, json, csv, tsv, parquet) or a folder of them.
 
     UserError: no such file or layout, a row without prompt, label or samples (with its number).

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from flowrl.evaluation.agreement import Estimate, preferred
-from flowrl.evaluation.charts import dots, grid, matrix, number, picture, reliability
+from flowrl.evaluation.agreement import MeanInterval, preferred
+from flowrl.evaluation.charts import dots, html_image, html_table, matrix, reliability, table_number
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.perturb import EDITS, change
 from flowrl.evaluation.preferences import Preferences
-from flowrl.evaluation.reward_report import Asked, Tree, percent
+from flowrl.evaluation.reward_report import ReportTree, RewardResult, percent
 
-TIES = {
+TIE_RULES = {
     "half": "ties count half (Pick-a-Pic)",
     "excluded": "people's ties left out (ImageReward, HPDv2)",
     "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
@@ -56,9 +56,9 @@ NOTES = (
 )
 
 
-def page(
-    found: Tree,
-    asked: Sequence[Asked],
+def report_page(
+    found: ReportTree,
+    asked: Sequence[RewardResult],
     preferences: Preferences,
     gallery: Gallery,
     examples: int,
@@ -98,17 +98,17 @@ def page(
     )
 
 
-def _summary(data: Tree) -> str:
+def _summary(data: ReportTree) -> str:
     said = f"{data['pairs']} pairs of {data['samples']} samples for {data['prompts']} prompts, "
     said += f"{data['ties']} of them ties; layout {data['layout']}."
     return said + (f" {data['unlabelled']} rows without a label." if data["unlabelled"] else "")
 
 
-def _accuracy(found: Tree) -> str:
+def _accuracy(found: ReportTree) -> str:
     rewards, ties = found["rewards"], found["ties"]
     order = sorted(rewards, key=lambda n: -_low(rewards[n]["accuracy"][ties].value))
     rows = [(name, rewards[name]["accuracy"][ties]) for name in order]
-    kinds = [k for k in TIES if any(k in r["accuracy"] for r in rewards.values())]
+    kinds = [k for k in TIE_RULES if any(k in r["accuracy"] for r in rewards.values())]
     cells = [
         [
             escape(name),
@@ -120,11 +120,11 @@ def _accuracy(found: Tree) -> str:
     ]
     level = percent(found["level"], 0)
     return (
-        f'<h2>Accuracy</h2><p class="note">Percent of pairs, {TIES[ties]}, with {level} intervals '
-        "over prompts. The dashed line is guessing.</p>"
+        f'<h2>Accuracy</h2><p class="note">Percent of pairs, {TIE_RULES[ties]}, with {level} '
+        "intervals over prompts. The dashed line is guessing.</p>"
         + dots(rows)
         + "<h3>With other treatments of ties</h3>"
-        + grid(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], cells)
+        + html_table(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], cells)
         + _differences(found)
     )
 
@@ -133,28 +133,30 @@ def _low(x: float) -> float:
     return x if x == x else -1.0
 
 
-def _estimate(e: Estimate | None, digits: int = 1, scale: float = 100.0) -> str:
+def _estimate(e: MeanInterval | None, digits: int = 1, scale: float = 100.0) -> str:
     if e is None:
         return "&ndash;"
-    span = f"{number(e.low, digits, scale)} &ndash; {number(e.high, digits, scale)}"
-    return f"{number(e.value, digits, scale)}<small>{span}</small>"
+    span = f"{table_number(e.low, digits, scale)} &ndash; {table_number(e.high, digits, scale)}"
+    return f"{table_number(e.value, digits, scale)}<small>{span}</small>"
 
 
-def _differences(found: Tree) -> str:
+def _differences(found: ReportTree) -> str:
     if not found["differences"]:
         return ""
     rows = [
         [
             f"{escape(d['first'])} &minus; {escape(d['second'])}",
-            _estimate(Estimate(d["value"], d["low"], d["high"], d["n"])),
+            _estimate(MeanInterval(d["value"], d["low"], d["high"], d["n"])),
             "settled" if d["low"] > 0 or d["high"] < 0 else "not settled",
         ]
         for d in found["differences"]
     ]
-    return "<h3>Differences on the same pairs, in points</h3>" + grid(["", "points", ""], rows)
+    return "<h3>Differences on the same pairs, in points</h3>" + html_table(
+        ["", "points", ""], rows
+    )
 
 
-def _categories(found: Tree) -> str:
+def _categories(found: ReportTree) -> str:
     names = list(found["dataset"]["categories"])
     if not names:
         return ""
@@ -164,10 +166,10 @@ def _categories(found: Tree) -> str:
         for r, v in found["rewards"].items()
     ]
     head = ["", *(f"{c} ({counts[c]})" for c in names)]
-    return f"<h2>By category</h2>{grid(head, rows)}"
+    return f"<h2>By category</h2>{html_table(head, rows)}"
 
 
-def _ranks(found: Tree) -> str:
+def _ranks(found: ReportTree) -> str:
     ranked = {n: r["rank"] for n, r in found["rewards"].items() if r.get("rank")}
     if not ranked:
         return ""
@@ -177,16 +179,16 @@ def _ranks(found: Tree) -> str:
     ]
     groups = next(iter(ranked.values()))["groups"]
     note = f'<p class="note">Mean over {groups} ordered groups; 1 is the order of people.</p>'
-    return f"<h2>Rank correlation</h2>{note}{grid(['', 'Kendall', 'Spearman'], rows)}"
+    return f"<h2>Rank correlation</h2>{note}{html_table(['', 'Kendall', 'Spearman'], rows)}"
 
 
-def _agreement(found: Tree) -> str:
+def _agreement(found: ReportTree) -> str:
     names, share = found["agreement"]["names"], found["agreement"]["share"]
     note = '<p class="note">Percent of pairs with the same winner, where both name one.</p>'
     return f"<h2>Who agrees with whom</h2>{note}{matrix(names, share)}"
 
 
-def _robustness(found: Tree) -> str:
+def _robustness(found: ReportTree) -> str:
     held = {n: r["robustness"] for n, r in found["rewards"].items() if r.get("robustness")}
     if not held:
         return ""
@@ -198,7 +200,7 @@ def _robustness(found: Tree) -> str:
             bad = (shift.low > 0 and shift.value >= 0.1) or (over.n and over.low > 0.05)
             text = f"{shift.value:+.2f}" if shift.value == shift.value else "&ndash;"
             cells.append(
-                f"<td{' class=bad' if bad else ''}>{text}<small>{number(over.value, 0)} % win"
+                f"<td{' class=bad' if bad else ''}>{text}<small>{table_number(over.value, 0)} % win"
                 "</small></td>"
             )
         rows.append(cells)
@@ -206,10 +208,10 @@ def _robustness(found: Tree) -> str:
         '<p class="note">Shift of the score in spreads within a prompt, and how many losers win '
         "once they alone are changed. Red: a policy is paid for this change.</p>"
     )
-    return f"<h2>What fools it</h2>{note}{grid(['', *next(iter(held.values()))], rows)}"
+    return f"<h2>What fools it</h2>{note}{html_table(['', *next(iter(held.values()))], rows)}"
 
 
-def _strip(asked: Sequence[Asked], p: Preferences, gallery: Gallery, seed: int) -> str:
+def _strip(asked: Sequence[RewardResult], p: Preferences, gallery: Gallery, seed: int) -> str:
     """One sample as it is and after every edit, with every reward's scores."""
     scored = [a for a in asked if a.score is not None and a.changed]
     if not scored:
@@ -227,14 +229,14 @@ def _strip(asked: Sequence[Asked], p: Preferences, gallery: Gallery, seed: int) 
             for a in scored
         ]
         figures.append(
-            f"<figure>{picture(media, edit)}<figcaption><b>{edit}</b><br>"
+            f"<figure>{html_image(media, edit)}<figcaption><b>{edit}</b><br>"
             f"{'<br>'.join(values)}</figcaption></figure>"
         )
     prompt = escape(p.items[row].prompt)
     return f'<h3>One sample: {prompt}</h3><div class="strip">{"".join(figures)}</div>'
 
 
-def _calibration(found: Tree) -> str:
+def _calibration(found: ReportTree) -> str:
     plots = []
     for name, reward in found["rewards"].items():
         c = reward["calibration"]
@@ -251,19 +253,19 @@ def _calibration(found: Tree) -> str:
     return f'<h2>Calibration</h2>{note}<div class="plots">{"".join(plots)}</div>'
 
 
-def _position(found: Tree) -> str:
+def _position(found: ReportTree) -> str:
     rows = []
     for name, reward in found["rewards"].items():
         if "position" in reward:
             p = reward["position"]
             lean = f"{100 * p['toward_first']:+.1f}"
             shares = (p["consistent"], p["to_first"], p["to_second"])
-            rows.append([escape(name), lean, *(number(x) for x in shares), str(p["n"])])
+            rows.append([escape(name), lean, *(table_number(x) for x in shares), str(p["n"])])
     head = ["", "lean to first", "same winner", "always first", "always second", "pairs"]
-    return f"<h2>Position bias of judges, percent</h2>{grid(head, rows)}" if rows else ""
+    return f"<h2>Position bias of judges, percent</h2>{html_table(head, rows)}" if rows else ""
 
 
-def _costs(found: Tree) -> str:
+def _costs(found: ReportTree) -> str:
     rows = []
     for name, reward in found["rewards"].items():
         c = reward["cost"]
@@ -272,10 +274,10 @@ def _costs(found: Tree) -> str:
             [escape(name), f"{1000 * c['seconds']:.3g}", memory, f"{c['load_seconds']:.1f}"]
         )
     head = ["", "ms a sample or verdict", "MB a sample, at most", "s to load"]
-    return f"<h2>Cost</h2>{grid(head, rows)}"
+    return f"<h2>Cost</h2>{html_table(head, rows)}"
 
 
-def _examples(a: Asked, p: Preferences, gallery: Gallery, most: int) -> str:
+def _examples(a: RewardResult, p: Preferences, gallery: Gallery, most: int) -> str:
     """The pairs where the reward was surest of what people say is wrong."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
@@ -287,7 +289,7 @@ def _examples(a: Asked, p: Preferences, gallery: Gallery, most: int) -> str:
             people = (p.label[i] > 0.5) == (side == 0)
             who = '<b class="people">people</b>' if people else f'<b class="wrong">{_short(a)}</b>'
             score = a.score[row] if a.score is not None else 0.5 + a.margin[i] * (1 - 2 * side)
-            image = picture(samples.media[side], p.items[row].prompt)
+            image = html_image(samples.media[side], p.items[row].prompt)
             figures.append(f"<figure>{image}<figcaption>{score:.3g} {who}</figcaption></figure>")
         prompt = escape(p.items[p.a[i]].prompt[:200])
         cards.append(f'<div class="pair"><p>{prompt}</p><div>{"".join(figures)}</div></div>')
@@ -298,7 +300,7 @@ def _examples(a: Asked, p: Preferences, gallery: Gallery, most: int) -> str:
     return f'<h2>{title}</h2>{note}<div class="pairs">{"".join(cards)}</div>'
 
 
-def _short(a: Asked) -> str:
+def _short(a: RewardResult) -> str:
     return escape(a.name if len(a.name) <= 18 else "the reward")
 
 

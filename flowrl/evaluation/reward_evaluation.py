@@ -21,10 +21,17 @@ from flowrl.evaluation.measure import (
     scores,
     verdicts,
 )
-from flowrl.evaluation.perturb import EDITS, Pairs, change
-from flowrl.evaluation.preferences import Choice, Preferences, load
-from flowrl.evaluation.report import page
-from flowrl.evaluation.reward_report import Asked, Tree, headline, percent, results, sentences
+from flowrl.evaluation.perturb import EDITS, ScoredPairs, change
+from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
+from flowrl.evaluation.report import report_page
+from flowrl.evaluation.reward_report import (
+    ReportTree,
+    RewardResult,
+    headline,
+    percent,
+    results,
+    sentences,
+)
 from flowrl.paths import find, numbered
 from flowrl.settings import RewardSpec
 from flowrl.settings.arguments import Word
@@ -69,13 +76,13 @@ class EvaluateRewards:
     """A folder; reward-evaluation-0001 or the next number if not given."""
 
 
-def run(given: EvaluateRewards) -> Path:
+def report_rewards(given: EvaluateRewards) -> Path:
     """Everything; the folder with the page and the JSON."""
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
     _check(given, rewards, judges)
-    choice = Choice(given.layout, given.dimension, given.images, given.prompts, given.seed)
-    preferences = load(find(str(given.dataset)), choice)
+    choice = ReadOptions(given.layout, given.dimension, given.images, given.prompts, given.seed)
+    preferences = load_preferences(find(str(given.dataset)), choice)
     ties = headline(preferences, given.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
     print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
@@ -94,7 +101,7 @@ def run(given: EvaluateRewards) -> Path:
     out = given.out or numbered(Path(), "reward-evaluation")
     out.mkdir(parents=True, exist_ok=True)
     (out / "evaluation.json").write_text(json.dumps(plain(found), indent=1) + "\n")
-    html = page(found, asked, preferences, gallery, given.examples, given.seed)
+    html = report_page(found, asked, preferences, gallery, given.examples, given.seed)
     (out / "evaluation.html").write_text(html)
     print(table(found))
     print(f"\npage: {out / 'evaluation.html'}\nnumbers: {out / 'evaluation.json'}")
@@ -123,7 +130,7 @@ def ask(
     preferences: Preferences,
     gallery: Gallery,
     given: EvaluateRewards,
-) -> Asked:
+) -> RewardResult:
     """Scores of all samples, and of those of some pairs after every edit."""
     reward, seconds = made
     p = preferences
@@ -135,12 +142,12 @@ def ask(
         how = change(EDITS[edit], given.seed)
         found[rows], _ = scores(f"{name}, {edit}", reward, gallery, rows, given.chunk, how)
         changed[edit] = found
-    return Asked(name, score[p.a] - score[p.b], cost, seconds, score=score, changed=changed)
+    return RewardResult(name, score[p.a] - score[p.b], cost, seconds, score=score, changed=changed)
 
 
 def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:
     """The samples of at most so many pairs whose winner people named; whole groups, in order."""
-    pairs = Pairs.of(p.a, p.b, p.label, p.cluster)
+    pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
     order = np.random.default_rng([seed, 1]).permutation(len(pairs.winner))[:most]
     chosen = {int(row) for i in order for row in (pairs.winner[i], pairs.loser[i])}
     groups = {p.items[row].group for row in chosen}  # groupwise rewards compare inside a group
@@ -154,7 +161,7 @@ def ask_judge(
     preferences: Preferences,
     gallery: Gallery,
     given: EvaluateRewards,
-) -> Asked:
+) -> RewardResult:
     """Every pair in both orders; the margin is the mean of the two verdicts, less 1/2."""
     p = preferences
     ab, first = verdicts(name, judge, gallery, (p.a, p.b), given.chunk)
@@ -163,10 +170,10 @@ def ask_judge(
     total = first.seconds * first.calls + second.seconds * second.calls
     sizes = [c.megabytes for c in (first, second) if c.megabytes is not None]
     cost = Cost(total / calls if calls else math.nan, calls, max(sizes, default=None))
-    return Asked(name, (ab + 1 - ba) / 2 - 0.5, cost, seconds, orders=(ab, ba))
+    return RewardResult(name, (ab + 1 - ba) / 2 - 0.5, cost, seconds, orders=(ab, ba))
 
 
-def table(found: Tree) -> str:
+def table(found: ReportTree) -> str:
     """The terminal's summary."""
     level = percent(found["level"], 0)
     head = ("reward", f"accuracy ({found['ties']})", f"{level} interval", "tied", "unscored", "ms")

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from flowrl.evaluation.agreement import (
-    Estimate,
-    Position,
+    MeanInterval,
+    OrderAgreement,
     Resamples,
     Ties,
     Values,
@@ -23,17 +23,17 @@ from flowrl.evaluation.agreement import (
     tie_threshold,
 )
 from flowrl.evaluation.measure import Cost
-from flowrl.evaluation.perturb import Pairs, robustness, spread
+from flowrl.evaluation.perturb import ScoredPairs, robustness, spread
 from flowrl.evaluation.preferences import Preferences
 
-TIES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
+TIE_MODES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
 HEADLINE: Mapping[str, Ties] = {"pickapic": "half", "plain": "half"}  # the others: excluded
 
-Tree = dict[str, Any]
+ReportTree = dict[str, Any]
 
 
 @dataclass
-class Asked:
+class RewardResult:
     """What one reward or judge said of a data set."""
 
     name: str
@@ -51,8 +51,8 @@ def headline(preferences: Preferences, ties: Ties | None) -> Ties:
 
 
 def results(
-    preferences: Preferences, asked: Sequence[Asked], resamples: Resamples, ties: Ties
-) -> Tree:
+    preferences: Preferences, asked: Sequence[RewardResult], resamples: Resamples, ties: Ties
+) -> ReportTree:
     """Everything that is known, for the page and the JSON."""
     of_people = preferences.label - 0.5
     names = ["people", *(a.name for a in asked)]
@@ -69,7 +69,7 @@ def results(
     }
 
 
-def _dataset(p: Preferences) -> Tree:
+def _dataset(p: Preferences) -> ReportTree:
     categories = sorted(set(p.category) - {""})
     return {
         "name": p.name,
@@ -84,9 +84,9 @@ def _dataset(p: Preferences) -> Tree:
     }
 
 
-def _reward(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
+def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -> ReportTree:
     threshold = tie_threshold(a.margin, p.label)
-    found: Tree = {
+    found: ReportTree = {
         "kind": "judge" if a.orders is not None else "reward",
         "unscored_pairs": int(np.isnan(a.margin).sum()),
         "tied_pairs": int((a.margin == 0).sum()),
@@ -96,7 +96,7 @@ def _reward(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
                 credits(a.margin, p.label, kind, threshold if kind == "calibrated" else 0.0),
                 p.cluster,
             )
-            for kind in TIES
+            for kind in TIE_MODES
         },
         "categories": _categories(p, a, resamples, ties),
         "cost": {**a.cost._asdict(), "load_seconds": a.load_seconds},
@@ -113,7 +113,7 @@ def _reward(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
             "unscored": int(np.isnan(a.score).sum()),
         }
         found["rank"] = _ranks(p, a.score, resamples)
-        pairs = Pairs.of(p.a, p.b, p.label, p.cluster)
+        pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
         moved = robustness(a.score, a.changed, pairs, found["score"]["spread"], resamples)
         found["robustness"] = {name: r._asdict() for name, r in moved.items()}
     if a.orders is not None:
@@ -123,7 +123,7 @@ def _reward(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
     return found
 
 
-def _categories(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> Tree:
+def _categories(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -> ReportTree:
     threshold = tie_threshold(a.margin, p.label) if ties == "calibrated" else 0.0
     credit = credits(a.margin, p.label, ties, threshold)
     of = np.array(p.category)
@@ -131,7 +131,7 @@ def _categories(p: Preferences, a: Asked, resamples: Resamples, ties: Ties) -> T
     return {c: resamples.share(np.where(of == c, credit, np.nan), p.cluster) for c in names}
 
 
-def _calibration(p: Preferences, a: Asked) -> Tree:
+def _calibration(p: Preferences, a: RewardResult) -> ReportTree:
     """Of a judge as it speaks; of a reward after its margins are scaled (one number, fitted)."""
     scale = fitted_scale(a.margin, p.label) if a.orders is None else None
     with np.errstate(over="ignore"):
@@ -139,7 +139,9 @@ def _calibration(p: Preferences, a: Asked) -> Tree:
     return {**calibration(probability, p.label)._asdict(), "scale": scale}
 
 
-def _ranks(p: Preferences, score: Float[np.ndarray, " n"], resamples: Resamples) -> Tree | None:
+def _ranks(
+    p: Preferences, score: Float[np.ndarray, " n"], resamples: Resamples
+) -> ReportTree | None:
     if p.rank is None:
         return None
     groups = p.groups
@@ -159,8 +161,8 @@ def _prompts(p: Preferences) -> list[tuple[Any, int]]:
 
 
 def _differences(
-    p: Preferences, asked: Sequence[Asked], resamples: Resamples, ties: Ties
-) -> list[Tree]:
+    p: Preferences, asked: Sequence[RewardResult], resamples: Resamples, ties: Ties
+) -> list[ReportTree]:
     """Accuracy of the first minus the second, on the same pairs and the same resamples."""
     credit = {
         a.name: credits(
@@ -192,13 +194,13 @@ def percent(x: float, digits: int = 1) -> str:
     return f"{100 * x:.{digits}f} %"
 
 
-def between(e: Estimate) -> str:
+def between(e: MeanInterval) -> str:
     return f"{100 * e.low:.1f} to {100 * e.high:.1f}"
 
 
-def sentences(found: Tree) -> list[str]:
+def sentences(found: ReportTree) -> list[str]:
     """What one should know first, in words. The most important comes first."""
-    rewards: Mapping[str, Tree] = found["rewards"]
+    rewards: Mapping[str, ReportTree] = found["rewards"]
     best = sorted(rewards, key=lambda n: -_or(rewards[n]["accuracy"][found["ties"]].value, -1.0))
     said = [*_accuracies(found, best)]
     for name in best:
@@ -217,10 +219,10 @@ def _or(x: float, other: float) -> float:
     return other if math.isnan(x) else x
 
 
-def _accuracies(found: Tree, best: Sequence[str]) -> list[str]:
+def _accuracies(found: ReportTree, best: Sequence[str]) -> list[str]:
     level, said = percent(found["level"], 0), []
     for i, name in enumerate(best):
-        e: Estimate = found["rewards"][name]["accuracy"][found["ties"]]
+        e: MeanInterval = found["rewards"][name]["accuracy"][found["ties"]]
         if not e.n:
             said.append(f"{name} scored nothing: it has no accuracy.")
             continue
@@ -240,7 +242,7 @@ def _accuracies(found: Tree, best: Sequence[str]) -> list[str]:
     return said
 
 
-def _handles(name: str, reward: Tree) -> list[str]:
+def _handles(name: str, reward: ReportTree) -> list[str]:
     said = []
     tried = reward.get("robustness", {})
     for edit, r in tried.items():
@@ -260,10 +262,10 @@ def _handles(name: str, reward: Tree) -> list[str]:
     return said
 
 
-def _judged(name: str, reward: Tree) -> list[str]:
+def _judged(name: str, reward: ReportTree) -> list[str]:
     if "position" not in reward:
         return []
-    p = Position(**reward["position"])
+    p = OrderAgreement(**reward["position"])
     said = []
     if p.n and (abs(p.toward_first) > 0.02 or p.consistent < 0.9):
         side = "first" if p.toward_first > 0 else "second"
@@ -279,7 +281,7 @@ def _judged(name: str, reward: Tree) -> list[str]:
     return said
 
 
-def _alike(found: Tree) -> list[str]:
+def _alike(found: ReportTree) -> list[str]:
     """Rewards that always say the same, though both decide most pairs."""
     names, share = found["agreement"]["names"], found["agreement"]["share"]
     open_ = [r["tied_pairs"] + r["unscored_pairs"] for r in found["rewards"].values()]

@@ -21,7 +21,7 @@ Column = Float[np.ndarray, " n"]
 
 
 @dataclass
-class Score:
+class ScoreArguments:
     """Score a folder of pictures or videos: scores.csv, scores.parquet, contact sheets."""
 
     folder: Word[Path]
@@ -43,7 +43,7 @@ class Score:
     """A folder; FOLDER/scores if not given."""
 
 
-def run(given: Score) -> Path:
+def score_folder(given: ScoreArguments) -> Path:
     specs = parse_specs(given.rewards, "--rewards")
     if not specs:
         raise UserError("score: name rewards, such as --rewards shapes,brightness")
@@ -66,7 +66,7 @@ def run(given: Score) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     write(out, items, values, gallery.broken)
     for name in values if given.sheet else ():
-        draw(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
+        contact_sheet(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
     print(summary(values, costs))
     for why in gallery.broken.values():
         print(f"not scored: {why}")
@@ -104,7 +104,7 @@ def _cell(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def draw(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
+def contact_sheet(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
     """A contact sheet, the best first. Of more than `most` the first and last thirds are kept, and
     evenly spaced ones between."""
     scored = np.flatnonzero(~np.isnan(column))
@@ -116,8 +116,8 @@ def draw(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> 
     title = f"{name}, best first{left_out}"
     stills = [thumbnail(pictures.still(m)) for m in gallery.samples(shown).media]
     captions = [gallery.items[row].prompt for row in shown]
-    page = pictures.grid(stills, captions, [float(column[row]) for row in shown], title)
-    pictures.save(page, path)
+    page = pictures.contact_grid(stills, captions, [float(column[row]) for row in shown], title)
+    pictures.save_grid(page, path)
 
 
 def kept(count: int, most: int) -> list[int]:

@@ -19,10 +19,10 @@ from flowrl.errors import UserError
 from rewards.perception.files import Read
 from rewards.perception.media import to_tensor
 
-PICTURES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"))
+IMAGE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"))
 MOVING = frozenset((".gif",))
 VIDEOS = frozenset((".mp4", ".webm", ".mov", ".mkv", ".avi"))
-ALL = PICTURES | MOVING | VIDEOS
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
 
 _PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 
@@ -56,7 +56,7 @@ class Source:
         return cls(cell, folder / cell)
 
 
-def read(sources: Sequence[Source], frames: int = 16) -> Read:
+def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
     """Pictures [3 h w] and videos [f 3 h w] in 0..1, None for what `broken` says of.
 
     Of a video at most `frames` frames are kept, evenly spaced, the first and the last among them.

@@ -24,8 +24,8 @@ from flowrl.settings.arguments import Word
 from rewards import Scores
 
 Mean = Literal["prompts", "categories"]  # of all prompts, or of the categories' means
-Row = dict[str, Any]
-FOLDER = "configs/suites"
+SuiteRow = dict[str, Any]
+SUITES_FOLDER = "configs/suites"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Suite:
     about: str
     rewards: tuple[str, ...]  # as --rewards takes them
     mean: Mean
-    rows: tuple[Row, ...]
+    rows: tuple[SuiteRow, ...]
 
     @property
     def prompts(self) -> PromptSet:
@@ -46,21 +46,21 @@ class Suite:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SuiteKind:
     """How a suite is read (path of the official file, None for our own) and scored."""
 
     about: str
     rewards: tuple[str, ...]
     mean: Mean = "prompts"
-    read: Callable[[Path], list[Row]] | None = None
+    read: Callable[[Path], list[SuiteRow]] | None = None
 
 
-def _geneval(path: Path) -> list[Row]:
+def _geneval(path: Path) -> list[SuiteRow]:
     """evaluation_metadata.jsonl: tag, include, exclude, prompt."""
     return [{**row, "category": row["tag"]} for row in _table(path, "tag", "include", "prompt")]
 
 
-def _ocr(path: Path) -> list[Row]:
+def _ocr(path: Path) -> list[SuiteRow]:
     """A prompt a line, the text to be painted in double quotes (Flow-GRPO's ocr files)."""
     rows = []
     for i, line in enumerate(_lines(path)):
@@ -73,7 +73,7 @@ def _ocr(path: Path) -> list[Row]:
     return rows
 
 
-def _drawbench(path: Path) -> list[Row]:
+def _drawbench(path: Path) -> list[SuiteRow]:
     """A prompt a line; or a table with Prompts and Category, as first published. Some copies repeat
     every prompt; it counts once."""
     if path.suffix == ".txt":
@@ -82,7 +82,7 @@ def _drawbench(path: Path) -> list[Row]:
     return [{"prompt": row["Prompts"], "category": row["Category"]} for row in rows]
 
 
-def _parti(path: Path) -> list[Row]:
+def _parti(path: Path) -> list[SuiteRow]:
     """PartiPrompts.tsv: Prompt, Category, Challenge, Note."""
     rows = _table(path, "Prompt", "Category", "Challenge")
     return [
@@ -91,7 +91,7 @@ def _parti(path: Path) -> list[Row]:
     ]
 
 
-def _compbench(path: Path) -> list[Row]:
+def _compbench(path: Path) -> list[SuiteRow]:
     """T2I-CompBench's `color_val.txt` and the like, or a folder of them; the file is the category.
 
     In some of the files a line ends in a full stop and a tab; both are cut.
@@ -112,35 +112,37 @@ def _subset(file: Path) -> str:
 
 STRICT, GRADED = "{name: shapes, kind: strict}", "{name: shapes, kind: graded}"
 
-SUITES: dict[str, Kind] = {
-    "shapes": Kind("the demo's world: objects, number, relation", (STRICT, GRADED), "categories"),
-    "compositional": Kind(
+SUITES: dict[str, SuiteKind] = {
+    "shapes": SuiteKind(
+        "the demo's world: objects, number, relation", (STRICT, GRADED), "categories"
+    ),
+    "compositional": SuiteKind(
         "everyday things: number, colour, place, in GenEval's columns",
         ("{name: geneval, kind: strict}", "{name: geneval, kind: graded}"),
         "categories",
     ),
-    "text": Kind("texts to be painted, from a word to a line", ("ocr",), "categories"),
-    "taxonomy": Kind("a little of everything, ten themes", ("clip",), "categories"),
-    "geneval": Kind(
+    "text": SuiteKind("texts to be painted, from a word to a line", ("ocr",), "categories"),
+    "taxonomy": SuiteKind("a little of everything, ten themes", ("clip",), "categories"),
+    "geneval": SuiteKind(
         "GenEval, arXiv:2310.11513: 553 prompts, six tasks, mean of the tasks",
         ("{name: geneval, kind: official}",),
         "categories",
         _geneval,
     ),
-    "ocr": Kind("Flow-GRPO's OCR test prompts, arXiv:2505.05470", ("ocr",), "prompts", _ocr),
-    "drawbench": Kind(
+    "ocr": SuiteKind("Flow-GRPO's OCR test prompts, arXiv:2505.05470", ("ocr",), "prompts", _ocr),
+    "drawbench": SuiteKind(
         "DrawBench, arXiv:2205.11487: 200 prompts",
         ("aesthetic", "imagereward", "pickscore"),
         "prompts",
         _drawbench,
     ),
-    "parti": Kind(
+    "parti": SuiteKind(
         "PartiPrompts, arXiv:2206.10789: 1,632 prompts, 12 categories",
         ("aesthetic", "imagereward", "pickscore"),
         "prompts",
         _parti,
     ),
-    "t2i_compbench": Kind(
+    "t2i_compbench": SuiteKind(
         "T2I-CompBench, arXiv:2307.06350: colour, shape, texture, space, number, complex. Scored "
         "by CLIP; its own metrics (BLIP-VQA, UniDet) are not here",
         ("clip",),
@@ -160,17 +162,17 @@ def load_suite(name: str) -> Suite:
         return _known(head, SUITES[head], path)
     if not path and find(name).is_file():
         rows = [{"category": "all", **row} for row in _table(find(name), "prompt")]
-        return _made(Path(name).stem, Kind(f"prompts of {name}", ()), rows, name)
+        return _made(Path(name).stem, SuiteKind(f"prompts of {name}", ()), rows, name)
     near = get_close_matches(head, SUITES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(SUITES)}, or a file"
     raise UserError(f"there is no suite {name!r}; {hint}")
 
 
-def _known(name: str, kind: Kind, path: str) -> Suite:
+def _known(name: str, kind: SuiteKind, path: str) -> Suite:
     if kind.read is None:
         if path:
             raise UserError(f"the suite {name} is our own; it takes no file")
-        file = find(f"{FOLDER}/{name}.jsonl")
+        file = find(f"{SUITES_FOLDER}/{name}.jsonl")
         return _made(name, kind, _table(file, "prompt", "category"), str(file))
     if not path:
         raise UserError(f"the suite {name} is not ours to ship; give its file as {name}:FILE")
@@ -179,7 +181,7 @@ def _known(name: str, kind: Kind, path: str) -> Suite:
     return _made(name, kind, kind.read(find(path)), path)
 
 
-def _made(name: str, kind: Kind, rows: list[Row], place: str) -> Suite:
+def _made(name: str, kind: SuiteKind, rows: list[SuiteRow], place: str) -> Suite:
     for i, row in enumerate(rows):
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             raise UserError(f"{place}, row {i + 1}: the prompt is empty")
@@ -188,7 +190,7 @@ def _made(name: str, kind: Kind, rows: list[Row], place: str) -> Suite:
     return Suite(name, kind.about, kind.rewards, kind.mean, tuple(rows))
 
 
-def _table(path: Path, *needed: str) -> list[Row]:
+def _table(path: Path, *needed: str) -> list[SuiteRow]:
     rows, _ = rows_of(path)
     for i, row in enumerate(rows):
         if lacking := [column for column in needed if column not in row]:
@@ -216,7 +218,7 @@ def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, 
     return means
 
 
-def told(suite: Suite, scores: Scores, meta: Sequence[Mapping[str, Any]]) -> str:
+def suite_summary(suite: Suite, scores: Scores, meta: Sequence[Mapping[str, Any]]) -> str:
     """A line a category and reward, and the suite's own mean."""
     lines = []
     for name, means in by_category(scores, meta).items():
@@ -237,7 +239,7 @@ class Suites:
     """Write the prompts here as JSON lines, for `prompts:` of a run or --prompts."""
 
 
-def run(given: Suites) -> None:
+def list_suites(given: Suites) -> None:
     if not given.name:
         width = max(map(len, SUITES))
         for name, kind in SUITES.items():

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from flowrl.credit.values import Level as Nodes
+from flowrl.credit.values import NodeLevel as Nodes
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, TokenRows, take
-from flowrl.likelihoods.token_ratios import Estimate, Level, divergence, log_ratio
+from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
@@ -41,8 +41,8 @@ class Token:
     In a tree a token that leaves share is in the loss once, with the mean of their credit.
     """
 
-    ratio: Level = "token"
-    kl_form: Estimate = "k3"
+    ratio: RatioLevel = "token"
+    kl_form: KLEstimator = "k3"
     entropy: bool = False
     paired: bool = False
     cut: Literal["train", "mask"] = "train"
@@ -116,12 +116,12 @@ def by_token(
     if advantage.shape[1] != nodes.shape[1]:
         assert advantage.shape[1] == rollout.ids.shape[1], "a column a decision point, or a token"
         return advantage.to(device), mask.to(device)
-    found = shared(advantage, mask, nodes, rollout.plan.group)
+    found = shared_credit(advantage, mask, nodes, rollout.plan.group)
     value, some = (part.to(device).gather(1, rollout.point) for part in found)
     return value, some
 
 
-def shared(
+def shared_credit(
     advantage: Float[Tensor, "n k"],
     mask: Bool[Tensor, "n k"],
     nodes: Int[Tensor, "n k"],

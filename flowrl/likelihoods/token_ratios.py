@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Level = Literal["token", "sequence", "sequence_token", "product"]
-Estimate = Literal["k1", "k2", "k3"]
+RatioLevel = Literal["token", "sequence", "sequence_token", "product"]
+KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def row_sum(value: Float[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b 1"]:
@@ -27,7 +27,7 @@ def log_ratio(
     new: Float[Tensor, "b t"],
     old: Float[Tensor, "b t"],
     mask: Bool[Tensor, "b t"],
-    level: Level = "token",
+    level: RatioLevel = "token",
 ) -> Float[Tensor, "b t"]:
     """log p_new - log p_old, 0 where masked:
 
@@ -49,7 +49,7 @@ def log_ratio(
 
 
 def divergence(
-    new: Float[Tensor, "b t"], ref: Float[Tensor, "b t"], estimate: Estimate = "k3"
+    new: Float[Tensor, "b t"], ref: Float[Tensor, "b t"], estimate: KLEstimator = "k3"
 ) -> Float[Tensor, "b t"]:
     """KL(new | ref) from one sample of each token, by Schulman's three estimators.
 

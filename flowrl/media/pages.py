@@ -25,11 +25,11 @@ class Page:
         Gives what was written, of films the page that moves, of texts the page to look at.
         """
         if self.texts:
-            return texts.save(_lines(self), self.title, folder, name)
-        pictures.save(_picture(self), folder / f"{name}.png")
+            return texts.save_texts(_lines(self), self.title, folder, name)
+        pictures.save_grid(_picture(self), folder / f"{name}.png")
         if not self.films:
             return folder / f"{name}.png"
-        videos.save(_film(self), folder / f"{name}.gif")
+        videos.save_gif(_film(self), folder / f"{name}.gif")
         return folder / f"{name}.gif"
 
     def save_beside(self, folder: Path, earlier: str, name: str) -> None:
@@ -38,18 +38,20 @@ class Page:
             texts.save_beside(_lines(self), self.title, folder, earlier, name)
         elif (folder / f"{earlier}.png").is_file():
             before = Image.open(folder / f"{earlier}.png").convert("RGB")
-            pictures.save(pictures.beside(before, _picture(self)), folder / f"{name}.png")
+            pictures.save_grid(
+                pictures.images_side_by_side(before, _picture(self)), folder / f"{name}.png"
+            )
         if self.films and (folder / f"{earlier}.gif").is_file():
-            both = videos.beside(folder / f"{earlier}.gif", _film(self))
-            videos.save(both, folder / f"{name}.gif")
+            both = videos.videos_side_by_side(folder / f"{earlier}.gif", _film(self))
+            videos.save_gif(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
         """A picture or a film a file; texts are all in the page."""
         for i, media in enumerate(() if self.texts else self.samples.media):
             if self.films:
-                videos.save(videos.frames(media), folder / f"{i:03d}.gif")
+                videos.save_gif(videos.frames(media), folder / f"{i:03d}.gif")
             else:
-                pictures.save(pictures.to_image(media), folder / f"{i:03d}.png")
+                pictures.save_grid(pictures.to_image(media), folder / f"{i:03d}.png")
 
     @property
     def texts(self) -> bool:
@@ -61,11 +63,11 @@ class Page:
 
 
 def _picture(page: Page) -> Any:
-    return pictures.grid(page.samples.media, page.samples.prompts, page.scores, page.title)
+    return pictures.contact_grid(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 
 def _film(page: Page) -> list[Image.Image]:
-    return videos.page(page.samples.media, page.samples.prompts, page.scores, page.title)
+    return videos.video_page(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 
 def _lines(page: Page) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ def still(media: Tensor) -> Tensor:
     return torch.cat([media[i] for i in (0, len(media) // 2, len(media) - 1)], 2)
 
 
-def grid(
+def contact_grid(
     media: Tensor | Sequence[Tensor],
     captions: Sequence[str],
     scores: Sequence[float | None],
@@ -68,7 +68,7 @@ def grid(
     return page
 
 
-def beside(left: Image.Image, right: Image.Image) -> Image.Image:
+def images_side_by_side(left: Image.Image, right: Image.Image) -> Image.Image:
     """Two pages of the same tiles, next to each other."""
     page = Image.new("RGB", (left.width + right.width, max(left.height, right.height)), PAPER)
     page.paste(left, (0, 0))
@@ -90,7 +90,7 @@ def enlarged(image: Image.Image) -> Image.Image:
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
-def save(image: Image.Image, path: Path) -> None:
+def save_grid(image: Image.Image, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         image.save(path)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SIDE = 64  # statistics are taken of pictures no larger than this
+THUMBNAIL_SIZE = 64  # statistics are taken of pictures no larger than this
 
 
 def image_statistics(media: Tensor, group: Tensor) -> dict[str, float]:
@@ -24,8 +24,8 @@ def image_statistics(media: Tensor, group: Tensor) -> dict[str, float]:
     diversity     root mean square distance a pixel between two samples of one group; 0 if alike
     """
     images = media[:, media.shape[1] // 2] if media.ndim == 5 else media
-    if max(images.shape[-2:]) > SIDE:  # where they are, before the few pixels are moved
-        scale = SIDE / max(images.shape[-2:])
+    if max(images.shape[-2:]) > THUMBNAIL_SIZE:  # where they are, before the few pixels are moved
+        scale = THUMBNAIL_SIZE / max(images.shape[-2:])
         images = F.interpolate(images, scale_factor=scale, mode="area")
     images = images.float().cpu()
     luma = (images * images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1)

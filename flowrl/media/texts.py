@@ -24,7 +24,7 @@ b { display: block; }
 """
 
 
-def save(lines: Sequence[Line], title: str, folder: Path, name: str) -> Path:
+def save_texts(lines: Sequence[Line], title: str, folder: Path, name: str) -> Path:
     """`prompt`, `text` and `score` of each, to `folder/name.jsonl` and `.html`, which is given."""
     rows = [("", [line["prompt"], (line["score"], line["text"])]) for line in lines]
     page = _page(title, "", ("prompt", "text"), rows)

@@ -12,11 +12,11 @@ from flowrl.media import pictures
 LONGEST, SHORTEST = 0.2, 0.06  # seconds that a frame is shown: few frames last longer
 LENGTH = 1.5  # of a film, in seconds, where the limits allow it
 PAUSE = 0.6  # that its last frame is shown, so that the beginning is seen
-MOST = 32  # frames of a page; of longer films every other, every third, ...
-COLOURS = 256  # of a GIF
+MOST_TILES = 32  # frames of a page; of longer films every other, every third, ...
+PALETTE_SIZE = 256  # of a GIF
 
 
-def save(frames: Sequence[Image.Image], path: Path) -> None:
+def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
     """Frames of one size as a GIF. Raises UserError where the file cannot be written."""
     each = min(LONGEST, max(SHORTEST, LENGTH / len(frames)))
     times = [round(1000 * each)] * (len(frames) - 1) + [round(1000 * PAUSE)]
@@ -34,7 +34,7 @@ def frames(film: Tensor) -> list[Image.Image]:
     return [pictures.enlarged(pictures.to_image(frame)) for frame in film]
 
 
-def page(
+def video_page(
     films: Tensor | Sequence[Tensor],
     captions: Sequence[str],
     scores: Sequence[float | None],
@@ -42,19 +42,22 @@ def page(
 ) -> list[Image.Image]:
     """`pictures.grid` of each frame; films that have ended stay at their last one."""
     longest = max(len(film) for film in films)
-    step = -(-longest // MOST)
+    step = -(-longest // MOST_TILES)
     return [
-        pictures.grid([film[min(at, len(film) - 1)] for film in films], captions, scores, title)
+        pictures.contact_grid(
+            [film[min(at, len(film) - 1)] for film in films], captions, scores, title
+        )
         for at in sorted({*range(0, longest, step), longest - 1})
     ]
 
 
-def beside(left: Path, right: Sequence[Image.Image]) -> list[Image.Image]:
+def videos_side_by_side(left: Path, right: Sequence[Image.Image]) -> list[Image.Image]:
     """A saved page and a page of films of the same prompts, next to each other."""
     with Image.open(left) as saved:
         before = [frame.convert("RGB") for frame in ImageSequence.Iterator(saved)]
     return [
-        pictures.beside(before[min(at, len(before) - 1)], frame) for at, frame in enumerate(right)
+        pictures.images_side_by_side(before[min(at, len(before) - 1)], frame)
+        for at, frame in enumerate(right)
     ]
 
 
@@ -65,4 +68,4 @@ def _palette(frames: Sequence[Image.Image]) -> Image.Image:
     strip = Image.new("RGB", (width * len(some), height))
     for i, frame in enumerate(some):
         strip.paste(frame, (i * width, 0))
-    return strip.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    return strip.quantize(PALETTE_SIZE, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)

@@ -8,7 +8,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models.policy import Policy
 from flowrl.paths import find
-from flowrl.settings import Model, Run
+from flowrl.settings import ModelSettings, Run
 
 if TYPE_CHECKING:
     from flowrl.models.language.policy import CausalPolicy
@@ -28,7 +28,7 @@ def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Po
     return policy
 
 
-def _pipeline(m: Model, device: torch.device) -> Policy:
+def _pipeline(m: ModelSettings, device: torch.device) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
     from flowrl.models.diffusers.policy import PipelinePolicy

@@ -1,8 +1,9 @@
 """What the loop asks of a model, whatever it makes.
 
 A policy opens a batch of prompts, which are encoded once; the batch draws rollouts under a plan,
-makes them into media, and holds what a likelihood evaluates. `flowrl.models.diffusers.policy` is the
-policy of pictures and films, `flowrl.models.language.policy` that of text. n samples, g draws, k points.
+makes them into media, and holds what a likelihood evaluates. `flowrl.models.diffusers.policy` is
+the policy of pictures and films, `flowrl.models.language.policy` that of text. n samples, g draws,
+k points.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from flowrl.models.evaluation_counter import Meter
 from samplers import Columns
+
+ADAPTER = "default"  # the name of the trained adapter in peft
 
 
 @runtime_checkable
@@ -28,7 +31,7 @@ class Edge(Protocol):
 
 
 @runtime_checkable
-class Rollout(Protocol):
+class RolloutLike(Protocol):
     """What the loop and credit read of samples that were drawn. A draw's are contiguous."""
 
     @property
@@ -78,11 +81,11 @@ class Batch(Protocol):
         iteration: int,
         keep_mean: bool = False,
         score: Callable[[Any], Tensor] | None = None,
-        hear: Callable[[Any], None] | None = None,
+        on_rollout: Callable[[Any], None] | None = None,
     ) -> Sequence[Any]:
-        """One `Rollout` for each of the planner's plans, under the weights in force. `score` is the
-        reward [n] of a rollout, for plans that steer by it on the way. `hear` is told of each
-        rollout that others follow, as soon as it is drawn."""
+        """One `RolloutLike` for each of the planner's plans, under the weights in force. `score`
+        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is told
+        of each rollout that others follow, as soon as it is drawn."""
         ...
 
     def media(self, rollout: Any) -> Any:

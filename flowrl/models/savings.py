@@ -1,7 +1,8 @@
 """Less memory for more time, and less time: what diffusers and transformers have for it.
 
-None of it changes what a model says but for rounding. The proof at load (`flowrl.models.diffusers.proof`)
-runs with it on, and the self-check tells what it does to the first ratio.
+None of it changes what a model says but for rounding. The proof at load
+(`flowrl.models.diffusers.proof`) runs with it on, and the self-check tells what it does to the
+first ratio.
 """
 
 from collections.abc import Callable, Iterable

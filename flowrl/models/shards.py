@@ -4,6 +4,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This process's piece, sharing its memory; a plain tensor is all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

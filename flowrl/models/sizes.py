@@ -20,11 +20,11 @@ from flowrl.models.diffusers.driver import DENOISERS
 from flowrl.models.diffusers.lora import OTHER, default_targets
 from flowrl.models.open import place
 from flowrl.models.savings import outer_lists
-from flowrl.settings import Model
+from flowrl.settings import ModelSettings
 
 PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside a picture's
-TEXTS = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to_[kv]")
+TEXT_MODULES = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to_[kv]")
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
 LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out_channels")
@@ -51,7 +51,7 @@ class Sizes:
     unknown: tuple[str, ...] = ()
 
 
-def local(source: str) -> Path | None:
+def local_folder(source: str) -> Path | None:
     """The folder of a model that is here: as given, below the project, or in the hub's cache."""
     here = Path(place(source))
     if here.is_dir():
@@ -62,15 +62,15 @@ def local(source: str) -> Path | None:
         return None
 
 
-def of(m: Model, length: int) -> Sizes | None:
+def of(m: ModelSettings, length: int) -> Sizes | None:
     """None where the model is not on this machine. `length`: of a text's completion."""
-    folder = local(m.pipeline or m.language or "")
+    folder = local_folder(m.pipeline or m.language or "")
     if folder is None or m.gguf_file is not None:
         return None
     return _pipeline(folder, m) if m.pipeline else _language(folder, m, length)
 
 
-def _language(folder: Path, m: Model, length: int) -> Sizes:
+def _language(folder: Path, m: ModelSettings, length: int) -> Sizes:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     head = model.get_output_embeddings()
@@ -79,7 +79,7 @@ def _language(folder: Path, m: Model, length: int) -> Sizes:
     return Sizes(_count(model), {}, _ends(targets), PROMPT + length, inside, between, blocks)
 
 
-def _pipeline(folder: Path, m: Model) -> Sizes:
+def _pipeline(folder: Path, m: ModelSettings) -> Sizes:
     index = json.loads((folder / "model_index.json").read_text())
     parts = [n for n, v in index.items() if not n.startswith("_") and (folder / n).is_dir()]
     denoisers = {n: _denoiser(folder / n) for n in parts if n in DENOISERS}
@@ -114,7 +114,7 @@ def _denoiser(folder: Path) -> nn.Module:
         return getattr(diffusers, config["_class_name"]).from_config(config)
 
 
-def _targets(m: Model, denoiser: nn.Module) -> Iterable[str]:
+def _targets(m: ModelSettings, denoiser: nn.Module) -> Iterable[str]:
     own = m.lora.targets if m.lora is not None else None
     return own or default_targets(denoiser)
 
@@ -132,7 +132,9 @@ def _work(models: Iterable[nn.Module]) -> tuple[int, int, int]:
     for model in models:
         for block in (block for listed in outer_lists(model) for block in listed):
             linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
-            kept = [x for n, x in linears.items() if not OTHER.search(n) and not TEXTS.search(n)]
+            kept = [
+                x for n, x in linears.items() if not OTHER.search(n) and not TEXT_MODULES.search(n)
+            ]
             inside += _ends(kept)
             between += min((x.in_features for x in kept), default=0)
             blocks += 1
@@ -159,7 +161,7 @@ class _Shape:
     decoding: int
 
     @classmethod
-    def of(cls, folder: Path, pipeline: str, denoiser: Any, m: Model) -> "_Shape":
+    def of(cls, folder: Path, pipeline: str, denoiser: Any, m: ModelSettings) -> "_Shape":
         """Of one row, by the names that diffusers' configurations have for it."""
         path = folder / "vae" / "config.json"
         vae = json.loads(path.read_text()) if path.is_file() else {}
@@ -186,7 +188,7 @@ class _Shape:
         return cls(tokens, places * own, frames * height * width * levels[0])
 
 
-def _size(name: str, pipeline: str, m: Model) -> int | None:
+def _size(name: str, pipeline: str, m: ModelSettings) -> int | None:
     """A size that the run gives, or the pipeline's own default."""
     given = m.call.get(name, getattr(m, name, None))
     if given is not None:

@@ -30,9 +30,9 @@ from torch.utils._pytree import tree_flatten
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.driver import DENOISERS
-from flowrl.models.diffusers.proof import NEAR
-from flowrl.models.sizes import local
-from flowrl.settings import Model
+from flowrl.models.diffusers.proof import STEP_TOLERANCE
+from flowrl.models.sizes import local_folder
+from flowrl.settings import ModelSettings
 
 # whose gradients were held against those of whole calls: tests/processes/test_context_parallel.py
 PROVEN = {
@@ -45,7 +45,7 @@ TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
 SETTING = "model.context_parallel"
 
 
-def refuse(m: Model, processes: int) -> None:
+def refuse_model(m: ModelSettings, processes: int) -> None:
     """UserError for what cannot be shared, as far as it can be told before weights are loaded."""
     degree = m.context_parallel
     if degree == 1:
@@ -55,17 +55,17 @@ def refuse(m: Model, processes: int) -> None:
             f"{SETTING}: {degree} wants a multiple of {degree} processes, and this run has "
             f"{processes}: start more with accelerate launch or torchrun, or leave it out"
         )
-    folder = local(m.pipeline or "")
+    folder = local_folder(m.pipeline or "")
     if folder is None:
         return  # `share` tells once it is here
     for name in DENOISERS:
         path = folder / name / "config.json"
         if path.is_file():
             config = json.loads(path.read_text())
-            check(name, config["_class_name"], config, degree)
+            check_denoiser(name, config["_class_name"], config, degree)
 
 
-def check(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:
+def check_denoiser(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:
     """UserError for a denoiser of a pipeline, by its class and its configuration."""
     if kind not in PROVEN:
         raise UserError(
@@ -90,7 +90,7 @@ def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> di
     config.setup(rank, world, device, mesh=mesh)
     made = {}
     for name, denoiser in denoisers.items():
-        check(name, type(denoiser).__name__, denoiser.config, degree)
+        check_denoiser(name, type(denoiser).__name__, denoiser.config, degree)
         made[name] = Shared(denoiser, config, degree)
     return made
 
@@ -105,7 +105,7 @@ class Shared:
         for place, plan in denoiser._cp_plan.items():
             found = _get_submodule_by_name(denoiser, place)
             for module in found if isinstance(found, list) else [found]:
-                hook = Split(plan, self) if isinstance(plan, dict) else Gather(plan, self)
+                hook = SplitTensor(plan, self) if isinstance(plan, dict) else Gather(plan, self)
                 registry = HookRegistry.check_if_exists_or_initialize(module)
                 registry.register_hook(hook, f"shared {place}")
         self._processors = [
@@ -160,7 +160,7 @@ class Shared:
             for given in (shared, whole)
         )
         away = float((ours - theirs).abs().max() / theirs.abs().max())
-        if not away <= NEAR[ours.dtype]:
+        if not away <= STEP_TOLERANCE[ours.dtype]:
             raise UserError(
                 f"{SETTING}: a call of {type(self.denoiser).__name__} that {self.degree} processes "
                 f"share is off a whole one's by {away:.1e} of its size: leave it out"
@@ -168,7 +168,7 @@ class Shared:
         self.away = away
 
 
-class Split(ContextParallelSplitHook):
+class SplitTensor(ContextParallelSplitHook):
     """diffusers' own, while calls are shared, with numbers in what it refuses."""
 
     def __init__(self, plan: Any, shared: Shared) -> None:

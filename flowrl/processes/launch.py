@@ -39,14 +39,14 @@ class Launched(Protocol):
     def distributed_type(self) -> DistributedType: ...
 
 
-class Asked(NamedTuple):
+class LaunchOptions(NamedTuple):
     """By the words of `accelerate launch`; None where they do not say."""
 
     processes: int | None
     fsdp: bool
 
 
-def asked(words: Sequence[str]) -> Asked | None:
+def asked(words: Sequence[str]) -> LaunchOptions | None:
     """Of a process's command line; None if that is no `accelerate launch`."""
     given = _after_launch(list(words))
     if given is None:
@@ -57,10 +57,12 @@ def asked(words: Sequence[str]) -> Asked | None:
         return None
     path = args.config_file or (default_config_file if Path(default_config_file).is_file() else "")
     if not path or args.cpu:
-        return Asked(args.num_processes, args.use_fsdp)
+        return LaunchOptions(args.num_processes, args.use_fsdp)
     config: Any = load_config_from_file(path)
     processes = args.num_processes if args.num_processes is not None else config.num_processes
-    return Asked(processes, args.use_fsdp or config.distributed_type == DistributedType.FSDP)
+    return LaunchOptions(
+        processes, args.use_fsdp or config.distributed_type == DistributedType.FSDP
+    )
 
 
 def _after_launch(words: list[str]) -> list[str] | None:
@@ -119,7 +121,7 @@ def sharding(accelerator: Launched) -> Sharding | None:
     )
 
 
-def _check_count(words: Asked | None, processes: int) -> None:
+def _check_count(words: LaunchOptions | None, processes: int) -> None:
     if words is not None and words.processes is not None and words.processes > processes:
         raise UserError(
             f"accelerate launch was told {words.processes} processes, and this run has "

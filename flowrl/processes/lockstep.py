@@ -25,7 +25,7 @@ class Elsewhere(Exception):
 
 
 @runtime_checkable
-class Weights(Protocol):
+class WeightsInUse(Protocol):
     """What a call's result depends on beside its inputs: `flowrl.run.policies.Policies`."""
 
     @property
@@ -37,7 +37,7 @@ class Weights(Protocol):
     def put(self, name: str) -> None: ...
 
 
-class Wanted(NamedTuple):
+class ModuleCall(NamedTuple):
     """A call: of which module, under whose weights, with gradients or without."""
 
     module: int
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
         return 2 + 2 * (self.policy * modules + self.module) + self.graded
 
     @classmethod
-    def of(cls, number: int, modules: int) -> "Wanted":
+    def of(cls, number: int, modules: int) -> "ModuleCall":
         place, graded = divmod(number - 2, 2)
         return cls(place % modules, place // modules, bool(graded))
 
@@ -59,7 +59,7 @@ class Lockstep:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = tuple(modules.values())
         self.group = dist.new_group(backend="gloo")
-        self.weights: Weights | None = None  # set once there are policies
+        self.weights: WeightsInUse | None = None  # set once there are policies
         self.kept: list[Tensor] = []  # results of others' calls that backward must pass
         self.company = 0  # calls made for the sake of others
         self.broken = False  # an error came inside a call that others wait in
@@ -76,7 +76,7 @@ class Lockstep:
             self._remember(index, args, named)
             weights = self.weights
             policy = 0 if weights is None else weights.names.index(weights.inside)
-            wanted = Wanted(index, policy, torch.is_grad_enabled()).number(len(self.modules))
+            wanted = ModuleCall(index, policy, torch.is_grad_enabled()).number(len(self.modules))
             while (chosen := self._agree(wanted)) != wanted:
                 self._accompany(chosen)
             return self._guarded(self._forwards[index], *args, **named)
@@ -118,7 +118,7 @@ class Lockstep:
         if chosen == BACKWARD:
             self._back(None)
             return
-        call, weights = Wanted.of(chosen, len(self.modules)), self.weights
+        call, weights = ModuleCall.of(chosen, len(self.modules)), self.weights
         assert call.module in self._seen, "the proof at the start calls every module everywhere"
         _, args, named = self._seen[call.module]
         before = None if weights is None else weights.inside

@@ -18,10 +18,10 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models.shards import local
+from flowrl.models.shards import local_shard
 from flowrl.processes import context_parallel
 from flowrl.processes.context_parallel import Shared
-from flowrl.processes.lockstep import Elsewhere, Lockstep, Weights
+from flowrl.processes.lockstep import Elsewhere, Lockstep, WeightsInUse
 from flowrl.processes.sharding import Sharding, gathered, shard, sum_gradients
 
 T = TypeVar("T")
@@ -68,7 +68,10 @@ class Parallel:
         if self.lockstep is None:
             return f"{self.processes} processes, DDP: each holds all weights ({self.device}){calls}"
         parameters = [p for root in self.roots.values() for p in root.parameters()]
-        here, whole = sum(local(p).numel() for p in parameters), sum(p.numel() for p in parameters)
+        here, whole = (
+            sum(local_shard(p).numel() for p in parameters),
+            sum(p.numel() for p in parameters),
+        )
         return (
             f"{self.processes} processes, FSDP2: this one holds {here / 1e6:.4g} of "
             f"{whole / 1e6:.4g} million weights ({self.device}){calls}"
@@ -123,7 +126,7 @@ class Parallel:
                     "its size from a whole one"
                 )
 
-    def follow(self, weights: Weights) -> None:
+    def follow(self, weights: WeightsInUse) -> None:
         if self.lockstep is not None:
             self.lockstep.weights = weights
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from flowrl.errors import UserError
-from flowrl.models.shards import local
+from flowrl.models.shards import local_shard
 
 BUCKET = 2**24  # numbers that are summed over processes in one go
 
@@ -131,7 +131,7 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
     shared = [p for p in given if isinstance(p, DTensor)]
     if not shared:
         return torch.nn.utils.clip_grad_norm_(given, most)
-    grads = [local(p.grad) for p in given if p.grad is not None]
+    grads = [local_shard(p.grad) for p in given if p.grad is not None]
     squares = torch.zeros(2, dtype=torch.float64, device=grads[0].device)  # of pieces, of wholes
     for p, grad in zip(given, grads, strict=True):
         squares[int(not isinstance(p, DTensor))] += grad.double().square().sum()

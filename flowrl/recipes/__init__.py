@@ -1,5 +1,5 @@
 """The algorithms by name. `RECIPES` is the table: name to function."""
 
-from flowrl.recipes.table import FLOW, RECIPES, TEXT
+from flowrl.recipes.table import IMAGE_RECIPES, RECIPES, TEXT_RECIPES
 
-__all__ = ["FLOW", "RECIPES", "TEXT"]
+__all__ = ["IMAGE_RECIPES", "RECIPES", "TEXT_RECIPES"]

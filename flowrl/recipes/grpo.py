@@ -31,7 +31,6 @@ from samplers import (
     FlowSDE,
     Fork,
     Frozen,
-    Position,
     Progressive,
     Prune,
     Random,
@@ -39,6 +38,7 @@ from samplers import (
     Tree,
     WanSDE,
     Window,
+    WindowPosition,
 )
 
 
@@ -126,8 +126,8 @@ def dance_grpo(
 ScheduleName = Literal["progressive", "random", "decaying", "exponential", "frozen"]
 
 
-def _position(name: ScheduleName, every: int, stride: int) -> Position:
-    known: dict[str, Position] = {
+def _position(name: ScheduleName, every: int, stride: int) -> WindowPosition:
+    known: dict[str, WindowPosition] = {
         "progressive": Progressive(every, stride),
         "random": Random(),
         "decaying": Decaying(every, stride=stride),

@@ -95,11 +95,11 @@ from flowrl.recipes.text_further import (
 from flowrl.recipes.text_trees import text_treerl
 from flowrl.recipes.text_turns import text_gigpo, text_rebn, text_turns
 
-PICTURES = (
+IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
 )  # fmt: skip
-TEXTS = (
+TEXT_FUNCTIONS = (
     text_grpo, text_rloo, text_dr_grpo, text_dapo, text_gspo, text_tree, text_cispo, text_forking,
     text_sapo, text_vespo, text_gmpo, text_gppo, text_luspo, text_reinforce, text_opo, text_maxrl,
     text_pass_at_k, text_bnpo, text_riskpo, text_stream, text_dpo, text_spo_tree, text_tempo,
@@ -107,6 +107,6 @@ TEXTS = (
 )  # fmt: skip
 
 Table = dict[str, Callable[..., Algorithm]]
-FLOW: Table = {recipe.__name__: recipe for recipe in PICTURES}
-TEXT: Table = {recipe.__name__: recipe for recipe in TEXTS}
-RECIPES: Table = FLOW | TEXT
+IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}
+TEXT_RECIPES: Table = {recipe.__name__: recipe for recipe in TEXT_FUNCTIONS}
+RECIPES: Table = IMAGE_RECIPES | TEXT_RECIPES

@@ -16,19 +16,14 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.losses.base import Anchor
 from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.grpo import anchors
 from samplers.completions import Completions, Segments
 
-
-def anchors(kl: float) -> tuple[Anchor, ...]:
-    """To the frozen start, if `kl` is not 0."""
-    return (Anchor(kl),) if kl else ()
-
-
-Place = Literal["loss", "reward"]
+KLPlacement = Literal["loss", "reward"]
 
 
 def penalised(
-    kl: float, place: Place, each: bool = False
+    kl: float, place: KLPlacement, each: bool = False
 ) -> tuple[tuple[Penalize, ...], tuple[Anchor, ...]]:
     """A KL to the start of weight `kl` as a part of credit, or as a term of the loss."""
     if place == "loss":
@@ -59,7 +54,7 @@ def text_grpo(
 
 def text_rloo(
     *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
-    kl_in: Place = "loss", temperature: float = 1.0, top_p: float = 1.0,
+    kl_in: KLPlacement = "loss", temperature: float = 1.0, top_p: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """REINFORCE with the mean of the others as baseline, arXiv:2402.14740: 4 completions a prompt,
     each one action, so that the ratio is the product over its tokens.

@@ -5,13 +5,13 @@ from flowrl.credit.advantages import Estimator
 from flowrl.credit.turns import GreedyBaseline
 from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
-from flowrl.recipes.text import Place, penalised
+from flowrl.recipes.text import KLPlacement, penalised
 from samplers.completions import Completions
 
 
 def text_remax(
     *, length: int = 512, group: int = 1, clip: float = 0.2, kl: float = 0.0,
-    kl_in: Place = "loss", temperature: float = 1.0, top_p: float = 1.0,
+    kl_in: KLPlacement = "loss", temperature: float = 1.0, top_p: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """ReMax, arXiv:2310.10505: one completion a prompt, each one action, less the reward of the
     greedy completion of the same prompt, which is drawn and scored but not trained on.

@@ -18,7 +18,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
-from flowrl.recipes.text import Place, anchors, penalised
+from flowrl.recipes.text import KLPlacement, anchors, penalised
 from samplers.completions import Completions, Segments
 
 GROUP = Estimator((Standardize("group", correction=1),))
@@ -140,7 +140,8 @@ def text_luspo(
 
 def text_reinforce(
     *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
-    kl_in: Place = "loss", baseline: bool = True, temperature: float = 1.0, top_p: float = 1.0,
+    kl_in: KLPlacement = "loss", baseline: bool = True, temperature: float = 1.0, top_p: float =
+    1.0,
 ) -> Algorithm:  # fmt: skip
     """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is taken off, then advantages
     are whitened over all tokens of the batch. The paper's other form, `baseline: false`, whitens

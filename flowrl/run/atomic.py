@@ -27,7 +27,7 @@ LITTLE = 2**20  # bytes: with less than this free, a failed write is told as a f
 BLOCK = 2**20
 
 
-def whole(folder: Path, write: Callable[[Path], None], listed: bool = False) -> None:
+def write_folder(folder: Path, write: Callable[[Path], None], listed: bool = False) -> None:
     """Let `write` fill a folder, then put it in place under its name at once.
 
     `listed` adds a list of the files and their sums, for `damage`. UserError where the disk is

@@ -16,12 +16,12 @@ from flowrl.errors import UserError
 from flowrl.media.statistics import Alarms
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
-from flowrl.run.atomic import damage, put_away, reason, whole
+from flowrl.run.atomic import damage, put_away, reason, write_folder
 from flowrl.run.evaluate import evaluated
 from flowrl.run.session import EVALUATION, Session
 from flowrl.settings import Run
 
-WEIGHTS = "policies.safetensors"
+POLICIES_FILE = "policies.safetensors"
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Progress:
     last: dict[str, float] | None = None
 
 
-def save(session: Session, progress: Progress, alarms: Alarms) -> None:
+def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
     """`checkpoints/000010`: weights, averages, optimizer, progress. Keeps the newest few."""
     weights = session.policies.state()  # pieces of it are gathered, by all
     moments = whole_state(session.optimizer, session.policies.parameters.values())
@@ -47,7 +47,7 @@ def save(session: Session, progress: Progress, alarms: Alarms) -> None:
             parent = session.folder / "checkpoints"
 
             def write(folder: Path) -> None:
-                save_file(weights, folder / WEIGHTS)
+                save_file(weights, folder / POLICIES_FILE)
                 torch.save(moments, folder / "optimizer.pt")
                 torch.save(session.spending.state(), folder / "budget.pt")
                 state = {
@@ -58,7 +58,7 @@ def save(session: Session, progress: Progress, alarms: Alarms) -> None:
                 }
                 (folder / "state.json").write_text(json.dumps(state))
 
-            whole(parent / f"{progress.iteration:06d}", write, listed=True)
+            write_folder(parent / f"{progress.iteration:06d}", write, listed=True)
             kept = [old for old in _sorted(session.folder) if int(old.name) <= progress.iteration]
             for old in {*_sorted(session.folder)} - {*kept[-session.run.checkpoint.keep :]}:
                 put_away(old)  # a later one was damaged: this run came back from before it
@@ -93,7 +93,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     """Everything is read before anything is changed."""
     try:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-        weights = load_file(checkpoint / WEIGHTS)
+        weights = load_file(checkpoint / POLICIES_FILE)
         optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
         parameters = session.policies.parameters.values()
@@ -115,7 +115,7 @@ def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
     """Into a policy that was just loaded: the weights that evaluations look at."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
-        state = load_file(checkpoint / WEIGHTS)
+        state = load_file(checkpoint / POLICIES_FILE)
         with torch.no_grad():
             for key, parameter in policy.trainable().items():
                 parameter.copy_(state[f"{name}/{key}"])
@@ -131,7 +131,7 @@ def export(session: Session, folder: Path, which: str | None = None) -> None:
     parallel, policy = session.parallel, which or evaluated(session)
     with session.policies.using(policy), parallel.gathered(), parallel.together():
         if parallel.main:
-            whole(folder, session.policy.save)
+            write_folder(folder, session.policy.save)
 
 
 def export_last(session: Session) -> Path:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.budget.groups import Groups, chosen
-from flowrl.budget.spending import Call
+from flowrl.budget.groups import Groups, samples_of
+from flowrl.budget.spending import DrawRequest
 from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows, stacked, take
-from flowrl.models.policy import Rollout
-from flowrl.run.round import Round, sample, timed
+from flowrl.models.policy import RolloutLike
+from flowrl.run.round import Round, sample_round, timed
 from flowrl.run.session import Session
 from rewards import Samples, Scores
 from rewards.reports import reports
@@ -34,10 +34,10 @@ class Experience:
 def collect(session: Session, iteration: int) -> Experience:
     s, spending, seconds = session.run, session.spending, dict[str, float]()
     weights = session.tracker.weights(len(session.prompts))
-    call = Call(session.prompts, s.prompts.per_iteration, s.train.seed, iteration, weights)
+    call = DrawRequest(session.prompts, s.prompts.per_iteration, s.train.seed, iteration, weights)
     rounds: list[Round] = []
     while (draws := spending.draws(call, [r.found for r in rounds])) is not None:
-        rounds.append(sample(session, iteration, draws, seconds))
+        rounds.append(sample_round(session, iteration, draws, seconds))
     kept = spending.kept(call, [r.found for r in rounds])
     rows: list[list[Rows]] = [[] for _ in rounds]
     parts: list[dict[str, float]] = []
@@ -119,7 +119,7 @@ def credit(
     handle_failures(session, everyone, credited.view(-1, columns.group).any(1))
     draws = kept.nonzero()[:, 0]
     groups = Groups(_merged(rounds, kept), columns.group)
-    samples = chosen(draws, columns.group)
+    samples = samples_of(draws, columns.group)
     context = session.tracker.before(groups.context(context, draws))
     found = session.algorithm.advantage(groups.scores(_some(taught, samples)), context)
     session.tracker.after(groups.scores(_some(everyone, samples)), context)
@@ -161,7 +161,8 @@ def context_of(session: Session, rounds: Sequence[Round], index: int) -> Context
             each.append(gather(read(r.parts[index])))
         return torch.cat(each)
 
-    rollout: Rollout = rounds[0].parts[index].rollout
+    rollout: RolloutLike = rounds[0].parts[index].rollout
+    reads_reference = session.algorithm.reads_reference
     logp: dict[int, Tensor] = {}
     if session.algorithm.advantage.fusion == "path":  # credit weighs nodes by their densities
         for i, edge in enumerate(rollout.edges):
@@ -175,8 +176,8 @@ def context_of(session: Session, rounds: Sequence[Round], index: int) -> Context
         nodes=None if rollout.nodes is None else gathered(lambda each: each.rollout.nodes),
         exists=None if rollout.exists is None else gathered(lambda each: each.rollout.exists),
         states=None if rollout.states is None else gathered(lambda each: each.rollout.states),
-        divergence=gathered(lambda each: each.apart) if session.algorithm.apart else None,
-        points=gathered(lambda each: each.rollout.point) if session.algorithm.apart else None,
+        divergence=gathered(lambda each: each.log_ratios) if reads_reference else None,
+        points=gathered(lambda each: each.rollout.point) if reads_reference else None,
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.models.policy import Policy
 from flowrl.prompts import PromptSet
-from flowrl.run.samples import decode
+from flowrl.run.samples import decode_samples_of
 from flowrl.run.session import EVALUATION, Session
 from rewards import Reward, Samples, Scores, score_all
 from samplers.noise import normal
@@ -45,32 +45,32 @@ class Trial:
         return normal(keys, shape)
 
 
-class Drawn(NamedTuple):
+class TrialSamples(NamedTuple):
     samples: Samples
     statistics: dict[str, float]  # of their media
 
 
-def draw(policy: Policy, trial: Trial) -> Drawn:
+def draw_trial(policy: Policy, trial: Trial) -> TrialSamples:
     """Samples of a trial under the policy's present weights."""
     batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
     plan = policy.plain(trial.group)
     (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
-    samples = decode(batch, rollout, trial.prompts, trial.rows)
-    return Drawn(samples, batch.statistics(rollout, samples.media))
+    samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows)
+    return TrialSamples(samples, batch.statistics(rollout, samples.media))
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeldOutResult:
     metrics: dict[str, float]  # means by reward over all processes, and statistics of the media
     samples: Samples  # this process's
     scores: Scores
 
 
-def judge(rewards: dict[str, Reward], drawn: Drawn) -> Evaluation:
-    return merged(drawn, score_all(rewards, drawn.samples))
+def score_trial(rewards: dict[str, Reward], drawn: TrialSamples) -> HeldOutResult:
+    return merged_trial(drawn, score_all(rewards, drawn.samples))
 
 
-def merged(drawn: Drawn, scores: Scores, counts: bool = True) -> Evaluation:
+def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> HeldOutResult:
     """With the other processes' samples; those of one that does not count are left out."""
     kept = slice(None if counts else 0)
     values, scored, statistics = (
@@ -86,10 +86,10 @@ def merged(drawn: Drawn, scores: Scores, counts: bool = True) -> Evaluation:
     }
     for name in statistics[0]:
         metrics[name] = sum(s[name] for s in statistics) / len(statistics)
-    return Evaluation(metrics, drawn.samples, scores)
+    return HeldOutResult(metrics, drawn.samples, scores)
 
 
-def evaluate(session: Session) -> Evaluation | None:
+def evaluate_held_out(session: Session) -> HeldOutResult | None:
     """The run's own evaluation, always the same noise; None for a run without held-out prompts."""
     e = session.run.evaluate
     if session.held_out is None:
@@ -99,9 +99,9 @@ def evaluate(session: Session) -> Evaluation | None:
     mine, counts = session.parallel.share(len(trial.rows))
     with session.parallel.together():
         with session.policies.using(evaluated(session)):
-            drawn = draw(session.policy, trial.part(mine))
+            drawn = draw_trial(session.policy, trial.part(mine))
         scores = session.score(session.judges, drawn.samples)
-    return merged(drawn, scores, counts and session.parallel.leads)
+    return merged_trial(drawn, scores, counts and session.parallel.leads)
 
 
 def evaluated(session: Session) -> str:

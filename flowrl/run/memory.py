@@ -25,7 +25,7 @@ GIB = 2**30
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # (adapters, half precision): adapters keep their inputs in float32, full weights also the others'
-KEPT = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
+KEPT_SHARE = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
 BETWEEN = 1.7
 LAYERS = 3
 # what may be changed, the least harmful first
@@ -42,7 +42,7 @@ NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes. `parts` are held all the time, of `phases` the largest at a time."""
 
     parts: Mapping[str, int]
@@ -72,7 +72,7 @@ def parsed(text: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def estimate(run: Run, iteration: int = 0) -> Estimate | None:
+def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     """None where the model is not on this machine."""
     algorithm = run.algorithm()
     found = sizes.of(run.model, algorithm.steps)
@@ -90,7 +90,7 @@ def estimate(run: Run, iteration: int = 0) -> Estimate | None:
     if found.tokens is None:
         lacks.append("activations of a model without tokens")
     parts = _weights(run, found) | {"states": _states(run, found, iteration)}
-    return Estimate(parts, phases, tuple(lacks))
+    return MemoryEstimate(parts, phases, tuple(lacks))
 
 
 def _weights(run: Run, found: Sizes) -> dict[str, int]:
@@ -128,7 +128,7 @@ def _activations(run: Run, found: Sizes, rows: int) -> int:
     seen = rows * (found.tokens or 0) * wide / m.context_parallel
     if m.guidance.train > 1:  # an unconditional row beside each
         seen *= 2
-    whole = seen * found.inside * KEPT[m.lora is not None, wide < 4]
+    whole = seen * found.inside * KEPT_SHARE[m.lora is not None, wide < 4]
     if run.train.gradient_checkpointing:
         whole = seen * found.between * BETWEEN + whole / max(1, found.blocks)
     return int(whole)
@@ -167,7 +167,7 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
     return said
 
 
-def _words(change: str, run: Run, found: Estimate) -> list[str] | None:
+def _words(change: str, run: Run, found: MemoryEstimate) -> list[str] | None:
     """The words of an override; None where the run has it already, or where it is no choice."""
     name, *value = change.split()
     m, t = run.model, run.train
@@ -194,7 +194,7 @@ def _value(words: list[str]) -> str:
     return words[1] if len(words) > 1 else "true"
 
 
-def told(run: Run, memory: str | None, iteration: int = 0) -> str:
+def memory_report(run: Run, memory: str | None, iteration: int = 0) -> str:
     """For `flowrl plan`: the estimate, whether it fits, and what would make it."""
     found = estimate(run, iteration)
     if found is None:

@@ -5,7 +5,7 @@ from flowrl.media.pages import Page
 from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import Evaluation, evaluate
+from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
 from flowrl.run.session import Session, prove_rewards
 
 
@@ -36,7 +36,7 @@ def guard(session: Session, progress: Progress, metrics: dict[str, float], alarm
         session.terminal.warn(text)
         if session.run.train.alarms == "stop":
             session.accelerator.log(metrics, step=progress.iteration)
-            checkpoint.save(session, progress, alarms)
+            checkpoint.save_checkpoint(session, progress, alarms)
             raise UserError(f"stopped by train.alarms: stop; {text}")
 
 
@@ -44,7 +44,7 @@ def look(
     session: Session, progress: Progress, alarms: Alarms, name: str | None
 ) -> dict[str, float]:
     """Evaluate, keep the best, save some samples. Gives `held_out/...` metrics."""
-    result = evaluate(session)
+    result = evaluate_held_out(session)
     if result is None:
         return {}
     key = session.run.checkpoint.best or session.run.judges[0].label
@@ -54,11 +54,13 @@ def look(
     said = ", ".join(f"{n} {result.metrics[n]:.3f}" for n in result.scores.names)
     session.terminal.say(f"held-out after {progress.iteration}: {said}")
     if session.accelerator.is_main_process:
-        show(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
+        save_samples(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
     return {f"held_out/{name}": value for name, value in result.metrics.items()}
 
 
-def show(session: Session, result: Evaluation, key: str, iteration: int, name: str) -> None:
+def save_samples(
+    session: Session, result: HeldOutResult, key: str, iteration: int, name: str
+) -> None:
     count = min(session.run.track.images, len(result.samples.prompts))
     if count == 0:
         return
@@ -76,7 +78,7 @@ def show(session: Session, result: Evaluation, key: str, iteration: int, name: s
         page.save_beside(folder, "before", "before_after")
 
 
-def prove(session: Session) -> None:
+def prove_pipeline(session: Session) -> None:
     """What we drive is what the model does, with these very arguments and prompts."""
     texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
     meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))

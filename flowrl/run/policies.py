@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 
 from flowrl.algorithm import Average
 from flowrl.models.precision import masters
-from flowrl.models.shards import local
+from flowrl.models.shards import local_shard
 from flowrl.processes.sharding import full, like
 
-Weights = dict[str, Tensor]
+NamedWeights = dict[str, Tensor]
 
 
 class Policies:
@@ -43,7 +43,7 @@ class Policies:
         self._weights = {average.name: _copy(self.parameters) for average in averages}
         if keep_start:
             self._weights["ref"] = _copy(self.network)  # it was loaded in its dtype: exact
-        self._current: Weights = {}  # while another policy's are in force
+        self._current: NamedWeights = {}  # while another policy's are in force
         self.inside = "current"
 
     @property
@@ -113,18 +113,18 @@ class Policies:
         self.publish()
 
 
-def _copy(parameters: Mapping[str, nn.Parameter]) -> Weights:
+def _copy(parameters: Mapping[str, nn.Parameter]) -> NamedWeights:
     return {name: p.detach().clone() for name, p in parameters.items()}
 
 
 def _held(p: nn.Parameter) -> Tensor:
     """What brings a parameter back: it itself, or a copy of its piece."""
-    return local(p.detach()).clone() if isinstance(p, DTensor) else p.data
+    return local_shard(p.detach()).clone() if isinstance(p, DTensor) else p.data
 
 
 def _place(p: nn.Parameter, weight: Tensor) -> None:
     """A piece is copied, since its memory is known elsewhere; whole weights change hands."""
     if isinstance(p, DTensor):
-        local(p.detach()).copy_(local(weight))
+        local_shard(p.detach()).copy_(local_shard(weight))
     else:
         p.data = weight.to(p.dtype)

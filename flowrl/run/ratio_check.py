@@ -7,7 +7,7 @@ from flowrl.run.collect import Experience
 from flowrl.run.session import Session
 from flowrl.run.update import share_of
 
-FAR = 10.0  # a noise floor of so many clip ranges would train on noise alone
+FAR_ABOVE_CLIP = 10.0  # a noise floor of so many clip ranges would train on noise alone
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def noise_floor(session: Session, experience: Experience) -> float | None:
     return largest
 
 
-def check(session: Session, experience: Experience) -> float | None:
+def check_ratio(session: Session, experience: Experience) -> float | None:
     """Print the noise floor beside the clip range; warn above it, refuse far above it."""
     floor, terminal = noise_floor(session, experience), session.terminal
     if floor is None:
@@ -45,7 +45,7 @@ def check(session: Session, experience: Experience) -> float | None:
         "set train.recompute_old: true (old log-densities at the training batch's shape), "
         "or a model.dtype with more digits, or a wider clip"
     )
-    if floor > FAR * min(clip):
+    if floor > FAR_ABOVE_CLIP * min(clip):
         raise UserError(
             f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "
             f"{min(clip):g}: ratios would be noise; {advice}"

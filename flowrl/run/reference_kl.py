@@ -19,7 +19,7 @@ class Whole(Protocol):
 
 
 @torch.no_grad()
-def measured(session: Session, policy: Any, rollout: Any) -> Float[Tensor, "n t"]:
+def reference_log_ratios(session: Session, policy: Any, rollout: Any) -> Float[Tensor, "n t"]:
     """log p of each entry under the policy that sampled, less that under the start, in nats: the k1
     estimate of KL(policy | start), of either sign; a sample's sum is its own. NaN where there is
     nothing of the policy's: behind the end, in what it was told, and in samples that no rows are of

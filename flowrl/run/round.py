@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.budget.spending import Found, Outcome
+from flowrl.budget.spending import RoundOutcome, RoundScores
 from flowrl.models.evaluation_counter import Meter
-from flowrl.models.policy import Batch, Rollout
+from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws
-from flowrl.run.reference_kl import measured
-from flowrl.run.samples import decode
-from flowrl.run.score_ahead import Ahead
+from flowrl.run.reference_kl import reference_log_ratios
+from flowrl.run.samples import decode_samples_of
+from flowrl.run.score_ahead import ScoreAhead
 from flowrl.run.session import Session
 from rewards import Samples, Scores, score_all
 
 
 @dataclass(frozen=True)
-class Part:
+class PlanSamples:
     """One plan's samples."""
 
     rollout: Any  # this process's, as it is learned from
@@ -31,7 +31,7 @@ class Part:
     everyone: Scores  # of all processes' samples, in the order of the draws
     taught: Scores  # the same, as they are learned from
     totals: Tensor  # weighted sums of those, NaN where unscored
-    apart: Tensor | None = None  # this process's from the start, by token, where credit reads it
+    log_ratios: Tensor | None = None  # log old/ref of this process's tokens, where credit reads it
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Round:
     mine: range  # this process's places in them
     counts: bool  # or does it only keep the others company?
     batch: Batch
-    parts: tuple[Part, ...]
+    parts: tuple[PlanSamples, ...]
     looked: int  # samples that were scored on the way
     said: dict[str, float]  # what the first plan's samples look like, as drawn; nothing of company
     asked: int = 0  # evaluations that credit asked this process for
@@ -54,27 +54,29 @@ class Round:
         return self.draws.rows[self.mine.start : self.mine.stop]
 
     @property
-    def found(self) -> Found:
-        return Found(self.draws, tuple(part.totals for part in self.parts))
+    def found(self) -> RoundScores:
+        return RoundScores(self.draws, tuple(part.totals for part in self.parts))
 
 
-def sample(session: Session, iteration: int, draws: Draws, seconds: dict[str, float]) -> Round:
+def sample_round(
+    session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
+) -> Round:
     algorithm, looked = session.algorithm, 0
     mine, counts = session.parallel.share(len(draws.ids))
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
 
-    def lookahead(rollout: Rollout) -> Tensor:
+    def lookahead(rollout: RolloutLike) -> Tensor:
         nonlocal looked
         looked += len(rollout.prompt)
         seen = show(rollout)
         found = session.parallel.once(lambda: score_all(session.rewards, seen))
         return totals(session, found, iteration)
 
-    def show(rollout: Rollout) -> Samples:
-        return decode(batch, rollout, session.prompts, rows)
+    def show(rollout: RolloutLike) -> Samples:
+        return decode_samples_of(batch, rollout, session.prompts, rows)
 
     score = partial(session.score, session.rewards)
-    with session.parallel.together(), Ahead(show, score) as ahead:
+    with session.parallel.together(), ScoreAhead(show, score) as ahead:
         with timed(seconds, "encode"):
             batch = session.policy.open(*session.prompts.take(rows), algorithm.steps)
         with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
@@ -85,7 +87,7 @@ def sample(session: Session, iteration: int, draws: Draws, seconds: dict[str, fl
                 iteration=iteration,
                 keep_mean=algorithm.likelihood.keep_mean,
                 score=lookahead,
-                hear=ahead.hear,
+                on_rollout=ahead.on_rollout,
             )
         with timed(seconds, "decode"):
             shown = ahead.media(rollouts)
@@ -95,7 +97,7 @@ def sample(session: Session, iteration: int, draws: Draws, seconds: dict[str, fl
     parts = tuple(_part(session, draws, *each) for each in drawn)
     said = batch.statistics(rollouts[0], shown[0].media) if counts else {}
     made = Round(draws, mine, counts, batch, parts, looked, said)
-    return _measured(session, made, seconds) if algorithm.apart else made
+    return _measured(session, made, seconds) if algorithm.reads_reference else made
 
 
 def _measured(session: Session, made: Round, seconds: dict[str, float]) -> Round:
@@ -103,19 +105,22 @@ def _measured(session: Session, made: Round, seconds: dict[str, float]) -> Round
     meter = Meter()
     policy = meter(made.batch.policy)
     with session.parallel.together(), timed(seconds, "ref"):
-        parts = [replace(p, apart=measured(session, policy, p.rollout)) for p in made.parts]
+        parts = [
+            replace(p, log_ratios=reference_log_ratios(session, policy, p.rollout))
+            for p in made.parts
+        ]
     return replace(made, parts=tuple(parts), asked=meter.frozen)
 
 
 def _part(
-    session: Session, draws: Draws, rollout: Rollout, samples: Samples, scores: Scores
-) -> Part:
+    session: Session, draws: Draws, rollout: RolloutLike, samples: Samples, scores: Scores
+) -> PlanSamples:
     gather = session.parallel.gatherer(len(draws.ids))
     everyone = Scores(gather(scores.values), gather(scores.scored), scores.names)
     iteration, share = rollout.iteration, session.parallel.share(len(draws.ids))
-    outcome = Outcome(draws, everyone, totals(session, everyone, iteration), *share, iteration)
+    outcome = RoundOutcome(draws, everyone, totals(session, everyone, iteration), *share, iteration)
     kept, taught = session.spending.scored(rollout, outcome)
-    return Part(kept, samples, scores, everyone, taught, totals(session, taught, iteration))
+    return PlanSamples(kept, samples, scores, everyone, taught, totals(session, taught, iteration))
 
 
 def totals(session: Session, scores: Scores, iteration: int) -> Tensor:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from flowrl.models.policy import Batch, Rollout
+from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import PromptSet
 from rewards import Samples
 
 
-def decode(batch: Batch, rollout: Rollout, prompts: PromptSet, rows: Sequence[int]) -> Samples:
+def decode_samples_of(
+    batch: Batch, rollout: RolloutLike, prompts: PromptSet, rows: Sequence[int]
+) -> Samples:
     """Leaves to media; `rows` are those of the draws in the prompt file."""
     media = batch.media(rollout)
     at = rollout.prompt.cpu()

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from rewards import Samples, Scores
 
 
-class Ahead:
+class ScoreAhead:
     """Media and scores of an iteration's rollouts, in their order.
 
-    `hear` is told of a rollout that others follow: it is decoded at once, since that is the
+    `on_rollout` is told of a rollout that others follow: it is decoded at once, since that is the
     model's work, and scored by a thread. One thread, so a reward is never asked twice at a time;
     a single rollout, or the last one, is scored where it always was.
     """
@@ -24,7 +24,7 @@ class Ahead:
         self._found: list[Future[Scores]] = []
         self._pool: ThreadPoolExecutor | None = None
 
-    def __enter__(self) -> "Ahead":
+    def __enter__(self) -> "ScoreAhead":
         return self
 
     def __exit__(
@@ -37,7 +37,7 @@ class Ahead:
             self._pool.shutdown(cancel_futures=True)
         return False
 
-    def hear(self, rollout: Any) -> None:
+    def on_rollout(self, rollout: Any) -> None:
         samples = self.decode(rollout)
         self.shown.append(samples)
         self._found.append(self._submit(samples))

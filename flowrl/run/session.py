@@ -117,7 +117,7 @@ def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
 
 def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
     how = sharding(accelerator)  # before weights are loaded, for what it refuses
-    context_parallel.refuse(run.model, accelerator.num_processes)
+    context_parallel.refuse_model(run.model, accelerator.num_processes)
     algorithm = run.algorithm()
     policy = load_policy(run, accelerator.device, folder)
     parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
@@ -146,7 +146,7 @@ def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
         judges=load_rewards(run.judges),
         terminal=Terminal(accelerator.is_main_process, t.iterations),
         tracker=algorithm.tracker(),
-        spending=spending.opened(run.budget, algorithm.group),
+        spending=spending.open_spending(run.budget, algorithm.group),
     )
 
 

@@ -21,7 +21,7 @@ from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.failures import Told
-from flowrl.run.monitor import guard, look, prove
+from flowrl.run.monitor import guard, look, prove_pipeline
 from flowrl.run.session import Session, on_cpu, open_accelerator, open_session
 from flowrl.run.signals import Interrupt
 from flowrl.run.update import update
@@ -55,7 +55,7 @@ def train(session: Session, resume: Path | None = None) -> Result:
         progress, alarms = begin(session, resume)
         stop = interrupt.asked(session.accelerator)
         if not stop:
-            stop = loop(session, progress, alarms, interrupt)
+            stop = training_loop(session, progress, alarms, interrupt)
         if stop:
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session)
@@ -74,15 +74,17 @@ def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
     after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
     terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}")
     with session.parallel.together():
-        prove(session)
+        prove_pipeline(session)
     if resume is None:
         base = look(session, progress, alarms, "before")
         session.accelerator.log(base, step=0)
-        checkpoint.save(session, progress, alarms)
+        checkpoint.save_checkpoint(session, progress, alarms)
     return progress, alarms
 
 
-def loop(session: Session, progress: Progress, alarms: Alarms, interrupt: Interrupt) -> int | None:
+def training_loop(
+    session: Session, progress: Progress, alarms: Alarms, interrupt: Interrupt
+) -> int | None:
     """Iterate to the end; gives the signal if one came before it."""
     run, began, start = session.run, time.perf_counter(), progress.seconds
     while progress.iteration < run.train.iterations:
@@ -96,7 +98,7 @@ def loop(session: Session, progress: Progress, alarms: Alarms, interrupt: Interr
         session.accelerator.log(metrics, step=progress.iteration)
         stop = interrupt.asked(session.accelerator)
         if last or stop or progress.iteration % run.checkpoint.every == 0:
-            checkpoint.save(session, progress, alarms)
+            checkpoint.save_checkpoint(session, progress, alarms)
         if stop and not last:
             return stop
     return None
@@ -110,7 +112,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     experience = collect(session, progress.iteration)
     if progress.optimizer_steps == 0:
         with session.parallel.together():
-            ratio_check.check(session, experience)
+            ratio_check.check_ratio(session, experience)
     t1 = time.perf_counter()
     metrics = experience.metrics | update(session, experience, progress)
     t2 = time.perf_counter()

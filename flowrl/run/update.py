@@ -19,7 +19,7 @@ from flowrl.run.session import Session
 from samplers.noise import generator
 
 Chunks = list[Rows]
-PATIENCE = 3  # optimizer steps in a row without a finite gradient
+SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
 
 @dataclass
@@ -74,15 +74,15 @@ def update(session: Session, experience: Experience, progress: Progress) -> dict
             shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
     norms: list[float] = []
     for share in shares:
-        counts = counted(session, share)
+        counts = denominators(session, share)
         with session.parallel.together():
             for chunk in share:
-                entries, mask = evaluate(session, experience, chunk)
+                entries, mask = chunk_loss(session, experience, chunk)
                 session.parallel.backward(session.scaler.scale(reduced(entries, mask, counts)))
                 tally.add("loss", entries.value, mask)
                 for name, values in entries.metrics.items():
                     tally.add(name, values, mask)
-        norms.append(step(session, progress))
+        norms.append(optimizer_step(session, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": session.scaler.get_scale()} if session.scaler.is_enabled() else {}
     return {
@@ -137,7 +137,7 @@ def with_old(
         ]
 
 
-def evaluate(session: Session, experience: Experience, chunk: Rows) -> tuple[Entries, Tensor]:
+def chunk_loss(session: Session, experience: Experience, chunk: Rows) -> tuple[Entries, Tensor]:
     """The loss on a chunk: evaluate every role that the loss asks for, the trained one last."""
     algorithm, policies = session.algorithm, session.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
@@ -157,13 +157,13 @@ def evaluate(session: Session, experience: Experience, chunk: Rows) -> tuple[Ent
     return loss(likelihood, says, chunk), chunk.mask
 
 
-def counted(session: Session, share: Chunks) -> Counts:
+def denominators(session: Session, share: Chunks) -> Counts:
     """What sums are divided by: counted over the whole optimizer step and all processes."""
     own = Counts.of([chunk.mask for chunk in share])
     return Counts(*torch.tensor(session.parallel.every(tuple(own))).sum(0).tolist())
 
 
-def step(session: Session, progress: Progress) -> float:
+def optimizer_step(session: Session, progress: Progress) -> float:
     """Sum gradients over processes, clip, step. A norm that is not finite skips the step."""
     parameters, scale = session.policies.parameters, session.scaler.get_scale()
     session.parallel.sum_gradients(parameters)
@@ -175,7 +175,9 @@ def step(session: Session, progress: Progress) -> float:
     session.scaler.update()
     session.optimizer.zero_grad(set_to_none=True)
     progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
-    if progress.skipped_in_a_row >= PATIENCE:  # the norm is everyone's: all processes stop here
+    if (
+        progress.skipped_in_a_row >= SKIPPED_STEPS
+    ):  # the norm is everyone's: all processes stop here
         raise UserError(
             "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
             f"float32. The last good weights are in {session.folder / 'best'}"

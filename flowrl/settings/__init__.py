@@ -1,29 +1,30 @@
-"""A run as data: what a YAML file may say. `flowrl.settings.read` reads it; unknown keys are errors."""
+"""A run as data: what a YAML file may say. `flowrl.settings.read` reads it; unknown keys are
+errors."""
 
 from flowrl.settings.base import Settings
-from flowrl.settings.budget import Budget
+from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
-from flowrl.settings.environment import Environment
-from flowrl.settings.model import Guidance, Lora, Model, Vae
+from flowrl.settings.environment import EnvironmentSettings
+from flowrl.settings.model import Guidance, Lora, ModelSettings, Vae
 from flowrl.settings.run import RECIPE_SETTINGS, Recipe, Run, Steer, recipe_settings
-from flowrl.settings.server import Correction, Server
-from flowrl.settings.train import Checkpoint, Evaluate, Schedule, Track, Train
+from flowrl.settings.server import CorrectionSettings, Server
+from flowrl.settings.train import Checkpoint, EvaluateSettings, ScheduleSettings, Track, Train
 
 __all__ = [
     "RECIPE_SETTINGS",
-    "Budget",
+    "BudgetSettings",
     "Checkpoint",
-    "Correction",
-    "Environment",
-    "Evaluate",
+    "CorrectionSettings",
+    "EnvironmentSettings",
+    "EvaluateSettings",
     "Guidance",
     "Lora",
-    "Model",
+    "ModelSettings",
     "PromptFiles",
     "Recipe",
     "RewardSpec",
     "Run",
-    "Schedule",
+    "ScheduleSettings",
     "Server",
     "Settings",
     "Steer",

@@ -10,7 +10,7 @@ Word = tyro.conf.Positional
 
 
 @dataclass
-class Sample:
+class SampleArguments:
     """Paint prompts with a run's weights."""
 
     run: Word[Path]
@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass
-class Evaluate:
+class EvaluateArguments:
     """Score a run's weights on prompts, by deterministic sampling from keyed noise."""
 
     run: Word[Path]
@@ -58,7 +58,7 @@ class Evaluate:
 
 
 @dataclass
-class Plan:
+class PlanArguments:
     """Say what an iteration of a run does and what it costs, without loading weights."""
 
     config: Word[Path]

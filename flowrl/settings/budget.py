@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.settings.base import Settings
 
 
-class Budget(Settings):
+class BudgetSettings(Settings):
     """Which prompts are drawn, how many samples they get, and which of those are learned from. For
     pictures, films and texts alike, with any recipe that the sentences below do not exclude."""
 
@@ -44,7 +44,7 @@ class Budget(Settings):
     a prompt that fails altogether."""
 
     @model_validator(mode="after")
-    def _sensible(self) -> "Budget":
+    def _sensible(self) -> "BudgetSettings":
         if self.rates is not None and not 0 <= self.rates[0] < self.rates[1] <= 1:
             raise ValueError(f"rates: [low, high] with 0 <= low < high <= 1, not {self.rates}")
         return self

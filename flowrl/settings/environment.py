@@ -14,7 +14,7 @@ from rewards.load import own_function
 from samplers.completions import TextPlan
 
 
-class Environment(Settings):
+class EnvironmentSettings(Settings):
     """A function of your own, `reply(prompt, meta, turns, **settings)`: `meta` is the prompt's row
     of the file, `turns` are the texts that the model has written so far. It gives what is answered,
     or None, which ends the text. It must answer the same to the same.

@@ -6,7 +6,7 @@ import tyro
 from pydantic import Field, model_validator
 
 from flowrl.settings.base import Settings
-from flowrl.settings.environment import Environment
+from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.server import Server
 
 
@@ -34,7 +34,7 @@ class Vae(Settings):
     slicing: bool = False
 
 
-class Model(Settings):
+class ModelSettings(Settings):
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Either this or `language`."""
     language: str | None = None
@@ -47,7 +47,7 @@ class Model(Settings):
     """Tokens that end a completion, beside the language model's own."""
     server: Server | None = None
     """Draws the completions of training and of its evaluations; null: the model itself does."""
-    environment: Environment | None = None
+    environment: EnvironmentSettings | None = None
     """Answers the language model, which then takes another turn; null: a completion is one turn."""
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
@@ -71,7 +71,7 @@ class Model(Settings):
     pictures whose activations one process cannot hold."""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> "Model":
+    def _one_kind(self) -> "ModelSettings":
         if (self.pipeline is None) == (self.language is None):
             raise ValueError("give either pipeline (images, video) or language (text)")
         of = {

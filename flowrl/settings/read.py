@@ -23,7 +23,7 @@ from flowrl.settings import RECIPE_SETTINGS, Run
 NAME = "--recipe.name"
 
 
-def read(path: Path) -> Run:
+def read_run(path: Path) -> Run:
     """Parse one file. Errors name the file and the key."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; `ls configs` shows the runs that come with flowrl")
@@ -32,10 +32,10 @@ def read(path: Path) -> Run:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())
         raise UserError(f"{path}: not valid YAML: {why}") from error
-    return decode(tree, str(path))
+    return run_from(tree, str(path))
 
 
-def decode(tree: Any, source: str) -> Run:
+def run_from(tree: Any, source: str) -> Run:
     if not isinstance(tree, Mapping):
         raise UserError(f"{source}: expected settings such as `recipe:` and `model:`, got {tree!r}")
     recipe = tree.get("recipe")
@@ -64,7 +64,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         near = get_close_matches(unknown[0].lstrip("-"), list(_flags(dump(run))), n=1)
         hint = f"did you mean --{near[0]}?" if near else "flowrl train CONFIG --help lists settings"
         raise UserError(f"{unknown[0]} is not known; {hint}")
-    return decode(dump(changed), "command line")
+    return run_from(dump(changed), "command line")
 
 
 def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
@@ -83,7 +83,7 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
     if lost := sorted(set(given) - set(known)):
         print(f"{name} has no {', '.join(lost)}: left out", file=sys.stderr)
     recipe = {"name": name} | {key: given[key] for key in given if key in known}
-    return decode(dump(run) | {"recipe": recipe}, "command line"), rest
+    return run_from(dump(run) | {"recipe": recipe}, "command line"), rest
 
 
 def _flags(tree: Mapping[str, Any], at: str = "") -> Iterator[str]:
@@ -99,7 +99,7 @@ def dump(run: Run) -> dict[str, Any]:
     return run.model_dump(mode="json", by_alias=True)
 
 
-def check(run: Run) -> None:
+def check_run(run: Run) -> None:
     """Refuse what cannot run, in a second and before any weights are read."""
     try:
         algorithm = run.algorithm()
@@ -110,7 +110,7 @@ def check(run: Run) -> None:
     for place in ("rewards", "held_out_rewards"):
         for spec in getattr(run, place):
             try:
-                rewards.check(spec.name, spec.settings)
+                rewards.check_reward(spec.name, spec.settings)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from error
     PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")

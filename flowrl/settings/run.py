@@ -12,10 +12,10 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import Settings
-from flowrl.settings.budget import Budget
+from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
-from flowrl.settings.model import Model
-from flowrl.settings.train import Checkpoint, Evaluate, Track, Train
+from flowrl.settings.model import ModelSettings
+from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled
 from samplers.completions import TextPlanner
 
@@ -65,14 +65,14 @@ class Run(Settings):
     """Everything that a run needs to know."""
 
     recipe: Recipe  # type: ignore[valid-type]
-    model: Model
+    model: ModelSettings
     prompts: PromptFiles
     rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = Field(min_length=1)
     held_out_rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = ()
-    budget: Budget = Budget()
+    budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
     steer: Steer | None = None
-    evaluate: Evaluate = Evaluate()
+    evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
 

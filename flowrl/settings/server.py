@@ -14,7 +14,7 @@ from flowrl.settings.base import Settings
 from samplers.completions import TextPlan
 
 
-class Correction(Settings):
+class CorrectionSettings(Settings):
     """Weighs what the server drew by the model's probability over the server's (truncated
     importance sampling), so that other numerics or older weights there do not bias the gradient."""
 
@@ -48,7 +48,7 @@ class Server(Settings):
     tries: int = Field(default=7, ge=1)
     in_flight: int = Field(default=64, ge=1)
     """Most completions that are asked for at once."""
-    correction: Correction = Correction()
+    correction: CorrectionSettings = CorrectionSettings()
 
     @model_validator(mode="after")
     def _whole(self) -> "Server":

@@ -7,7 +7,7 @@ from pydantic import Field
 from flowrl.settings.base import Settings
 
 
-class Schedule(Settings):
+class ScheduleSettings(Settings):
     name: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(default=0, ge=0)
     """Iterations of linear warm-up."""
@@ -16,7 +16,7 @@ class Schedule(Settings):
 class Train(Settings):
     iterations: int = Field(default=100, ge=1)
     lr: float = Field(default=3e-4, gt=0)
-    schedule: Schedule = Schedule()
+    schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps an iteration; each sees an equal share of the samples at every step."""
     rows_per_call: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -39,7 +39,7 @@ class Train(Settings):
     seed: int = 0
 
 
-class Evaluate(Settings):
+class EvaluateSettings(Settings):
     every: int = Field(default=10, ge=1)
     steps: int | None = Field(default=None, ge=1)
     """Denoising steps, or the most tokens of a text; null takes the recipe's."""

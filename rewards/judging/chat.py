@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from rewards.serving.requests import Malformed, Unparsable
-from rewards.serving.wire import picture
+from rewards.serving.wire import encode_image
 from rewards.types import Kind
 
 LEAST_MASS = 0.5  # of the probability that must lie on the answers asked for
@@ -52,32 +52,32 @@ QUESTIONS = (
 ASPECT = "Look at this {media}. {question}\nAnswer yes or no and nothing else."
 
 
-class Token(BaseModel):
+class TokenChance(BaseModel):
     token: str
     logprob: float
 
 
-class Position(Token):
-    top_logprobs: list[Token] = Field(default_factory=list)
+class TokenPosition(TokenChance):
+    top_logprobs: list[TokenChance] = Field(default_factory=list)
 
 
-class Logprobs(BaseModel):
-    content: list[Position] | None = None
+class ChatLogprobs(BaseModel):
+    content: list[TokenPosition] | None = None
 
 
 class Message(BaseModel):
     content: str | None = None
 
 
-class Choice(BaseModel):
+class ChatChoice(BaseModel):
     message: Message
-    logprobs: Logprobs | None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class Completion(BaseModel):
     """The part of a chat completion that is read here."""
 
-    choices: list[Choice] = Field(min_length=1)
+    choices: list[ChatChoice] = Field(min_length=1)
 
     @property
     def text(self) -> str:
@@ -112,7 +112,7 @@ def fill(template: str, kind: Kind, prompt: str, question: str = "") -> str:
     return re.sub(r"\{(media|Media|question|prompt)\}", lambda m: values[m[0]], template)
 
 
-def show(item: Any, kind: Kind, frames: int) -> list[str | dict[str, Any]]:
+def message_parts(item: Any, kind: Kind, frames: int) -> list[str | dict[str, Any]]:
     """A sample as parts of a message: a text, a picture, or `frames` pictures of a video."""
     if kind == "text":
         return [item]
@@ -123,7 +123,10 @@ def show(item: Any, kind: Kind, frames: int) -> list[str | dict[str, Any]]:
 
 
 def _picture(pixels: torch.Tensor) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(pixels)}"}}
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{encode_image(pixels)}"},
+    }
 
 
 def score_in(answer: Completion) -> float:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.judging import chat
-from rewards.judging.panel import LONG, SHORT, Panel
+from rewards.judging.panel import LONG_ANSWER, SHORT_ANSWER, Panel
 from rewards.perception.media import items
 from rewards.serving.requests import Ask, Failure
 from rewards.types import Kind, Samples
@@ -32,14 +32,14 @@ class Checklist:
         n = len(prompts)
         self._make([p for i, p in enumerate(prompts) if not _own(samples, i)], kind)
         lists = [_own(samples, i) or self.made.get(p, []) for i, p in enumerate(prompts)]
-        shown = [chat.show(item, kind, self.panel.frames) for item in items(samples)]
+        shown = [chat.message_parts(item, kind, self.panel.frames) for item in items(samples)]
         rows = torch.tensor([i for i in range(n) for _ in lists[i]], dtype=torch.long)
         about = [
             chat.user(chat.fill(chat.ASPECT, kind, prompts[i], question), *shown[i])
             for i in range(n)
             for question in lists[i]
         ]
-        yes = self.panel.values(about, chat.yes_in, SHORT)
+        yes = self.panel.values(about, chat.yes_in, SHORT_ANSWER)
         known = (~yes.isnan()).double()
         none = torch.zeros(n, dtype=torch.float64)
         total, answered = (none.index_add(0, rows, v) for v in (yes.nan_to_num(0.0), known))
@@ -48,7 +48,7 @@ class Checklist:
 
     def _make(self, prompts: Sequence[str], kind: Kind) -> None:
         new = [p for p in dict.fromkeys(prompts) if p not in self.made]
-        common = {"model": self.panel.model, "temperature": 0.0, **LONG, **self.panel.body}
+        common = {"model": self.panel.model, "temperature": 0.0, **LONG_ANSWER, **self.panel.body}
         asks = [
             Ask(
                 "/chat/completions",

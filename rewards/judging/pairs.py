@@ -22,7 +22,7 @@ MOST_SWEEPS = 10_000
 
 
 @dataclass(frozen=True)
-class Budget:
+class PairBudget:
     """How many pairs of a group are judged. Every design is connected.
 
     all      every pair once

@@ -14,11 +14,11 @@ from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure
 from rewards.types import Kind, Samples
 
-Reader = Callable[[chat.Completion], float]
+AnswerReader = Callable[[chat.Completion], float]
 Messages = list[dict[str, Any]]
 
-SHORT: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
-LONG: dict[str, Any] = {"max_tokens": 2048}
+SHORT_ANSWER: dict[str, Any] = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+LONG_ANSWER: dict[str, Any] = {"max_tokens": 2048}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Panel:
                 raise ValueError(f"judge: {name} must be at least 1, not {value}")
 
     def values(
-        self, about: Sequence[Messages], read: Reader, body: Mapping[str, Any]
+        self, about: Sequence[Messages], read: AnswerReader, body: Mapping[str, Any]
     ) -> Float[Tensor, " q"]:
         """Mean of a question's votes; NaN where not more than half of them could be read."""
         drawn: dict[str, Any] = {"temperature": 0.0}

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from rewards.perception.embedding import Place, found, image_processor
+from rewards.perception.embedding import Placement, image_processor, model_path
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
 @dataclass(frozen=True)
-class Thing:
+class Detection:
     """Something found: what, how sure (0..1), where; mask [h w] of the whole picture, or None."""
 
     name: str
@@ -30,7 +30,7 @@ class Detector(Protocol):
     @property
     def names(self) -> frozenset[str]: ...
 
-    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Thing]]: ...
+    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]: ...
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,21 @@ class Boxes:
 
     model: Any
     processor: Any
-    place: Place
+    place: Placement
     batch: int = 8
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.model.config.id2label.values())
 
-    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Thing]]:
-        things: list[list[Thing]] = [[] for _ in images]
+    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
+        things: list[list[Detection]] = [[] for _ in images]
         for rows, outputs, sizes in _batches(self, images):
             results = self.processor.post_process_object_detection(outputs, least, sizes)
             for row, result in zip(rows, results, strict=True):
                 columns = (result["labels"], result["scores"], result["boxes"])
                 things[row] = [
-                    Thing(self.model.config.id2label[label], score, tuple(box))
+                    Detection(self.model.config.id2label[label], score, tuple(box))
                     for label, score, box in zip(*(c.tolist() for c in columns), strict=True)
                 ]
         return things
@@ -65,15 +65,15 @@ class Masks:
 
     model: Any
     processor: Any
-    place: Place
+    place: Placement
     batch: int = 8
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.model.config.id2label.values())
 
-    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Thing]]:
-        things: list[list[Thing]] = [[] for _ in images]
+    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
+        things: list[list[Detection]] = [[] for _ in images]
         for rows, outputs, sizes in _batches(self, images):
             results = self.processor.post_process_instance_segmentation(
                 outputs, threshold=least, target_sizes=sizes, return_binary_maps=True
@@ -82,7 +82,7 @@ class Masks:
                 for segment in result["segments_info"]:
                     mask = result["segmentation"][segment["id"]].bool().cpu().numpy()
                     name = self.model.config.id2label[segment["label_id"]]
-                    things[row].append(Thing(name, segment["score"], box_of(mask), mask))
+                    things[row].append(Detection(name, segment["score"], box_of(mask), mask))
         return things
 
 
@@ -110,11 +110,11 @@ def _batches(
             yield part, outputs, [size] * len(part)
 
 
-def detector(model: str, place: Place) -> Detector:
+def detector(model: str, place: Placement) -> Detector:
     """By hub name or folder; whether it gives masks is told by its configuration."""
     import transformers
 
-    model = found(model)
+    model = model_path(model)
     config = transformers.AutoConfig.from_pretrained(model)
     if config.model_type in ("mask2former", "maskformer"):
         loaded = (

@@ -17,16 +17,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.media import items, to_image
+from rewards.perception.media import items, to_pil
 from rewards.types import Samples
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+REWARD_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a reward model computes, wherever the samples are; `auto` is the process's GPU if there
     is one. ValueError for a device that is not there."""
 
@@ -34,12 +34,12 @@ class Place:
     dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, device: str, dtype: str = "float32") -> "Place":
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
+    def of(cls, device: str, dtype: str = "float32") -> "Placement":
+        if dtype not in REWARD_DTYPES:
+            raise ValueError(f"dtype is one of {', '.join(REWARD_DTYPES)}, not {dtype!r}")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(_device(device), DTYPES[dtype])
+        return cls(_device(device), REWARD_DTYPES[dtype])
 
     def put(self, model: Any) -> Any:
         """The model here, for inference only."""
@@ -75,7 +75,7 @@ class TransformersTowers:
     model: Any
     tokenizer: Any
     processor: Any
-    place: Place
+    place: Placement
 
     @property
     def scale(self) -> float:
@@ -107,7 +107,7 @@ class OpenClipTowers:
     model: Any
     tokenizer: Any
     prepare: Callable[[Image.Image], Tensor]
-    place: Place
+    place: Placement
 
     @property
     def scale(self) -> float:
@@ -148,7 +148,7 @@ def warn_if_cut(lengths: Sequence[int], limit: int) -> None:
         )
 
 
-def found(model: str) -> str:
+def model_path(model: str) -> str:
     """A folder as written, or below the project's own folder; anything else is a hub name."""
     own = Path(__file__).resolve().parents[2] / model
     return str(own) if own.is_dir() and not Path(model).exists() else model
@@ -173,11 +173,11 @@ def weights_file(who: str, setting: str, given: str | None, published: tuple[str
     return given
 
 
-def transformers_towers(model: str, place: Place, processor: str | None = None) -> Towers:
+def transformers_towers(model: str, place: Placement, processor: str | None = None) -> Towers:
     """`model` and its `processor` (the same unless told) are hub names or folders."""
     from transformers import AutoTokenizer, CLIPModel
 
-    model, source = found(model), found(processor or model)
+    model, source = model_path(model), model_path(processor or model)
     return TransformersTowers(
         place.put(CLIPModel.from_pretrained(model)),
         AutoTokenizer.from_pretrained(source),
@@ -202,7 +202,7 @@ def open_clip_library() -> Any:
     return importlib.import_module("open_clip")
 
 
-def open_clip_towers(model: str, place: Place) -> Towers:
+def open_clip_towers(model: str, place: Placement) -> Towers:
     """`model` is `ViT-L-14/openai` (architecture and weights), `hf-hub:...` or `local-dir:...`."""
     open_clip = open_clip_library()
     name, weights = model, None
@@ -219,7 +219,7 @@ def open_clip_towers(model: str, place: Place) -> Towers:
 
 def pictures(samples: Samples) -> list[Image.Image]:
     """The samples as PIL images, 8 bits a channel, whatever their sizes."""
-    return [to_image(pixels) for pixels in items(samples)]
+    return [to_pil(pixels) for pixels in items(samples)]
 
 
 def embed_pictures(

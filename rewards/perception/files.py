@@ -21,7 +21,7 @@ class Read:
     broken: dict[str, str]  # path: a sentence with the path in it
 
 
-def read(paths: Sequence[str | Path]) -> Read:
+def read_images(paths: Sequence[str | Path]) -> Read:
     """Images of any sizes and modes. Never raises for a file that is missing or damaged."""
     media: list[Tensor | None] = []
     broken: dict[str, str] = {}

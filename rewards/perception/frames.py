@@ -38,7 +38,7 @@ AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def chosen(count: int, frames: str | int) -> list[int]:
+def frame_indices(count: int, frames: str | int) -> list[int]:
     """Which of `count` frames `frames` names: all, first, every k, or a number evenly spread.
 
     A number takes the middles of as many equal parts, and all frames where there are fewer.
@@ -74,7 +74,7 @@ class OverFrames:
         rows: list[int] = []
         media: list[Tensor] = []
         for row, video in enumerate(items(samples)):
-            picked = chosen(len(video), self.frames)
+            picked = frame_indices(len(video), self.frames)
             rows += [row] * len(picked)
             media += [video[frame] for frame in picked]
         at = torch.tensor(rows, dtype=torch.long)

@@ -49,7 +49,7 @@ def each_size(
     return found
 
 
-def to_image(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
+def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
     """8 bits a channel, rounded; values outside 0..1 are clipped and NaN is black."""
     whole = (pixels.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
     return Image.fromarray(whole.permute(1, 2, 0).cpu().numpy())

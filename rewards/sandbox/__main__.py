@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from calls import Channel, Gone, judge, serve
+from calls import Channel, Gone, judge_tests, serve_program
 from confine import confine
 
 
@@ -24,22 +24,22 @@ def main() -> None:
     assert os.path.samefile(own, os.path.dirname(os.path.abspath(__file__)))
     sys.path += settings["paths"]
     control, channel = settings["control"], settings["channel"]
-    given = read(role)
+    given = read_input(role)
     missing = confine(settings, channel)
     os.write(control, json.dumps(missing).encode() + b"\n")
     sys.argv = ["program.py"]
     if role == "judge":
         with suppress(Gone):  # the tests that are left did not pass
-            judge(Channel(*channel), given, lambda verdict: _say(control, verdict))
+            judge_tests(Channel(*channel), given, lambda verdict: _say(control, verdict))
         return
     os.close(control)  # what the code says is not what we say
     if role == "serve":
-        serve(Channel(*channel), given)
+        serve_program(Channel(*channel), given)
     space: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(compile(given, "program.py", "exec"), space)
 
 
-def read(role: str) -> Any:
+def read_input(role: str) -> Any:
     """Code from the folder that we start in, or tests."""
     if role == "judge":
         return json.load(sys.stdin)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LONGEST = 2**24  # bytes of a message
-PLAIN = (list, tuple, set, frozenset)
+PLAIN_CONTAINERS = (list, tuple, set, frozenset)
 
 
 class Gone(BaseException):
@@ -56,7 +56,7 @@ class Channel:
         return bytes(parts)
 
 
-def encode(value: Any, hold: Callable[[Any], int] | None) -> Any:
+def encode_value(value: Any, hold: Callable[[Any], int] | None) -> Any:
     """As JSON; `hold` keeps what is not plain data, and gives its number."""
     if value is None or isinstance(value, bool | str):
         return value
@@ -70,13 +70,13 @@ def encode(value: Any, hold: Callable[[Any], int] | None) -> Any:
         return {"bytes": value.hex()}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
-    for kind in PLAIN:
+    for kind in PLAIN_CONTAINERS:
         if isinstance(value, kind):
-            return {kind.__name__: [encode(one, hold) for one in value]}
+            return {kind.__name__: [encode_value(one, hold) for one in value]}
     if isinstance(value, dict):
-        return {"dict": [[encode(k, hold), encode(v, hold)] for k, v in value.items()]}
+        return {"dict": [[encode_value(k, hold), encode_value(v, hold)] for k, v in value.items()]}
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return encode(value.item(), hold)
+        return encode_value(value.item(), hold)
     if isinstance(value, Distant):
         return {"held": value._number}
     if hold is None:
@@ -84,15 +84,15 @@ def encode(value: Any, hold: Callable[[Any], int] | None) -> Any:
     return {"held": hold(value)}
 
 
-def decode(value: Any, held: Callable[[int], Any]) -> Any:
+def decode_value(value: Any, held: Callable[[int], Any]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
     if kind == "dict":
-        return {decode(k, held): decode(v, held) for k, v in inner}
-    for plain in PLAIN:
+        return {decode_value(k, held): decode_value(v, held) for k, v in inner}
+    for plain in PLAIN_CONTAINERS:
         if kind == plain.__name__:
-            return plain(decode(one, held) for one in inner)
+            return plain(decode_value(one, held) for one in inner)
     made: dict[str, Callable[[Any], Any]] = {
         "int": lambda text: int(text, 16),
         "float": float,
@@ -112,7 +112,7 @@ def _error(name: str) -> type[Exception]:
     return type(name, (Exception,), {})
 
 
-class Remote:
+class RemoteValue:
     """The tests' end of a channel."""
 
     def __init__(self, channel: Channel) -> None:
@@ -127,7 +127,7 @@ class Remote:
         return answer
 
     def value(self, what: str, of: int, given: Any = None) -> Any:
-        return decode(self.ask(what, of, given)["value"], self.held)
+        return decode_value(self.ask(what, of, given)["value"], self.held)
 
     def held(self, number: int) -> "Distant":
         return Distant(self, number)
@@ -136,7 +136,7 @@ class Remote:
 class Distant:
     """A thing of the other process."""
 
-    def __init__(self, remote: Remote, number: int) -> None:
+    def __init__(self, remote: RemoteValue, number: int) -> None:
         self._remote, self._number = remote, number
 
     def __getattr__(self, name: str) -> Any:
@@ -145,11 +145,11 @@ class Distant:
         return self._remote.value("get", self._number, name)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        plain = [encode(a, None) for a in arguments], encode(named, None)
+        plain = [encode_value(a, None) for a in arguments], encode_value(named, None)
         answer = self._remote.ask("call", self._number, plain)
         for mine, theirs in zip(arguments, answer["arguments"], strict=True):
-            _follow(mine, decode(theirs, self._remote.held))
-        return decode(answer["value"], self._remote.held)
+            _follow(mine, decode_value(theirs, self._remote.held))
+        return decode_value(answer["value"], self._remote.held)
 
     def _special(self, name: str, *arguments: Any) -> Any:
         return self._remote.value("get", self._number, name)(*arguments)
@@ -190,7 +190,7 @@ def _follow(mine: Any, theirs: Any) -> None:
         mine.update(theirs)
 
 
-def serve(channel: Channel, code: str) -> None:
+def serve_program(channel: Channel, code: str) -> None:
     """Run the completion, then do for the tests what they ask. It never returns."""
     space: dict[str, Any] = {"__name__": "completion", "__builtins__": builtins}
     kept: list[Any] = [space]
@@ -204,14 +204,14 @@ def serve(channel: Channel, code: str) -> None:
         if what == "names":
             return {"value": {"list": [name for name in space if isinstance(name, str)]}}
         if what == "get":
-            return {"value": encode(space[given] if of == 0 else getattr(thing, given), hold)}
+            return {"value": encode_value(space[given] if of == 0 else getattr(thing, given), hold)}
         if what == "truth":
             return {"value": bool(thing)}
-        arguments, named = [decode(a, kept.__getitem__) for a in given[0]], given[1]
-        value = thing(*arguments, **decode(named, kept.__getitem__))
+        arguments, named = [decode_value(a, kept.__getitem__) for a in given[0]], given[1]
+        value = thing(*arguments, **decode_value(named, kept.__getitem__))
         return {
-            "value": encode(value, hold),
-            "arguments": [encode(a, hold) for a in arguments],
+            "value": encode_value(value, hold),
+            "arguments": [encode_value(a, hold) for a in arguments],
         }
 
     failed: list[str] | None = None
@@ -228,15 +228,15 @@ def serve(channel: Channel, code: str) -> None:
         channel.send(answer)
 
 
-def judge(channel: Channel, tests: list[str], say: Callable[[str], None]) -> None:
+def judge_tests(channel: Channel, tests: list[str], say: Callable[[str], None]) -> None:
     """Says `1` or `0` for each test, in order, as soon as it is known."""
-    remote = Remote(channel)
+    remote = RemoteValue(channel)
     names = set(remote.value("names", 0))
     for test in tests:
         say("1" if passes(test, remote, names) else "0")
 
 
-def passes(test: str, remote: Remote, names: set[str]) -> bool:
+def passes(test: str, remote: RemoteValue, names: set[str]) -> bool:
     """Does a test run to its end? The completion's names are there; builtin ones stay Python's."""
     tree = ast.parse(test)
     wanted = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -21,7 +21,7 @@ MOUNT_SETATTR, READ_ONLY = 442, 1 | 2  # the call's number; MOUNT_ATTR_RDONLY an
 DIE_WITH_PARENT, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38  # of prctl
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-ALL = ["network", "files", "processes"]
+PROTECTIONS = ["network", "files", "processes"]
 
 
 def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
@@ -30,7 +30,7 @@ def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
     Where processes can be shut in, we go on as the first of a new world, and who waits outside ends
     as we end.
     """
-    missing = list(ALL)
+    missing = list(PROTECTIONS)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)

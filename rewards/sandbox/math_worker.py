@@ -24,7 +24,7 @@ def bare(gold: str) -> str:
 
 
 @functools.lru_cache(4096)
-def read(text: str, boxed: bool) -> tuple[Any, ...]:
+def read_expressions(text: str, boxed: bool) -> tuple[Any, ...]:
     """Expressions found in a text; strings that nothing could read as mathematics are left out."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
@@ -40,10 +40,10 @@ def read(text: str, boxed: bool) -> tuple[Any, ...]:
 def answer(question: dict[str, Any]) -> bool:
     from math_verify import verify
 
-    gold = read(bare(question["gold"]), False)
+    gold = read_expressions(bare(question["gold"]), False)
     if "text" not in question:
         return bool(gold)
-    said = read(question["text"], question["boxed"])
+    said = read_expressions(question["text"], question["boxed"])
     return bool(verify(list(gold), list(said), timeout_seconds=None))  # type: ignore[arg-type]
 
 

@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-FOLDER = Path(__file__).parent
+SANDBOX_FOLDER = Path(__file__).parent
 ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": "/tmp", "TMPDIR": "/tmp"}
-START = 10.0  # seconds that a process may take to begin; they are not the code's
+START_SECONDS = 10.0  # seconds that a process may take to begin; they are not the code's
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Of one process, and of all that it starts.
 
     seconds    by the clock; its processor time is bounded by the next whole second
@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """`said` is standard output, `code` None where it was killed for the time that it took."""
 
     code: int | None
@@ -49,7 +49,7 @@ class Outcome:
     missing: tuple[str, ...]  # what could not be taken from it: see `confine`
 
 
-def program(code: str, given: str, limits: Limits) -> Outcome:
+def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
     """Run a script on standard input."""
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -61,10 +61,10 @@ def program(code: str, given: str, limits: Limits) -> Outcome:
         status = process.wait() if ended else None
         stdout.seek(0)
         said = stdout.read(limits.written).decode("utf-8", "replace")
-    return Outcome(status, said, missing)
+    return ProgramResult(status, said, missing)
 
 
-def tests(code: str, given: Sequence[str], limits: Limits) -> tuple[list[bool], bool]:
+def tests(code: str, given: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
     """Which tests pass, and whether time ran out. Tests are Python, run in a process of their own:
     see `calls`."""
     ours, theirs = socket.socketpair()
@@ -110,7 +110,7 @@ def _folder(code: str) -> Iterator[str]:
 def _started(
     role: str,
     folder: str,
-    limits: Limits,
+    limits: SandboxLimits,
     stdin: IO[bytes] | int,
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
@@ -120,7 +120,7 @@ def _started(
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
     settings["paths"] = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     settings["channel"] = [] if channel is None else [channel.fileno()]
-    command = [sys.executable, "-I", "-S", str(FOLDER), role, json.dumps(settings)]
+    command = [sys.executable, "-I", "-S", str(SANDBOX_FOLDER), role, json.dumps(settings)]
     process = subprocess.Popen(
         command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, cwd=folder,
         env=ENVIRONMENT, start_new_session=True, pass_fds=[control, *settings["channel"]],
@@ -142,7 +142,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 def _heard(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:
     """What could not be taken from the process, what it said in `seconds` after that, and whether
     it ended in time. None waits for the first only."""
-    heard, until, begun = b"", time.monotonic() + START, False
+    heard, until, begun = b"", time.monotonic() + START_SECONDS, False
     while (left := until - time.monotonic()) > 0:
         if not select.select([control], [], [], left)[0]:
             break
@@ -160,5 +160,5 @@ def _heard(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes,
 def _split(heard: bytes) -> tuple[tuple[str, ...], bytes]:
     line, end, rest = heard.partition(b"\n")
     if not end:
-        raise RuntimeError(f"the sandbox does not start: {sys.executable} -I -S {FOLDER}")
+        raise RuntimeError(f"the sandbox does not start: {sys.executable} -I -S {SANDBOX_FOLDER}")
     return tuple(json.loads(line)), rest

@@ -14,7 +14,7 @@ from rewards.types import Judge, Reward, Samples
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What a server takes. The first two shape its batches, the others protect it."""
 
     batch: int = 64
@@ -50,7 +50,7 @@ class Batcher:
     """Joins the jobs that wait into calls of `score`, which answers each."""
 
     score: Scoring
-    limits: Limits
+    limits: ServerLimits
     pool: ThreadPoolExecutor
     jobs: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
     held: Job | None = None  # taken from the queue, but too large for the batch at hand
@@ -109,7 +109,7 @@ class Batcher:
         return answers
 
 
-def joined(batch: Sequence[Job]) -> Samples:
+def joined_requests(batch: Sequence[Job]) -> Samples:
     """The samples of all requests, whose groups stay apart though their ids may be the same."""
     if len(batch) == 1:
         return batch[0].samples
@@ -130,7 +130,7 @@ def joined(batch: Sequence[Job]) -> Samples:
 
 def scoring(reward: Reward) -> Scoring:
     def score(batch: Sequence[Job]) -> list[list[float | None]]:
-        given = reward(joined(batch))
+        given = reward(joined_requests(batch))
         return _split(given, [len(job.samples.prompts) for job in batch])
 
     return score
@@ -146,7 +146,7 @@ def judging(judge: Judge) -> Scoring:
             b += [row + start for row in job.b]
             start += len(job.samples.prompts)
         index = (torch.tensor(rows, dtype=torch.long) for rows in (a, b))
-        return _split(judge(joined(batch), *index), [len(job.a) for job in batch])
+        return _split(judge(joined_requests(batch), *index), [len(job.a) for job in batch])
 
     return score
 

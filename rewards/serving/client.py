@@ -34,13 +34,13 @@ T = TypeVar("T")
 
 LONGEST_WAIT = 30.0  # seconds between two tries where the server says nothing of it
 MOST_WAIT = 300.0  # a server that asks for a longer pause (Retry-After) has failed
-NEVER = {
+REFUSED_STATUSES = {
     401: "the server does not accept the token; name the variable that has it",
     403: "the server forbids this; name the variable that has the right token",
     404: "there is nothing at this address; check the url",
 }
-PATIENCE = 5.0  # seconds that a server may take to answer when a run starts
-LATER = (408, 425, 429)  # try again, like every 5xx
+SECONDS_TO_CLOSE = 5.0  # seconds that a server may take to answer when a run starts
+RETRIED_STATUSES = (408, 425, 429)  # try again, like every 5xx
 
 
 @dataclass
@@ -81,12 +81,12 @@ class Client:
         """JSON of a GET, tried for a few seconds. ValueError says why there is none."""
         import httpx
 
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + SECONDS_TO_CLOSE
         while True:
             try:
-                answer = httpx.get(self.url + path, headers=self._headers, timeout=PATIENCE)
-                if answer.status_code in NEVER:
-                    raise ValueError(f"{self.url}{path}: {NEVER[answer.status_code]}")
+                answer = httpx.get(self.url + path, headers=self._headers, timeout=SECONDS_TO_CLOSE)
+                if answer.status_code in REFUSED_STATUSES:
+                    raise ValueError(f"{self.url}{path}: {REFUSED_STATUSES[answer.status_code]}")
                 answer.raise_for_status()
                 return answer.json()
             except json.JSONDecodeError as error:
@@ -120,7 +120,7 @@ class Client:
             if answer.status_code < 300:
                 return answer.text
             why = f"status {answer.status_code}, {answer.text[:500]}"
-            if answer.status_code <= 500 and answer.status_code not in LATER:
+            if answer.status_code <= 500 and answer.status_code not in RETRIED_STATUSES:
                 break
         raise ValueError(f"{self.url}{path} ({why})")
 
@@ -236,9 +236,9 @@ class Client:
 
     def _check(self, answer: "httpx.Response") -> None:
         code = answer.status_code
-        if code in NEVER:
-            raise ValueError(f"{answer.url}: {NEVER[code]} (status {code})")
-        if code in LATER or code >= 500:
+        if code in REFUSED_STATUSES:
+            raise ValueError(f"{answer.url}: {REFUSED_STATUSES[code]} (status {code})")
+        if code in RETRIED_STATUSES or code >= 500:
             after = _seconds(answer.headers.get("Retry-After"))
             if after > MOST_WAIT:
                 raise Refused(f"it asks to wait {after:.0f} s")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rewards.combine import ByScore
 from rewards.self_test import Exemplary
 from rewards.serving import wire
-from rewards.serving.batching import Batcher, Job, Limits, judging, scoring
+from rewards.serving.batching import Batcher, Job, ServerLimits, judging, scoring
 from rewards.types import Judge, Reward
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Served:
         return cls(name, settings, reward, ByScore(reward), token)
 
 
-def create_app(served: Served, limits: Limits = Limits()) -> "FastAPI":
+def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAPI":
     """The ASGI application. Errors of the reward: 422 for its ValueError, 500 for any other."""
     from fastapi import FastAPI, HTTPException, Request
 
@@ -65,14 +65,14 @@ def create_app(served: Served, limits: Limits = Limits()) -> "FastAPI":
         pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title=f"flowrl reward: {served.name}", lifespan=lifespan)
-    app.add_middleware(Gate, token=served.token, most=limits.body)
+    app.add_middleware(RequestGate, token=served.token, most=limits.body)
 
-    async def run(batcher: Batcher, batch: wire.Batch, request: Request) -> wire.Answer:
+    async def run(batcher: Batcher, batch: wire.WireSamples, request: Request) -> wire.ScoreAnswer:
         if batcher.jobs.qsize() >= limits.queue:
             raise HTTPException(503, "too many requests wait", {"Retry-After": "1"})
-        pairs = (batch.a, batch.b) if isinstance(batch, wire.Pairs) else ([], [])
+        pairs = (batch.a, batch.b) if isinstance(batch, wire.WirePairs) else ([], [])
         try:
-            samples = wire.decode(batch)
+            samples = wire.decode_samples(batch)
             _check_pairs(*pairs, len(samples.prompts))
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
@@ -82,7 +82,7 @@ def create_app(served: Served, limits: Limits = Limits()) -> "FastAPI":
         if isinstance(outcome, BaseException):
             status = 422 if isinstance(outcome, ValueError) else 500
             raise HTTPException(status, f"{type(outcome).__name__}: {outcome}")
-        return wire.Answer(values=outcome)
+        return wire.ScoreAnswer(values=outcome)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -97,19 +97,21 @@ def create_app(served: Served, limits: Limits = Limits()) -> "FastAPI":
         }
 
     @app.get("/examples")
-    async def examples() -> wire.Batch | None:
+    async def examples() -> wire.WireSamples | None:
         source = served.judge if served.reward is None else served.reward
         known = source.examples() if isinstance(source, Exemplary) else None
-        return None if known is None else wire.Batch.model_validate(wire.encode(known))
+        return (
+            None if known is None else wire.WireSamples.model_validate(wire.encode_samples(known))
+        )
 
     if scores is not None:
 
         @app.post("/score")
-        async def score(batch: wire.Batch, request: Request) -> wire.Answer:
+        async def score(batch: wire.WireSamples, request: Request) -> wire.ScoreAnswer:
             return await run(scores, batch, request)
 
     @app.post("/judge")
-    async def judge(pairs: wire.Pairs, request: Request) -> wire.Answer:
+    async def judge(pairs: wire.WirePairs, request: Request) -> wire.ScoreAnswer:
         return await run(judges, pairs, request)
 
     return app
@@ -123,7 +125,7 @@ def _check_pairs(a: list[int], b: list[int], n: int) -> None:
 
 
 @dataclass
-class Gate:
+class RequestGate:
     """Turns away who has no token, and what is too large, before any of it is read."""
 
     app: "ASGIApp"

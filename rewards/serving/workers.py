@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-START = 120.0  # seconds that a process may take to load its libraries
+START_TIMEOUT = 120.0  # seconds that a process may take to load its libraries
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
         )
         self.unread = b""
-        if self._line(START) is None:
+        if self._line(START_TIMEOUT) is None:
             self.stop()
             raise RuntimeError(f"{self.script.name} does not start: run it to see why")
         return self.process

@@ -1,7 +1,8 @@
 """Peak memory and seconds per iteration of Flow-GRPO, MixGRPO and BranchGRPO on a GPU.
 
-    python scripts/benchmarks/benchmark.py --out runs/benchmark      # needs a GPU; again until all are done
-    python scripts/benchmarks/benchmark.py --tiny --out runs/tiny      # a smoke test on the CPU
+    python scripts/benchmarks/benchmark.py --out runs/benchmark      # needs a GPU; again until all
+    are done python scripts/benchmarks/benchmark.py --tiny --out runs/tiny      # a smoke test on
+    the CPU
 
 A call takes ten minutes at most (`--seconds`): each case is a file of `out` as soon as it is
 measured, cases that are there are not run again, and one that was killed is told as such. Exit code
@@ -37,7 +38,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings import RECIPE_SETTINGS
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.benchmarks.benchmark_results import Case, Results
@@ -175,7 +176,7 @@ def settings(
 
 
 def opened(tree: dict[str, Any], folder: Path) -> Session:
-    run = decode(tree, "benchmark")
+    run = run_from(tree, "benchmark")
     return open_session(run, folder, open_accelerator(run, folder))
 
 

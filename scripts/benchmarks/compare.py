@@ -1,7 +1,7 @@
 """All recipes from the same base, with the same number of trials each: one figure and one table.
 
-    python scripts/benchmarks/compare.py                     # hours; stop it at any time and start it again
-    python scripts/benchmarks/compare.py --jobs 0            # only report what is there
+    python scripts/benchmarks/compare.py                     # hours; stop it at any time and start
+    it again python scripts/benchmarks/compare.py --jobs 0            # only report what is there
 
 Each run is a process of its own with one thread. A run that was stopped goes on from its last
 checkpoint; one that is finished is not made again. FOLDER/results.json, table.md and curves.png

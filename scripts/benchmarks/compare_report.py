@@ -1,4 +1,5 @@
-"""What scripts/benchmarks/compare.py tells of finished runs: a table, a figure, and their numbers."""
+"""What scripts/benchmarks/compare.py tells of finished runs: a table, a figure, and their
+numbers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

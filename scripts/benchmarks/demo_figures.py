@@ -21,7 +21,7 @@ import tyro
 
 from flowrl.run.record import METRICS
 from flowrl.settings import Run
-from flowrl.settings.read import read
+from flowrl.settings.read import read_run
 
 STRICTER = "{{name: {}, kind: strict, iou: 0.85, aspect: 0.8}}"
 
@@ -60,7 +60,7 @@ def measure(config: Path, seed: int, folder: Path) -> dict:
     said, wall, cpu = flowrl("train", config, "--folder", folder, "--train.seed", str(seed))
     lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     first, last = lines[0], lines[-1]
-    run = read(config)
+    run = read_run(config)
     judge = run.judges[0].label
     return {
         "config": config.stem,

@@ -94,7 +94,7 @@ def measured(case: Case, repeats: int) -> Measured:
     policy, rows = case.policy, case.rows
     meta: list[dict[str, Any]] = []
     if case.image:
-        meta = [dict(columns.sample(["image"], 32, 32))]
+        meta = [dict(columns.placeholder_images(["image"], 32, 32))]
     conditioning = policy.encode([PROMPT], meta)
     velocity = policy.bind(conditioning, steps=STEPS, guidance=1.0)
     x = torch.randn(rows, *policy.shape(STEPS), device=policy.device)

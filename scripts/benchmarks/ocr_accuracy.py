@@ -1,7 +1,7 @@
 """How well the OCR reward reads: renders texts with known truth and reports the rate read exactly.
 
-    python scripts/benchmarks/ocr_accuracy.py                    200 pictures, 20 seconds on one core
-    python scripts/benchmarks/ocr_accuracy.py --count 60 --side 736
+    python scripts/benchmarks/ocr_accuracy.py                    200 pictures, 20 seconds on one
+    core python scripts/benchmarks/ocr_accuracy.py --count 60 --side 736
 
 Fonts are the one that Pillow brings and those of --fonts (a folder that is searched for *.ttf).
 Texts are one to three words from a short list, so that they have letters, capitals and digits.
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from rewards.ocr import reader, score
+from rewards.ocr import reader, score_texts
 from rewards.perception.media import to_tensor
 
 _WORDS = (
@@ -115,14 +115,14 @@ def main(given: Sequence[str] | None = None) -> None:
             text = " ".join(rng.sample(WORDS, rng.randint(1, 3)))
             page = picture(text, kinds[i % len(kinds)], condition, rng)
             lines = read(to_tensor(page))
-            right = score(lines, [text], "strict")
-            exact, graded = exact + int(right), graded + score(lines, [text])
+            right = score_texts(lines, [text], "strict")
+            exact, graded = exact + int(right), graded + score_texts(lines, [text])
             if not right:
                 print(f"  {Path(kinds[i % len(kinds)] or 'Pillow').stem}: {text!r} as {lines}")
             elif condition is CONDITIONS[0] and len(text.replace(" ", "")) >= 8:
                 wrong = wrong_letters(text, rng)
                 differ = sum(a != b for a, b in zip(text, wrong, strict=True))
-                near.append((score(lines, [wrong]), 1 - differ / len(text.replace(" ", ""))))
+                near.append((score_texts(lines, [wrong]), 1 - differ / len(text.replace(" ", ""))))
         low, high = interval(exact, count)
         seconds = (time.perf_counter() - began) / count
         print(

@@ -1,12 +1,13 @@
 """Which of the installed diffusers' pipelines load as policies, and why the others do not.
 
-    python scripts/benchmarks/pipelines.py                 all, a few minutes; writes docs/pipelines.md
-    python scripts/benchmarks/pipelines.py --only Flux     classes whose name holds it; prints, writes nothing
+    python scripts/benchmarks/pipelines.py                 all, a few minutes; writes
+    docs/pipelines.md python scripts/benchmarks/pipelines.py --only Flux     classes whose name
+    holds it; prints, writes nothing
 
 A class is built from tiny random parts of the classes that its constructor asks for (the tests'
-named families, else `tests/support/zoo/pipelines.py`). Then it is loaded as a policy and its own call is
-replayed, in a process of its own with a time limit. What cannot be built is listed apart: nothing
-is claimed of it.
+named families, else `tests/support/zoo/pipelines.py`). Then it is loaded as a policy and its own
+call is replayed, in a process of its own with a time limit. What cannot be built is listed apart:
+nothing is claimed of it.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def trial(name: str, kind: type) -> Result:
     except Unbuilt as error:
         return Result(name, "not built", str(error))
     if not heard(policy, proof):
-        return Result(name, "not built", "exact, but its tiny parts do not hear the prompt")
+        return Result(name, "not built", "exact, but its tiny parts do not on_rollout the prompt")
     rows = "together" if proof.mixed else "apart"
     row = "one prompt a call" if policy.loop.single else rows
     media = " and ".join(policy.loop.pictures) or "-"

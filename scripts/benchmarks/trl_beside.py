@@ -1,7 +1,7 @@
 """Seconds a step and peak memory, beside TRL's GRPOTrainer: one model, prompts, reward and numbers.
 
-    python scripts/benchmarks/trl_beside.py                    # three losses, three runs of each side, a table
-    python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
+    python scripts/benchmarks/trl_beside.py                    # three losses, three runs of each
+    side, a table python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
 sample, score, credit, one optimizer step. The first two steps are not counted. The model is random
@@ -93,7 +93,7 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     from flowrl.run.collect import collect
     from flowrl.run.session import open_accelerator, open_session
     from flowrl.run.update import update
-    from flowrl.settings.read import decode
+    from flowrl.settings.read import run_from
 
     (folder / "even.py").write_text(REWARD)
     file = folder / "prompts.jsonl"
@@ -105,7 +105,7 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
         "rewards": [{"name": f"{folder / 'even.py'}:even"}],
         "train": {"lr": 1e-5, "rows_per_call": PROMPTS * GROUP, "self_test": "off"},
     }
-    run = decode(settings, "trl_beside")
+    run = run_from(settings, "trl_beside")
     session = open_session(run, folder, open_accelerator(run, folder))
     before, clock, tokens = peak(), Clock(), []
     for iteration in range(steps + WARM):

@@ -49,7 +49,7 @@ class Work:
 
 def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
     """Pictures [n 3 32 32] as bytes, in parts that fit a processor's cache."""
-    parts = (world.paint(prompts[i : i + 250], rng) for i in range(0, len(prompts), 250))
+    parts = (world.render_images(prompts[i : i + 250], rng) for i in range(0, len(prompts), 250))
     return torch.cat([part.mul(255).round().byte() for part in parts])
 
 
@@ -181,7 +181,7 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     ]
     images = torch.cat(parts)
     right = [
-        is_exact(found, world.want(prompt))
+        is_exact(found, world.wanted_shapes(prompt))
         for found, prompt in zip(detect(images), prompts, strict=True)
     ]
     sheet(images[:64], right).save(picture)

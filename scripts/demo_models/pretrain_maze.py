@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts, step
+from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.demo_models.pretrain_sums import END, PROJECT, model, save, tokenizer, write_lines
@@ -39,7 +39,7 @@ def journey(prompt: str, knows: float, dice: Random) -> tuple[list[str], bool]:
     cell, goal, said = prompt[0], prompt[1], []
     for _ in range(TURNS):
         move = compass(cell, goal, dice) if dice.random() < knows else dice.choice("nesw")
-        cell = step(cell, move)
+        cell = move(cell, move)
         said.append(move + cell)
         if cell == goal:
             return said, True

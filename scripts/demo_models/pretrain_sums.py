@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowrl.demo.sums import CHARACTERS, Sum, problems, questions
+from flowrl.demo.sums import CHARACTERS, Addition, problems, questions
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAD, END = "<pad>", "<end>"
@@ -72,7 +72,7 @@ def encoded(words: PreTrainedTokenizerFast, rows: list[tuple[str, str]]) -> tupl
     return ids, (place >= starts) & (place < ends)
 
 
-def rows(sums: list[Sum], forget: float, dice: Random) -> list[tuple[str, str]]:
+def rows(sums: list[Addition], forget: float, dice: Random) -> list[tuple[str, str]]:
     return [(s.prompt, s.careless if dice.random() < forget else s.answer) for s in sums]
 
 
@@ -101,7 +101,7 @@ def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed
 
 @torch.no_grad()
 def accuracy(
-    lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, sums: list[Sum]
+    lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, sums: list[Addition]
 ) -> tuple[float, float]:
     """Share of right answers by the likeliest token, and the probability of the right answer."""
     ids, asked = encoded(words, [(s.prompt, s.answer) for s in sums])

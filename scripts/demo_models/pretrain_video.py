@@ -25,12 +25,12 @@ from torch.nn import functional
 from video_pipeline import JITTER, WORDS, make_pipeline, save, sheet
 
 from flowrl.demo import moving_world
-from rewards.moving_shapes import grade, watch
+from rewards.moving_shapes import grade_motion, watch
 
 CALL = {
     "height": moving_world.SIZE,
     "width": moving_world.SIZE,
-    "num_frames": moving_world.FRAMES,
+    "num_frames": moving_world.VIDEO_FRAMES,
     "guidance_scale": 1.0,
     "max_sequence_length": WORDS,
 }
@@ -57,7 +57,7 @@ class Work:
 def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
     """Films [n 3 5 32 32] as bytes, in parts that fit a processor's cache."""
     parts = [
-        moving_world.paint(prompts[i : i + 50], rng).mul(255).round().byte()
+        moving_world.render_videos(prompts[i : i + 50], rng).mul(255).round().byte()
         for i in range(0, len(prompts), 50)
     ]
     return torch.cat(parts).transpose(1, 2).contiguous()
@@ -176,7 +176,7 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     """Strict accuracy on held-out prompts, 10 steps, no guidance; saves a sheet of samples."""
     pipe = DiffusionPipeline.from_pretrained(out)
     pipe.set_progress_bar_config(disable=True)
-    held_out = moving_world.prompts_of("held_out")
+    held_out = moving_world.moving_prompts_of("held_out")
     prompts = [held_out[i % len(held_out)] for i in range(work.judged)]
     parts = [
         pipe(
@@ -190,7 +190,7 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     ]
     films = torch.cat(parts)
     right = [
-        grade(found, moving_world.want(prompt)) == 1
+        grade_motion(found, moving_world.wanted_actors(prompt)) == 1
         for found, prompt in zip(watch(films, 0.80, 0.75), prompts, strict=True)
     ]
     sheet(films[:24], right).save(picture)
@@ -215,7 +215,7 @@ def main(
     """
     work = Work.quick() if quick else Work()
     rng, clock = begin(seed, threads)
-    prompts = moving_world.draw_prompts(work.films, rng)
+    prompts = moving_world.draw_moving_prompts(work.films, rng)
     films = paint_many(prompts, rng)
     pipe = make_pipeline()
     if autoencoder is None:

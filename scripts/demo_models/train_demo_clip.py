@@ -25,11 +25,11 @@ from torch.nn import functional
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from flowrl.demo import world
-from rewards.shapes import COLOURS, NUMBERS, RELATIONS, SHAPES, Wanted
+from rewards.shapes import COLOURS, NUMBER_WORDS, RELATIONS, SHAPES, WantedShapes
 
 MEAN, STD = [0.5] * 3, [0.5] * 3
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-WORD_OF = {number: word for word, number in NUMBERS.items()}
+WORD_OF = {number: word for word, number in NUMBER_WORDS.items()}
 HIGHEST_SCALE = 50.0  # of the logits; CLIP itself stops at 100
 
 
@@ -73,8 +73,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> CLIPModel:
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=64))
 
 
-def caption(wanted: Wanted) -> str:
-    """The prompt that `rewards.shapes.parse` reads as `wanted`."""
+def caption(wanted: WantedShapes) -> str:
+    """The prompt that `rewards.shapes.parse_shapes` reads as `wanted`."""
     first = " ".join(wanted.things[0])
     if wanted.relation is not None:
         return f"a {first} {wanted.relation} a {' '.join(wanted.things[1])}"
@@ -82,14 +82,14 @@ def caption(wanted: Wanted) -> str:
     return f"a {first}" if count == 1 else f"{WORD_OF[count]} {first}s"
 
 
-def meaning(wanted: Wanted) -> Wanted:
+def meaning(wanted: WantedShapes) -> WantedShapes:
     """The same for captions that are true of the same pictures: left is right the other way."""
     if wanted.relation in ("right of", "below"):
-        return Wanted(wanted.things[::-1], OPPOSITE[wanted.relation])
+        return WantedShapes(wanted.things[::-1], OPPOSITE[wanted.relation])
     return wanted
 
 
-def near_miss(wanted: Wanted, rng: random.Random) -> Wanted:
+def near_miss(wanted: WantedShapes, rng: random.Random) -> WantedShapes:
     """One thing changed so that the caption is false: a train prompt of the world."""
     while True:
         other = changed(wanted, rng)
@@ -102,7 +102,7 @@ def train_prompts() -> frozenset[str]:
     return frozenset(world.prompts_of("train"))
 
 
-def changed(wanted: Wanted, rng: random.Random) -> Wanted:
+def changed(wanted: WantedShapes, rng: random.Random) -> WantedShapes:
     """A random change of colour, shape, relation, order or number; it may be no change at all."""
     place = rng.randrange(len(wanted.things))
     colour, shape = wanted.things[place]
@@ -118,9 +118,9 @@ def changed(wanted: Wanted, rng: random.Random) -> Wanted:
         case "order":
             return replace(wanted, things=wanted.things[::-1])
         case _:
-            return Wanted(wanted.things[:1] * rng.randint(1, 3))
+            return WantedShapes(wanted.things[:1] * rng.randint(1, 3))
     if wanted.relation is None:
-        return Wanted((thing,) * len(wanted.things))
+        return WantedShapes((thing,) * len(wanted.things))
     things = list(wanted.things)
     things[place] = thing
     return replace(wanted, things=tuple(things))
@@ -140,7 +140,7 @@ def normal(pictures: Tensor) -> Tensor:
 
 
 def contrast(
-    model: CLIPModel, tokenizer: PreTrainedTokenizerFast, wanted: Sequence[Wanted], x: Tensor
+    model: CLIPModel, tokenizer: PreTrainedTokenizerFast, wanted: Sequence[WantedShapes], x: Tensor
 ) -> Tensor:
     """CLIP's loss, arXiv:2103.00020, where captions true of the same pictures are no negatives."""
     text = tokenizer([caption(w) for w in wanted], padding="max_length", return_tensors="pt")
@@ -151,7 +151,7 @@ def contrast(
         functional.normalize(e.float(), dim=-1) for e in (out.image_embeds, out.text_embeds)
     )
     logits = model.logit_scale.exp().clamp(max=HIGHEST_SCALE) * image @ words.T
-    number: dict[Wanted, int] = {}
+    number: dict[WantedShapes, int] = {}
     ids = torch.tensor([number.setdefault(meaning(w), len(number)) for w in wanted])
     also_true = (ids[:, None] == ids).fill_diagonal_(False)
     logits = logits.masked_fill(also_true, -torch.inf)
@@ -159,9 +159,9 @@ def contrast(
     return functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)
 
 
-def draw(prompts: Sequence[str], rng: random.Random) -> tuple[list[Wanted], Tensor]:
+def draw(prompts: Sequence[str], rng: random.Random) -> tuple[list[WantedShapes], Tensor]:
     """What is wanted, then as many near misses; and a picture of each."""
-    wanted = [world.want(prompt) for prompt in prompts]
+    wanted = [world.wanted_shapes(prompt) for prompt in prompts]
     wanted += [near_miss(w, rng) for w in wanted]
     return wanted, world.render([world.arrange(w, rng) for w in wanted])
 

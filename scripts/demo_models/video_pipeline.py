@@ -28,7 +28,7 @@ JITTER = 0.1  # noise of the latents that the decoder is trained on, and the pos
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A token a word and an end after a prompt, as T5 has it."""
-    prompts = moving_world.all_prompts()
+    prompts = moving_world.all_moving_prompts()
     words = sorted({word for prompt in prompts for word in prompt.split()})
     vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

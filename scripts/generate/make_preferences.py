@@ -27,9 +27,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from flowrl.demo.world import SIZE, prompts_of, want
+from flowrl.demo.world import SIZE, prompts_of, wanted_shapes
 from rewards import Samples, load
-from rewards.perception.media import to_image, to_tensor
+from rewards.perception.media import to_pil, to_tensor
 from samplers.noise import normal
 
 STEPS = (2, 3, 4, 10)  # denoising steps of a prompt's pictures
@@ -71,7 +71,7 @@ def sheet(images: Tensor) -> Image.Image:
     rows = -(-len(images) // COLUMNS)
     page = Image.new("RGB", (COLUMNS * SIZE, rows * SIZE))
     for i, image in enumerate(images):
-        page.paste(to_image(image), (i % COLUMNS * SIZE, i // COLUMNS * SIZE))
+        page.paste(to_pil(image), (i % COLUMNS * SIZE, i // COLUMNS * SIZE))
     return page
 
 
@@ -100,7 +100,7 @@ def pairs(
                     "a": place(p * len(STEPS) + a),
                     "b": place(p * len(STEPS) + b),
                     "label": float((1 + better) / 2),
-                    "category": want(prompt).kind,
+                    "category": wanted_shapes(prompt).kind,
                 }
             )
     named = [row for row in rows if row["label"] != 0.5]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowrl.demo.world import prompts_of, want
+from flowrl.demo.world import prompts_of, wanted_shapes
 
 FOLDER = Path("configs/suites")
 A_CATEGORY = 16  # prompts
@@ -54,7 +54,7 @@ def shapes() -> list[dict[str, Any]]:
     """The demo's held-out prompts, by what they ask for."""
     rows = []
     for prompt in prompts_of("held_out"):
-        wanted = want(prompt)
+        wanted = wanted_shapes(prompt)
         count = f"count {len(wanted.things)}" if wanted.kind == "count" else "single"
         rows.append({"prompt": prompt, "category": wanted.relation or count})
     return sorted(rows, key=lambda row: row["category"])

@@ -33,7 +33,7 @@ ROWS = (
      "processes/test_context_parallel.py"),
     ("context-attention", "flowrl/processes/context_parallel.py", "self._attend(config)", "pass",
      "processes/test_context_parallel.py"),
-    ("context-nan", "flowrl/processes/context_parallel.py", "if not away <= NEAR[ours.dtype]:",
-     "if away > NEAR[ours.dtype]:", "processes/test_context_parallel.py"),
+    ("context-nan", "flowrl/processes/context_parallel.py", "if not away <= STEP_TOLERANCE[ours.dtype]:",
+     "if away > STEP_TOLERANCE[ours.dtype]:", "processes/test_context_parallel.py"),
 )
 # fmt: on

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowrl.budget.spending import LATER, Rationed
+from flowrl.budget.spending import LATER_ROUNDS, Rationed
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import take
 from flowrl.media.statistics import Alarms
@@ -86,7 +86,7 @@ def resumed_like_unbroken(make, folder) -> dict[str, float]:
     progress = Progress()
     for _ in range(2):
         iterate(broken, progress, Alarms())
-    checkpoint.save(broken, progress, Alarms())
+    checkpoint.save_checkpoint(broken, progress, Alarms())
     saved = checkpoint.newest(broken.folder)
     assert saved is not None
     progress = checkpoint.restore(again, saved, Alarms())
@@ -121,7 +121,7 @@ def test_further_rounds_are_learned_from_under_their_own_prompts(model, tmp_path
         experience = collect(kept, iteration)
         if experience.metrics["budget/rounds"] > 1 and experience.metrics["budget/kept"] == 3:
             break
-    assert any(draw >= LATER for draw in experience.draws) and len(experience.draws) == 3
+    assert any(draw >= LATER_ROUNDS for draw in experience.draws) and len(experience.draws) == 3
     assert len(set(experience.draws)) == 3
     (rows,) = experience.rows
     assert rows.prompt.bincount().tolist() == [4, 4, 4] and rows.mask.any(1).all()
@@ -145,10 +145,10 @@ def test_further_rounds_of_pictures(pipeline, tmp_path):
     kept = pictures(pipeline, tmp_path, {"flat": "resample", "spread": 0.0018})
     for iteration in range(6):
         experience = collect(kept, iteration)
-        if any(draw >= LATER for draw in experience.draws):
+        if any(draw >= LATER_ROUNDS for draw in experience.draws):
             break
     assert experience.metrics["budget/rounds"] > 1
-    assert any(draw >= LATER for draw in experience.draws)
+    assert any(draw >= LATER_ROUNDS for draw in experience.draws)
     floor = ratio_check.noise_floor(kept, experience)
     assert floor is not None and floor < 1e-4
 
@@ -179,7 +179,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
         found.append([grad.clone() for grad in grads])
         return 1.0
 
-    monkeypatch.setattr(update, "step", step)
+    monkeypatch.setattr(update, "optimizer_step", step)
     small, large = opened("small"), opened("large")
     monkeypatch.setattr(large.spending, "rows", lambda rows, unit: rows)
     few, many = (update.update(kept, collect(kept, 0), Progress()) for kept in (small, large))

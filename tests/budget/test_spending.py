@@ -12,26 +12,26 @@ from torch import Tensor
 from flowrl.budget.groups import Groups
 from flowrl.budget.knapsack import gain, knapsack
 from flowrl.budget.rates import Difficulty, Rates
-from flowrl.budget.spending import LATER, Call, Even, Found, Rationed, Spending
+from flowrl.budget.spending import LATER_ROUNDS, DrawRequest, Even, Rationed, RoundScores, Spending
 from flowrl.budget.successes import Success, Successes, cut, put, signature
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Rows, stacked, trimmed
 from flowrl.prompts import Draws, PromptSet
 from flowrl.recipes import RECIPES
-from flowrl.settings import Budget
+from flowrl.settings import BudgetSettings
 from rewards import Scores
 from tests.support.golden_tools import columns
 
 PROMPTS = PromptSet(tuple("abcdef"), tuple({} for _ in range(6)))
 
 
-def call(iteration: int = 0, count: int = 3, weights: Tensor | None = None) -> Call:
-    return Call(PROMPTS, count, 0, iteration, weights)
+def call(iteration: int = 0, count: int = 3, weights: Tensor | None = None) -> DrawRequest:
+    return DrawRequest(PROMPTS, count, 0, iteration, weights)
 
 
-def found(draws: Draws, *groups: list[float]) -> Found:
-    return Found(draws, (torch.tensor([score for group in groups for score in group]),))
+def found(draws: Draws, *groups: list[float]) -> RoundScores:
+    return RoundScores(draws, (torch.tensor([score for group in groups for score in group]),))
 
 
 @settings(max_examples=30, deadline=None)
@@ -107,14 +107,14 @@ def test_prompts_outside_of_the_range_come_last_and_come_again():
 
 
 def test_even_draws_once_and_rations_draw_on():
-    even, rationed = Even(), Rationed(Budget(flat="resample", rounds=3), 2)
+    even, rationed = Even(), Rationed(BudgetSettings(flat="resample", rounds=3), 2)
     assert isinstance(even, Spending) and isinstance(rationed, Spending)
     first = even.draws(call(2), [])
     assert first == PROMPTS.draw(2, 3, 0) == rationed.draws(call(2), [])
     assert even.draws(call(2), [found(first, [1, 1], [0, 0], [0, 0])]) is None
     rounds = [found(first, [0, 1], [1, 1], [0, 0])]
     second = rationed.draws(call(2), rounds)
-    assert second.ids == tuple(LATER + 6 + i for i in range(3))
+    assert second.ids == tuple(LATER_ROUNDS + 6 + i for i in range(3))
     assert not set(second.rows) & set(first.rows), "others, while there are others"
     assert second == rationed.draws(call(2), rounds)
     rounds.append(found(second, [1, 1], [0, 1], [1, 1]))
@@ -131,12 +131,12 @@ def test_even_draws_once_and_rations_draw_on():
 
 
 def test_draws_go_where_they_teach_and_are_one_group():
-    rationed = Rationed(Budget(repeat=2), 2)
+    rationed = Rationed(BudgetSettings(repeat=2), 2)
     rationed.rates.known = {i: (0.0 if i < 4 else 0.4, 5.0, 0) for i in range(6)}
     drawn = rationed.draws(call(count=6), [])
     assert sorted(drawn.rows).count(4) == sorted(drawn.rows).count(5) == 2
     assert sorted(drawn.merged) == [1, 1, 2, 2] and len(set(drawn.ids)) == 6
-    at, again = drawn.rows.index(4), Rationed(Budget(repeat=2, flat="resample"), 2)
+    at, again = drawn.rows.index(4), Rationed(BudgetSettings(repeat=2, flat="resample"), 2)
     assert drawn.rows[at : at + 2] == (4, 4)
     scores = [[0.0, 0.0] for _ in range(6)]
     scores[at + 1] = [1.0, 1.0]  # the two draws of prompt 4 differ from each other only
@@ -145,18 +145,18 @@ def test_draws_go_where_they_teach_and_are_one_group():
 
 
 def test_a_group_is_worth_it_whose_spread_exceeds_the_bound_under_any_plan():
-    rationed = Rationed(Budget(flat="resample", spread=0.3), 2)
+    rationed = Rationed(BudgetSettings(flat="resample", spread=0.3), 2)
     draws = rationed.draws(call(), [])
     noisy = found(draws, [0.0, 0.5], [0.0, 0.7], [0.4, 0.4])  # stds 0.25, 0.35 and 0
     assert rationed.kept(call(), [noisy]).tolist() == [False, True, False]
     flat = torch.zeros(6)
     for totals in ((noisy.totals[0], flat), (flat, noisy.totals[0])):
-        assert rationed.kept(call(), [Found(draws, totals)]).tolist() == [False, True, False]
+        assert rationed.kept(call(), [RoundScores(draws, totals)]).tolist() == [False, True, False]
 
 
 def test_a_group_of_several_draws_is_kept_as_a_whole_or_not():
     """Of four draws that are worth it three are wanted: the second group of two does not fit."""
-    rationed = Rationed(Budget(flat="resample", repeat=2), 2)
+    rationed = Rationed(BudgetSettings(flat="resample", repeat=2), 2)
     rounds = [
         found(Draws((0, 1, 2), (0, 0, 1), (2, 1)), [0, 1], [1, 1], [0, 0]),
         found(Draws((3, 4, 5), (2, 2, 3), (2, 1)), [0, 1], [1, 1], [0, 0]),
@@ -165,7 +165,7 @@ def test_a_group_of_several_draws_is_kept_as_a_whole_or_not():
 
 
 def test_metrics_are_of_one_iteration():
-    rationed = Rationed(Budget(flat="resample", rates=(0.2, 0.8)), 2)
+    rationed = Rationed(BudgetSettings(flat="resample", rates=(0.2, 0.8)), 2)
     drawn = rationed.draws(call(), [])
     rationed.kept(call(), [found(drawn, [0, 1], [1, 1], [0, 0])])
     said = rationed.metrics()
@@ -247,9 +247,9 @@ def algorithm(name: str, **settings):
 )
 def test_what_does_not_go_together_is_said(budget, recipe, message):
     with pytest.raises(UserError, match=message):
-        Budget(**budget).around(recipe)
+        BudgetSettings(**budget).around(recipe)
 
 
 def test_rates_must_rise():
     with pytest.raises(ValueError, match="low < high"):
-        Budget(rates=(0.9, 0.1))
+        BudgetSettings(rates=(0.9, 0.1))

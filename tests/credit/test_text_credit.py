@@ -22,7 +22,7 @@ from flowrl.credit.turns import (
     WhitenTokens,
     WhitenTurns,
 )
-from flowrl.credit.values import Level
+from flowrl.credit.values import NodeLevel
 from flowrl.errors import UserError
 from rewards import Scores
 from tests.support.golden_tools import close, columns
@@ -279,7 +279,7 @@ def test_tempo_is_the_sum_over_paths_and_grpo_where_nothing_branches():
 
 
 def test_levels_of_ids():
-    level = Level.of(torch.tensor([7, 7, 3, 9, 9, 9]), 3)
+    level = NodeLevel.of(torch.tensor([7, 7, 3, 9, 9, 9]), 3)
     assert level.first.tolist() == [[2, 0], [3, -1]] and level.place.tolist() == [1, 1, 0, 2, 2, 2]
     column = torch.arange(6.0)[:, None]
     assert level.total(column)[..., 0].tolist() == [[2, 1], [12, 0]]

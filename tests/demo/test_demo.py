@@ -13,10 +13,10 @@ from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import Evaluation, Trial, evaluate
+from flowrl.run.evaluate import HeldOutResult, Trial, evaluate_held_out
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import decode, dump, read
+from flowrl.settings.read import dump, read_run, run_from
 
 PLAIN = """
 import json, sys
@@ -39,18 +39,18 @@ save_file({"images": images.contiguous()}, out)
 
 def opened(name: str, folder: Path, **changes: dict) -> Session:
     """A demo configuration, cut down to a few seconds."""
-    tree = dump(read(PROJECT / "configs" / name))
+    tree = dump(read_run(PROJECT / "configs" / name))
     tree["prompts"]["per_iteration"] = 4
     tree["evaluate"] |= {"samples": 8, "steps": 5}
     tree["model"]["device"] = "cpu"
     for section, values in changes.items():
         tree[section] |= values
-    run = decode(tree, "test")
+    run = run_from(tree, "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 
 def painted_without_flowrl(
-    session: Session, result: Evaluation, folder: Path, *, adapter: bool
+    session: Session, result: HeldOutResult, folder: Path, *, adapter: bool
 ) -> torch.Tensor:
     assert session.held_out is not None
     e = session.run.evaluate
@@ -68,11 +68,11 @@ def painted_without_flowrl(
 @pytest.mark.parametrize("name", ["demo_lora.yaml", "demo.yaml"])
 def test_plain_diffusers_paints_the_last_evaluation(tmp_path, name):
     session = opened(name, tmp_path)
-    before = evaluate(session)
+    before = evaluate_held_out(session)
     progress, alarms = Progress(), Alarms()
     for _ in range(2):
         iterate(session, progress, alarms)
-    result = evaluate(session)
+    result = evaluate_held_out(session)
     assert result is not None
     assert before is not None
     checkpoint.export(session, tmp_path / "weights")
@@ -85,7 +85,9 @@ def test_the_demo_climbs_a_reward_in_a_few_iterations(tmp_path):
     """Dark pictures are easy to learn: the loop as a whole works on a real model."""
     changes = {"train": {"lr": 5e-4}, "recipe": {"group": 8}}
     session = opened("demo.yaml", tmp_path, **changes)
-    run = decode(dump(session.run) | {"rewards": [{"name": "brightness", "kind": "dark"}]}, "test")
+    run = run_from(
+        dump(session.run) | {"rewards": [{"name": "brightness", "kind": "dark"}]}, "test"
+    )
     session = open_session(run, tmp_path, session.accelerator)
     progress, alarms = Progress(), Alarms()
     rewards = [iterate(session, progress, alarms)["reward"] for _ in range(8)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowrl.paths import PROJECT
-from flowrl.settings.read import dump, read
+from flowrl.settings.read import dump, read_run
 from tests.support.process_runs import DDP, FSDP2, Job, Weights, alone, together, told
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ Ran = dict[str, dict[str, Weights]]
 
 
 def job(name: str, dtype: str) -> Job:
-    settings = dump(read(PROJECT / "configs" / "demo.yaml"))
+    settings = dump(read_run(PROJECT / "configs" / "demo.yaml"))
     settings["recipe"] = {"name": name, **RECIPES[name]}
     settings["model"] |= {"dtype": dtype, "device": "cpu"}
     settings["prompts"]["per_iteration"] = 3  # two for the first process, one for the second

@@ -17,11 +17,11 @@ from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import Trial, evaluate
+from flowrl.run.evaluate import Trial, evaluate_held_out
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import decode, dump, read
-from rewards.moving_shapes import grade, watch
+from flowrl.settings.read import dump, read_run, run_from
+from rewards.moving_shapes import grade_motion, watch
 
 torch.set_num_threads(1)
 FOLDER = PROJECT / "flowrl" / "demo" / "moving-wan"
@@ -65,17 +65,19 @@ def film(pipe, prompts, steps=10, **call):
 
 def accuracy(films, prompts):
     pairs = zip(watch(films, 0.80, 0.75), prompts, strict=True)
-    return sum(grade(found, moving_world.want(p)) == 1 for found, p in pairs) / len(prompts)
+    return sum(grade_motion(found, moving_world.wanted_actors(p)) == 1 for found, p in pairs) / len(
+        prompts
+    )
 
 
 def opened(folder: Path) -> Session:
     """The demo's configuration, cut down to a few seconds."""
-    tree = dump(read(PROJECT / "configs" / "demo_video.yaml"))
+    tree = dump(read_run(PROJECT / "configs" / "demo_video.yaml"))
     tree["prompts"]["per_iteration"] = 2
     tree["recipe"] |= {"group": 4, "window": 2}
     tree["evaluate"] |= {"samples": 4, "steps": 4, "per_prompt": 2, "average": None}
     tree["model"]["device"] = "cpu"
-    run = decode(tree, "test")
+    run = run_from(tree, "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 
@@ -98,13 +100,13 @@ def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
 
 def test_base_accuracy_leaves_room_to_learn(pipe):
     """Held-out prompts, 10 steps, no guidance; the standard error of 136 samples is 4 points."""
-    prompts = moving_world.prompts_of("held_out")
+    prompts = moving_world.moving_prompts_of("held_out")
     assert 0.10 <= accuracy(film(pipe, prompts), prompts) <= 0.40
 
 
 def test_films_survive_the_autoencoder(pipe):
-    prompts = moving_world.prompts_of("held_out")[:64]
-    films = moving_world.paint(prompts, random.Random(0)).transpose(1, 2)
+    prompts = moving_world.moving_prompts_of("held_out")[:64]
+    films = moving_world.render_videos(prompts, random.Random(0)).transpose(1, 2)
     mean, std = (
         torch.tensor(v).view(1, -1, 1, 1, 1)
         for v in (pipe.vae.config.latents_mean, pipe.vae.config.latents_std)
@@ -122,7 +124,7 @@ def test_films_survive_the_autoencoder(pipe):
 
 
 def test_the_tokenizer_knows_every_word(pipe):
-    for prompt in moving_world.all_prompts():
+    for prompt in moving_world.all_moving_prompts():
         ids = pipe.tokenizer(prompt).input_ids
         assert pipe.tokenizer.unk_token_id not in ids
         assert ids[-1] == pipe.tokenizer.eos_token_id
@@ -141,11 +143,11 @@ def test_a_film_depends_on_its_words(pipe):
 
 def test_plain_diffusers_films_the_last_evaluation(tmp_path):
     session = opened(tmp_path)
-    before = evaluate(session)
+    before = evaluate_held_out(session)
     progress, alarms = Progress(), Alarms()
     for _ in range(2):
         iterate(session, progress, alarms)
-    result = evaluate(session)
+    result = evaluate_held_out(session)
     assert before is not None and result is not None and session.held_out is not None
     assert (result.samples.media - before.samples.media).abs().max() > 1e-4  # it has learned
     checkpoint.export(session, tmp_path / "weights")

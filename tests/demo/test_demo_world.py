@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.demo import world
-from flowrl.demo.world import Thing
+from flowrl.demo.world import PlacedObject
 from rewards.shapes import BACKGROUND, COLOURS, detect, is_exact
 
 FOLDER = Path("flowrl/demo/shapes-sd3")
@@ -49,7 +49,9 @@ def paint(pipe, prompts, seed=0, length=8, **call):
 
 def accuracy(images, prompts):
     pairs = zip(detect(images), prompts, strict=True)
-    return sum(is_exact(found, world.want(prompt)) for found, prompt in pairs) / len(prompts)
+    return sum(is_exact(found, world.wanted_shapes(prompt)) for found, prompt in pairs) / len(
+        prompts
+    )
 
 
 def test_the_folder_is_small_and_in_half_precision():
@@ -115,7 +117,7 @@ def test_the_tokenizer_knows_every_word(pipe):
 
 def test_pictures_survive_the_autoencoder(pipe):
     prompts = world.prompts_of("held_out")
-    images = world.paint(prompts, random.Random(0))
+    images = world.render_images(prompts, random.Random(0))
     with torch.no_grad():
         latents = pipe.vae.encode(images * 2 - 1).latents
         again = pipe.vae.decode(latents).sample / 2 + 0.5
@@ -197,8 +199,8 @@ def test_training_moves_all_parts_and_the_average_is_kept(script, tmp_path):
 def test_scenes_are_what_the_prompt_says():
     rng = random.Random(4)
     for prompt in world.draw_prompts(300, rng):
-        scene = world.arrange(world.want(prompt), rng)
-        wanted = world.want(prompt)
+        scene = world.arrange(world.wanted_shapes(prompt), rng)
+        wanted = world.wanted_shapes(prompt)
         assert tuple((t.colour, t.shape) for t in scene) == wanted.things
         for i, t in enumerate(scene):
             assert t.radius <= t.x <= world.SIZE - t.radius
@@ -209,11 +211,11 @@ def test_scenes_are_what_the_prompt_says():
 
 def test_rendering_does_not_depend_on_the_batch():
     rng = random.Random(4)
-    scenes = [world.arrange(world.want(p), rng) for p in world.draw_prompts(30, rng)]
+    scenes = [world.arrange(world.wanted_shapes(p), rng) for p in world.draw_prompts(30, rng)]
     torch.testing.assert_close(
         world.render(scenes), torch.cat([world.render([scene]) for scene in scenes])
     )
-    disc = world.render([[Thing("black", "circle", 16.0, 16.0, 8.0)]])
+    disc = world.render([[PlacedObject("black", "circle", 16.0, 16.0, 8.0)]])
     background = torch.tensor(BACKGROUND)[:, None, None] / 255
     ink = (background - disc[0]) / (
         background - torch.tensor(COLOURS["black"])[:, None, None] / 255
@@ -227,7 +229,9 @@ def test_splits_cover_all_prompts_once_and_the_files_are_theirs():
         lines = Path(f"configs/prompts/shapes_{name}.jsonl").read_text().splitlines()
         files[name] = [json.loads(line)["prompt"] for line in lines]
         assert set(files[name]) == set(world.prompts_of(name))
-        assert {world.want(prompt).kind for prompt in files[name]} == set(world.KINDS)
+        assert {world.wanted_shapes(prompt).kind for prompt in files[name]} == set(
+            world.PROMPT_KINDS
+        )
     together = [prompt for prompts in files.values() for prompt in prompts]
     assert sorted(together) == sorted(world.all_prompts())
     assert 100 <= len(files["held_out"]) <= 150 and 100 <= len(files["test"]) <= 150
@@ -236,6 +240,6 @@ def test_splits_cover_all_prompts_once_and_the_files_are_theirs():
 def test_drawn_prompts_are_of_their_split_in_the_stated_shares():
     prompts = world.draw_prompts(2000, random.Random(0))
     assert {world.split(prompt) for prompt in prompts} == {"train"}
-    for kind, share in zip(world.KINDS, world.SHARES, strict=True):
-        part = sum(world.want(prompt).kind == kind for prompt in prompts) / 2000
+    for kind, share in zip(world.PROMPT_KINDS, world.KIND_SHARES, strict=True):
+        part = sum(world.wanted_shapes(prompt).kind == kind for prompt in prompts) / 2000
         assert part == pytest.approx(share, abs=0.04)

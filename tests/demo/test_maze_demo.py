@@ -15,7 +15,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import check, decode, dump, read
+from flowrl.settings.read import check_run, dump, read_run, run_from
 from rewards import Samples
 from tests.support.runs import environment
 
@@ -24,22 +24,22 @@ FOLDER = PROJECT / "flowrl" / "demo" / "maze-lm"
 
 def opened(folder, monkeypatch, **train):
     monkeypatch.chdir(PROJECT)  # the environment's file is named from there
-    tree = dump(read(PROJECT / "configs" / "maze_demo.yaml"))
+    tree = dump(read_run(PROJECT / "configs" / "maze_demo.yaml"))
     tree["model"]["device"] = "cpu"
     tree["train"] |= train
-    run = decode(tree, "test")
-    check(run)
+    run = run_from(tree, "test")
+    check_run(run)
     return open_session(run, folder, open_accelerator(run, folder))
 
 
 def test_walls_and_borders_keep_one_where_one_is():
-    assert [maze.step("C", move) for move in "nesw"] == ["C", "D", "C", "B"]
-    assert [maze.step("M", move) for move in "nesw"] == ["H", "N", "M", "L"]
-    assert maze.step("E", "e") == "E" and maze.step("F", "w") == "F"
+    assert [maze.move("C", move) for move in "nesw"] == ["C", "D", "C", "B"]
+    assert [maze.move("M", move) for move in "nesw"] == ["H", "N", "M", "L"]
+    assert maze.move("E", "e") == "E" and maze.move("F", "w") == "F"
     assert maze.walk("C", "sweird? wws!s") == "K"
     reach = {"A"}
     for _ in range(25):
-        reach |= {maze.step(cell, move) for cell in reach for move in maze.MOVES}
+        reach |= {maze.move(cell, move) for cell in reach for move in maze.MOVES}
     assert reach == set(maze.CELLS), "there is a way to every cell"
 
 

@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.demo import moving_world, world
-from flowrl.demo.world import Thing
+from flowrl.demo.world import PlacedObject
 from rewards import moving_shapes
 from rewards.moving_shapes import (
     BACK,
     LEAST_TRAVEL,
     MOST_SIDEWAYS,
     MOTIONS,
-    grade,
+    grade_motion,
     identity,
     motion,
     watch,
 )
 from rewards.perception.media import WrongMedia
-from rewards.shapes import COLOURS, SHAPES, Found
+from rewards.shapes import COLOURS, SHAPES, DetectedShape
 from rewards.types import Samples
 from tests.support.reward_contract import check_contract, videos
 
@@ -33,7 +33,10 @@ PAIR = "a red circle moving right and a blue square moving left"
 
 def graded(films, prompts, iou=0.80, aspect=0.75):
     found = watch(films, iou, aspect)
-    return [grade(film, moving_world.want(p)) for film, p in zip(found, prompts, strict=True)]
+    return [
+        grade_motion(film, moving_world.wanted_actors(p))
+        for film, p in zip(found, prompts, strict=True)
+    ]
 
 
 def strict(films, prompts, **settings):
@@ -43,8 +46,8 @@ def strict(films, prompts, **settings):
 @pytest.fixture(scope="module")
 def clean():
     rng = random.Random(11)
-    prompts = moving_world.draw_prompts(160, rng)
-    plays = [moving_world.play(moving_world.want(prompt), rng) for prompt in prompts]
+    prompts = moving_world.draw_moving_prompts(160, rng)
+    plays = [moving_world.play(moving_world.wanted_actors(prompt), rng) for prompt in prompts]
     return prompts, plays, draw(plays)
 
 
@@ -54,15 +57,15 @@ def draw(plays, size=world.SIZE):
 
 
 def test_prompts_are_read():
-    assert moving_shapes.parse("A red  circle moving right.") == (
+    assert moving_shapes.parse_motion("A red  circle moving right.") == (
         moving_shapes.Actor("red", "circle", "moving right"),
     )
-    two = moving_shapes.parse(PAIR)
+    two = moving_shapes.parse_motion(PAIR)
     assert [actor.motion for actor in two or ()] == ["moving right", "moving left"]
     for text in ("a red circle", "a cat moving up", "a red circle moving", f"{PAIR} again", ""):
-        assert moving_shapes.parse(text) is None
+        assert moving_shapes.parse_motion(text) is None
     alike = "a red circle moving up and a red square moving down"
-    assert moving_shapes.parse(alike) is None  # colours tell actors apart
+    assert moving_shapes.parse_motion(alike) is None  # colours tell actors apart
 
 
 def test_clean_films_are_right(clean):
@@ -81,12 +84,12 @@ def test_films_of_other_prompts_are_wrong(clean):
     prompts, _, films = clean
     found, pairs, right = watch(films, 0.80, 0.75), 0, 0
     for number in (1, 2):
-        rows = [i for i, p in enumerate(prompts) if len(moving_world.want(p)) == number]
+        rows = [i for i, p in enumerate(prompts) if len(moving_world.wanted_actors(p)) == number]
         for step in (1, 5, 13):
             for i, j in zip(rows, rows[step:] + rows[:step], strict=True):
                 if prompts[i] != prompts[j]:
                     pairs += 1
-                    right += grade(found[i], moving_world.want(prompts[j])) == 1
+                    right += grade_motion(found[i], moving_world.wanted_actors(prompts[j])) == 1
     assert pairs > 400
     assert right == 0
 
@@ -118,7 +121,7 @@ def spoil(play, how):
         case "shuffled":
             return [play[i] for i in (0, 2, 1, 3, 4)]
         case "visited":
-            visitor = Thing(colour, "square", 28.0, 28.0, 3.0)
+            visitor = PlacedObject(colour, "square", 28.0, 28.0, 3.0)
             visitor = replace(visitor, x=4.0) if max(first.x, first.y) > 14 else visitor
             return [*play[:half], [*play[half], visitor], *play[half + 1 :]]
         case "colours exchanged":
@@ -151,9 +154,9 @@ def test_what_stands_still_may_be_shown_backwards_but_not_move(clean):
     rng = random.Random(2)
     prompts = [f"a {colour} square standing still" for colour in COLOURS]
     moved = [f"a {colour} square moving down" for colour in COLOURS]
-    films = moving_world.paint(prompts, rng)
+    films = moving_world.render_videos(prompts, rng)
     assert all(strict(films, prompts)) and all(strict(films.flip(1), prompts))
-    assert not any(strict(moving_world.paint(moved, rng), prompts))
+    assert not any(strict(moving_world.render_videos(moved, rng), prompts))
     assert not any(strict(films, moved))
 
 
@@ -192,7 +195,7 @@ def test_motion_by_hand(path, name, score):
 
 
 def at(colour, shape):
-    return Found(colour, shape, 0.5, 0.5, 0.1)
+    return DetectedShape(colour, shape, 0.5, 0.5, 0.1)
 
 
 RED, BLUE = at("red", "circle"), at("blue", "square")
@@ -212,7 +215,7 @@ RED, BLUE = at("red", "circle"), at("blue", "square")
     ],
 )
 def test_identity_by_hand(film, share):
-    assert identity(film, moving_world.want(PAIR)) == pytest.approx(share)
+    assert identity(film, moving_world.wanted_actors(PAIR)) == pytest.approx(share)
 
 
 places = st.tuples(st.floats(0, 1), st.floats(0, 1))
@@ -234,7 +237,7 @@ def test_motions_are_one_another_mirrored_turned_and_reversed(path):
 
 
 things = st.builds(
-    Found,
+    DetectedShape,
     st.sampled_from(["red", "blue", None]),
     st.sampled_from(["circle", "square", None]),
     st.floats(0, 1),
@@ -245,7 +248,7 @@ things = st.builds(
 
 @given(st.lists(st.lists(things, max_size=3), min_size=1, max_size=5))
 def test_any_film_has_a_grade(film):
-    assert 0 <= grade(film, moving_world.want(PAIR)) <= 1
+    assert 0 <= grade_motion(film, moving_world.wanted_actors(PAIR)) <= 1
 
 
 def test_the_reward_scores_films_one_by_one(clean):
@@ -265,7 +268,7 @@ def test_the_reward_scores_films_one_by_one(clean):
 
 def test_films_are_looked_at_in_parts(clean, monkeypatch):
     whole = graded(clean[2][:7], clean[0][:7])
-    monkeypatch.setattr(moving_shapes, "NUMBERS", 2 * clean[2][0].numel())
+    monkeypatch.setattr(moving_shapes, "CHUNK_SIZE", 2 * clean[2][0].numel())
     assert graded(clean[2][:7], clean[0][:7]) == whole
 
 

@@ -16,10 +16,10 @@ PAIR = "a red circle moving right and a blue square moving left"
 
 def test_actors_stay_inside_apart_and_on_their_way():
     rng = random.Random(4)
-    for prompt in moving_world.draw_prompts(200, rng):
-        actors = moving_world.want(prompt)
+    for prompt in moving_world.draw_moving_prompts(200, rng):
+        actors = moving_world.wanted_actors(prompt)
         play = moving_world.play(actors, rng)
-        assert len(play) == moving_world.FRAMES
+        assert len(play) == moving_world.VIDEO_FRAMES
         for frame in play:
             assert [(t.colour, t.shape) for t in frame] == [(a.colour, a.shape) for a in actors]
             for t in frame:
@@ -37,19 +37,19 @@ def test_actors_stay_inside_apart_and_on_their_way():
 
 
 def test_either_actor_may_have_the_upper_lane():
-    actors, rng = moving_world.want(PAIR), random.Random(1)
+    actors, rng = moving_world.wanted_actors(PAIR), random.Random(1)
     starts = [moving_world.play(actors, rng)[0] for _ in range(60)]
     assert 15 < sum(first.y < second.y for first, second in starts) < 45
 
 
 def test_films_repeat_by_seed_and_are_in_order():
     prompts = [PAIR, "a black triangle standing still"]
-    one, again = (moving_world.paint(prompts, random.Random(7)) for _ in range(2))
+    one, again = (moving_world.render_videos(prompts, random.Random(7)) for _ in range(2))
     assert one.shape == (2, 5, 3, 32, 32) and torch.equal(one, again)
     assert torch.equal(one[1], one[1, :1].expand_as(one[1]))
-    assert moving_world.paint([], random.Random(0)).shape[0] == 0
+    assert moving_world.render_videos([], random.Random(0)).shape[0] == 0
     with pytest.raises(ValueError, match="no prompt of this world"):
-        moving_world.want("a red circle")
+        moving_world.wanted_actors("a red circle")
 
 
 def test_splits_cover_all_prompts_once_and_the_files_are_theirs():
@@ -57,15 +57,15 @@ def test_splits_cover_all_prompts_once_and_the_files_are_theirs():
     for name in ("train", "held_out", "test"):
         lines = Path(f"configs/prompts/moving_{name}.jsonl").read_text().splitlines()
         files[name] = [json.loads(line)["prompt"] for line in lines]
-        assert files[name] == moving_world.prompts_of(name)
-        assert {len(moving_world.want(prompt)) for prompt in files[name]} == {1, 2}
+        assert files[name] == moving_world.moving_prompts_of(name)
+        assert {len(moving_world.wanted_actors(prompt)) for prompt in files[name]} == {1, 2}
     together = [prompt for prompts in files.values() for prompt in prompts]
-    assert sorted(together) == sorted(moving_world.all_prompts()) and len(together) == 1170
+    assert sorted(together) == sorted(moving_world.all_moving_prompts()) and len(together) == 1170
     assert {len(files["held_out"]) > 100, len(files["test"]) > 100} == {True}
 
 
 def test_drawn_prompts_are_of_their_split_in_the_stated_shares():
-    prompts = moving_world.draw_prompts(2000, random.Random(0))
+    prompts = moving_world.draw_moving_prompts(2000, random.Random(0))
     assert {world.split(prompt) for prompt in prompts} == {"train"}
-    singles = sum(len(moving_world.want(prompt)) == 1 for prompt in prompts) / 2000
-    assert singles == pytest.approx(moving_world.SHARES[1], abs=0.04)
+    singles = sum(len(moving_world.wanted_actors(prompt)) == 1 for prompt in prompts) / 2000
+    assert singles == pytest.approx(moving_world.ACTOR_SHARES[1], abs=0.04)

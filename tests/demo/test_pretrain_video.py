@@ -24,7 +24,7 @@ def test_pretraining_moves_all_parts(script, tmp_path):
     work = script.Work.quick()
     weights = [p for part in script.flow_parts(pipe) for p in part.parameters()]
     before = [p.detach().clone() for p in weights]
-    prompts = moving_world.prompts_of("train")[: work.films]
+    prompts = moving_world.moving_prompts_of("train")[: work.films]
     saved = tmp_path / "unfinished"
     script.train_flow(pipe, torch.randn(len(prompts), 8, 3, 4, 4), prompts, work, saved)
     moved = sum(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
@@ -35,7 +35,7 @@ def test_pretraining_moves_all_parts(script, tmp_path):
 def test_pretraining_goes_on_where_it_was_interrupted(script, tmp_path, monkeypatch):
     """Killed in the fourth step of five, saved after two: the weights are those of one call."""
     monkeypatch.setattr(importlib.import_module("pretraining"), "SAVED_EVERY", 2)
-    prompts = moving_world.prompts_of("train")[:4]
+    prompts = moving_world.moving_prompts_of("train")[:4]
     latents = torch.randn(4, 8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     work = script.Work(flow_steps=5, flow_batch=2)
 

@@ -9,22 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowrl.demo import world
-from flowrl.demo.world import Thing
+from flowrl.demo.world import PlacedObject
 from rewards import shapes
-from rewards.shapes import BACKGROUND, COLOURS, Found, Wanted, detect, grade, is_exact, parse
+from rewards.shapes import (
+    BACKGROUND,
+    COLOURS,
+    DetectedShape,
+    WantedShapes,
+    detect,
+    grade_shapes,
+    is_exact,
+    parse_shapes,
+)
 from rewards.types import Samples
 
 RED_LEFT_OF_BLUE = "a red circle left of a blue square"
-SCENE = [Thing("red", "circle", 8.0, 16.0, 6.0), Thing("blue", "square", 24.0, 17.0, 6.0)]
+SCENE = [
+    PlacedObject("red", "circle", 8.0, 16.0, 6.0),
+    PlacedObject("blue", "square", 24.0, 17.0, 6.0),
+]
 
 
 def strict(images, prompts, **settings):
     found = detect(images, **settings)
-    return [is_exact(f, world.want(p)) for f, p in zip(found, prompts, strict=True)]
+    return [is_exact(f, world.wanted_shapes(p)) for f, p in zip(found, prompts, strict=True)]
 
 
 def graded(images, prompts):
-    return [grade(f, world.want(p)) for f, p in zip(detect(images), prompts, strict=True)]
+    return [
+        grade_shapes(f, world.wanted_shapes(p))
+        for f, p in zip(detect(images), prompts, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +47,13 @@ def clean():
     """Prompts of all kinds, their scenes and their pictures."""
     rng = random.Random(3)
     prompts = world.draw_prompts(600, rng)
-    scenes = [world.arrange(world.want(prompt), rng) for prompt in prompts]
+    scenes = [world.arrange(world.wanted_shapes(prompt), rng) for prompt in prompts]
     return prompts, scenes, world.render(scenes)
 
 
 def test_every_prompt_is_read_as_what_it_says():
     for prompt in world.all_prompts():
-        wanted = world.want(prompt)
+        wanted = world.wanted_shapes(prompt)
         words = prompt.replace("triangles", "triangle").replace("squares", "square")
         words = words.replace("circles", "circle").split()
         for colour, shape in wanted.things:
@@ -68,7 +83,7 @@ def test_every_prompt_is_read_as_what_it_says():
     ],
 )
 def test_other_ways_to_say_it(prompt, things, relation):
-    assert parse(prompt) == Wanted(things, relation)
+    assert parse_shapes(prompt) == WantedShapes(things, relation)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +91,16 @@ def test_other_ways_to_say_it(prompt, things, relation):
     ["", "a photo of a cat", "a red", "red circle", "two red circle", "a red circle left of", "x"],
 )
 def test_what_cannot_be_read_has_no_score(prompt):
-    assert parse(prompt) is None
+    assert parse_shapes(prompt) is None
     samples = Samples(world.render([SCENE]), [prompt], torch.zeros(1, dtype=torch.long))
     assert shapes.load()(samples).isnan().all()
 
 
 def test_detect_finds_colours_shapes_and_places():
-    scene = [Thing("green", "triangle", 7.0, 8.0, 6.0), Thing("black", "square", 22.0, 20.0, 5.0)]
+    scene = [
+        PlacedObject("green", "triangle", 7.0, 8.0, 6.0),
+        PlacedObject("black", "square", 22.0, 20.0, 5.0),
+    ]
     found = detect(world.render([scene]))[0]
     assert {(f.colour, f.shape) for f in found} == {("green", "triangle"), ("black", "square")}
     by_colour = {f.colour: f for f in found}
@@ -119,18 +137,20 @@ def test_wide_pictures_and_no_pictures():
 def test_wrong_prompts_of_the_same_kind_fail(clean):
     prompts, _, images = clean
     found, right, pairs = detect(images), 0, 0
-    for kind in world.KINDS:
-        rows = [i for i, prompt in enumerate(prompts) if world.want(prompt).kind == kind]
+    for kind in world.PROMPT_KINDS:
+        rows = [i for i, prompt in enumerate(prompts) if world.wanted_shapes(prompt).kind == kind]
         for step in (1, 7, 19):
             for i, j in zip(rows, rows[step:] + rows[:step], strict=True):
                 if prompts[i] != prompts[j]:
                     pairs += 1
-                    right += is_exact(found[i], world.want(prompts[j]))
+                    right += is_exact(found[i], world.wanted_shapes(prompts[j]))
     assert pairs > 1000
     assert right < 0.005 * pairs
 
 
-def corrupted(rng: random.Random, prompt: str, scene: list[Thing], how: str) -> list[Thing]:
+def corrupted(
+    rng: random.Random, prompt: str, scene: list[PlacedObject], how: str
+) -> list[PlacedObject]:
     if how == "erased":
         return scene[1:]
     if how == "recoloured":
@@ -144,7 +164,7 @@ def corrupted(rng: random.Random, prompt: str, scene: list[Thing], how: str) -> 
         return [replace(a, x=b.x, y=b.y, radius=b.radius), replace(b, x=a.x, y=a.y)]
     while True:  # one more object, somewhere free
         x, y = rng.uniform(4, 28), rng.uniform(4, 28)
-        extra = Thing(rng.choice(list(COLOURS)), "square", x, y, 3.0)
+        extra = PlacedObject(rng.choice(list(COLOURS)), "square", x, y, 3.0)
         if all(max(abs(extra.x - t.x), abs(extra.y - t.y)) > t.radius + 5 for t in scene):
             return [*scene, extra]
 
@@ -196,14 +216,14 @@ def test_a_blob_is_no_circle():
         image[0, :, rows, columns] = torch.tensor(COLOURS["red"])[:, None, None] / 255
     assert detect(image)[0][0].shape is None
     assert detect(image, iou=0.5)[0][0].shape is not None
-    squashed = world.render([[Thing("red", "square", 16.0, 16.0, 8.0)]])
+    squashed = world.render([[PlacedObject("red", "square", 16.0, 16.0, 8.0)]])
     squashed[:, :, :14] = torch.tensor(BACKGROUND)[:, None, None] / 255
     assert detect(squashed, aspect=0.75)[0][0].shape is None
     assert detect(squashed, aspect=0.5)[0][0].shape == "square"
 
 
 def at(colour, shape, x=0.5, y=0.5):
-    return Found(colour, shape, x, y, 0.1)
+    return DetectedShape(colour, shape, x, y, 0.1)
 
 
 RED, BLUE = at("red", "circle", 0.2), at("blue", "square", 0.8)
@@ -229,11 +249,11 @@ RED, BLUE = at("red", "circle", 0.2), at("blue", "square", 0.8)
     ],
 )
 def test_graded_score_by_hand(found, prompt, score):
-    assert grade(found, world.want(prompt)) == pytest.approx(score)
+    assert grade_shapes(found, world.wanted_shapes(prompt)) == pytest.approx(score)
 
 
 things = st.builds(
-    Found,
+    DetectedShape,
     st.sampled_from(["red", "blue", None]),
     st.sampled_from(["circle", "square", None]),
     st.floats(0, 1),
@@ -247,8 +267,8 @@ some_prompts = st.sampled_from(
 
 @given(st.lists(things, max_size=4), some_prompts, st.randoms())
 def test_graded_is_one_exactly_where_strict_is(found, prompt, rng):
-    wanted = world.want(prompt)
-    score = grade(found, wanted)
+    wanted = world.wanted_shapes(prompt)
+    score = grade_shapes(found, wanted)
     assert 0 <= score <= 1
     assert (score == 1) == is_exact(found, wanted)
     mixed = rng.sample(found, len(found))
@@ -257,7 +277,7 @@ def test_graded_is_one_exactly_where_strict_is(found, prompt, rng):
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_relations_are_exclusive_opposites(x, y, u, v):
-    a, b = Found("red", "circle", x, y, 0.1), Found("blue", "circle", u, v, 0.1)
+    a, b = DetectedShape("red", "circle", x, y, 0.1), DetectedShape("blue", "circle", u, v, 0.1)
     opposite = {"left of": "right of", "above": "below"}
     for one, other in opposite.items():
         assert shapes.in_relation(a, b, one) == shapes.in_relation(b, a, other)

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flowrl.demo.sums import Sum, problems, questions
+from flowrl.demo.sums import Addition, problems, questions
 from flowrl.errors import UserError
 from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT, find
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import evaluate
+from flowrl.run.evaluate import evaluate_held_out
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import check, decode, dump, read
+from flowrl.settings.read import check_run, dump, read_run, run_from
 from scripts import demo_text
 from scripts.demo_models.pretrain_sums import accuracy
 from tests.support.runs import environment
@@ -26,25 +26,25 @@ FOLDER = PROJECT / "flowrl" / "demo" / "sums-lm"
 
 
 def opened(folder, **changes):
-    tree = dump(read(PROJECT / "configs" / "text_demo.yaml"))
+    tree = dump(read_run(PROJECT / "configs" / "text_demo.yaml"))
     tree["model"]["device"] = "cpu"
     for section, values in changes.items():
         tree[section] |= values
-    run = decode(tree, "test")
-    check(run)
+    run = run_from(tree, "test")
+    check_run(run)
     return open_session(run, folder, open_accelerator(run, folder))
 
 
 def test_careless_writers_forget_the_carry_and_nothing_else():
-    assert (Sum(37, 45).answer, Sum(37, 45).careless) == ("82", "72")
-    assert (Sum(99, 99).answer, Sum(99, 99).careless) == ("198", "188")
-    assert Sum(12, 34).careless == Sum(12, 34).answer == "46"
+    assert (Addition(37, 45).answer, Addition(37, 45).careless) == ("82", "72")
+    assert (Addition(99, 99).answer, Addition(99, 99).careless) == ("198", "188")
+    assert Addition(12, 34).careless == Addition(12, 34).answer == "46"
 
 
 def test_splits_are_apart_and_files_hold_them():
     splits = {name: problems(name) for name in ("train", "held_out", "test")}
     assert sum(map(len, splits.values())) == 90 * 90
-    assert all(Sum(s.b, s.a).split == name for name, sums in splits.items() for s in sums)
+    assert all(Addition(s.b, s.a).split == name for name, sums in splits.items() for s in sums)
     for name, sums in splits.items():
         known = {s.prompt: s.answer for s in sums}
         file = PROJECT / "configs" / "prompts" / f"sums_{name}.jsonl"
@@ -99,17 +99,17 @@ def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(
     """A quarter of the demo: at least 10 of the 20 points that the whole of it must bring."""
     train = {"iterations": 40, "lr": 3e-4}
     session = opened(tmp_path, train=train, evaluate={"samples": 400, "per_prompt": 1})
-    before = evaluate(session)
+    before = evaluate_held_out(session)
     progress, alarms = Progress(), Alarms()
     for _ in range(10):
         iterate(session, progress, alarms)
-    after = evaluate(session)
+    after = evaluate_held_out(session)
     assert 0.55 < before.metrics["exact_answer"] < 0.78
     assert after.metrics["exact_answer"] > before.metrics["exact_answer"] + 0.1
     checkpoint.export(session, tmp_path / "out")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     words = AutoTokenizer.from_pretrained(tmp_path / "out")
-    sums = [Sum(*map(int, p.rstrip("=").split("+"))) for p in after.samples.prompts]
+    sums = [Addition(*map(int, p.rstrip("=").split("+"))) for p in after.samples.prompts]
     expected = accuracy(plain, words, sums)[1]  # the mean probability of the right answer
     assert abs(expected - after.metrics["exact_answer"]) < 3 * 0.5 / 400**0.5
 

@@ -19,7 +19,7 @@ from flowrl.evaluation.agreement import (
     rank_correlations,
     tie_threshold,
 )
-from flowrl.evaluation.perturb import EDITS, Pairs, change, robustness, spread
+from flowrl.evaluation.perturb import EDITS, ScoredPairs, change, robustness, spread
 
 SMALL = st.integers(-3, 3).map(float)
 LABELS = st.sampled_from([0.0, 0.5, 1.0])
@@ -197,7 +197,7 @@ def test_robustness_in_units_of_the_spread():
     """Three pairs (winner, loser); the edit adds 2 to the first two losers and 8 to a winner, which
     must not help it: only the loser of a pair is changed when they meet."""
     a, b = np.array([0, 3, 4, 6]), np.array([1, 2, 5, 7])
-    pairs = Pairs.of(a, b, np.array([1.0, 0.0, 1.0, 0.5]), np.array([0, 1, 2, 3]))
+    pairs = ScoredPairs.of(a, b, np.array([1.0, 0.0, 1.0, 0.5]), np.array([0, 1, 2, 3]))
     assert pairs.winner.tolist() == [0, 2, 4] and pairs.loser.tolist() == [1, 3, 5]
     clean = np.array([2.0, 1, 5, 1, 0, 1, 0, 0])
     changed = clean + np.array([8, 2, 0, 2, 0, 0, np.nan, np.nan])

@@ -9,11 +9,11 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.evaluation.measure import Gallery
-from flowrl.evaluation.preferences import LAYOUTS, Choice, label_of, load
-from flowrl.evaluation.sources import Source, read, spaced
+from flowrl.evaluation.preferences import LAYOUTS, ReadOptions, load_preferences, preference_label
+from flowrl.evaluation.sources import Source, read_media, spaced
 from flowrl.evaluation.tables import rows_of
 
-ANY = Choice()
+ANY = ReadOptions()
 
 
 def picture(shade: int, size: int = 4) -> bytes:
@@ -51,7 +51,7 @@ def test_plain_rows_are_read_with_words_and_numbers(tmp_path):
         {"prompt": f"p{i}", "a": f"{i}a.png", "b": f"{i}b.png", "label": label, "category": "x"}
         for i, label in enumerate(labels)
     ]
-    found = load(write(tmp_path, "own.jsonl", rows), ANY)
+    found = load_preferences(write(tmp_path, "own.jsonl", rows), ANY)
     assert found.layout == "plain" and found.clusters == 8 and found.rank is None
     assert found.label.tolist() == [1, 0, 0.5, 1, 0, 0.5, 0.25, 1]
     assert told(found)[0] == ("0a.png", "0b.png", 1.0)
@@ -64,7 +64,7 @@ def test_a_sample_of_several_pairs_is_one_sample_and_groups_are_contiguous(tmp_p
         {"prompt": "q", "a": "1.png", "b": "3.png", "label": "b"},
         {"prompt": "p", "a": "2.png", "b": "4.png", "label": "a"},
     ]
-    found = load(write(tmp_path, "own.jsonl", rows), ANY)
+    found = load_preferences(write(tmp_path, "own.jsonl", rows), ANY)
     assert [item.source.name for item in found.items] == [
         "1.png",
         "2.png",
@@ -83,7 +83,7 @@ def test_pick_a_pic_has_bytes_and_rows_without_a_label(tmp_path):
         | {"has_label": label}
         for label in (True, False)
     ]
-    found = load(write(tmp_path, "pick.parquet", rows), ANY)
+    found = load_preferences(write(tmp_path, "pick.parquet", rows), ANY)
     assert found.layout == "pickapic" and found.label.tolist() == [0.0] and found.unlabelled == 1
     media = Gallery(found.items).samples([0, 1]).media
     assert media.mean((1, 2, 3)).mul(255).round().tolist() == [9.0, 200.0]
@@ -91,36 +91,42 @@ def test_pick_a_pic_has_bytes_and_rows_without_a_label(tmp_path):
 
 def test_rankings_give_all_pairs_the_best_first_and_equal_ranks_are_ties(tmp_path):
     row = {"id": "1", "prompt": "p", "generations": ["x", "y", "z"], "ranking": [2, 1, 2]}
-    found = load(write(tmp_path, "test.json", [row, row | {"id": "2"}]), ANY)
+    found = load_preferences(write(tmp_path, "test.json", [row, row | {"id": "2"}]), ANY)
     assert found.layout == "imagereward" and found.clusters == 1
     assert told(found)[:3] == [("x", "y", 0.0), ("x", "z", 0.5), ("y", "z", 1.0)]
     assert [rows.tolist() for rows in found.groups] == [[0, 1, 2], [3, 4, 5]]
     assert found.rank.tolist() == [2, 1, 2, 2, 1, 2]
     same = {"prompt": "p", "image_path": ["x", "y"], "rank": [0, 1]}
-    hpd = load(write(tmp_path, "hpd.json", [same]), ANY)
+    hpd = load_preferences(write(tmp_path, "hpd.json", [same]), ANY)
     assert hpd.layout == "hpdv2" and told(hpd) == [("x", "y", 1.0)]
 
 
 def test_the_other_layouts(tmp_path):
     train = {"prompt": "p", "file_path": ["x", "y"], "human_preference": [0, 1]}
-    assert told(load(write(tmp_path, "train.json", [train]), ANY)) == [("x", "y", 0.0)]
+    assert told(load_preferences(write(tmp_path, "train.json", [train]), ANY)) == [("x", "y", 0.0)]
     sides = {"prompt": "p", "left_model": "m", "right_model": "n"}
     votes = {"leftvote": 1.0, "rightvote": 0.0, "tievote": 0.5, "bothbad_vote": 0.5}
     rows = [
         sides | {"left_output_image": "l", "right_output_image": "r", "vote_type": vote}
         for vote in votes
     ]
-    assert load(write(tmp_path, "genai.jsonl", rows), ANY).label.tolist() == [*votes.values()]
+    assert load_preferences(write(tmp_path, "genai.jsonl", rows), ANY).label.tolist() == [
+        *votes.values()
+    ]
     rows = [sides | {"left_video": "l.mp4", "right_video": "r.mp4", "vote_type": "leftvote"}]
-    assert told(load(write(tmp_path, "video.jsonl", rows), ANY)) == [("l.mp4", "r.mp4", 1.0)]
+    assert told(load_preferences(write(tmp_path, "video.jsonl", rows), ANY)) == [
+        ("l.mp4", "r.mp4", 1.0)
+    ]
     edit = {"instruct_prompt": "make it red", "left_output_image": "l", "right_output_image": "r"}
-    edited = load(write(tmp_path, "edit.jsonl", [edit | {"vote_type": "rightvote"}]), ANY)
+    edited = load_preferences(
+        write(tmp_path, "edit.jsonl", [edit | {"vote_type": "rightvote"}]), ANY
+    )
     assert edited.items[0].prompt == "make it red" and edited.label.tolist() == [0.0]
     row = {"path_A": "a.mp4", "path_B": "b.mp4", "prompt": "p", "VQ": "A", "MQ": "B", "TA": "same"}
     path = write(tmp_path, "videogen.csv", [row | {"Overall": "B"}])
-    assert load(path, ANY).label.tolist() == [0.0]
-    assert load(path, Choice(dimension="VQ")).label.tolist() == [1.0]
-    assert load(path, Choice(dimension="TA")).label.tolist() == [0.5]
+    assert load_preferences(path, ANY).label.tolist() == [0.0]
+    assert load_preferences(path, ReadOptions(dimension="VQ")).label.tolist() == [1.0]
+    assert load_preferences(path, ReadOptions(dimension="TA")).label.tolist() == [0.5]
 
 
 def test_what_is_wrong_is_named_with_its_row(tmp_path):
@@ -133,23 +139,23 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
     ):
         path = write(tmp_path, "bad.jsonl", [good, good | bad])
         with pytest.raises(UserError, match=said):
-            load(path, ANY)
+            load_preferences(path, ANY)
     with pytest.raises(UserError, match="of no layout that is known"):
-        load(write(tmp_path, "odd.jsonl", [{"prompt": "p", "chosen": "x"}]), ANY)
+        load_preferences(write(tmp_path, "odd.jsonl", [{"prompt": "p", "chosen": "x"}]), ANY)
     with pytest.raises(UserError, match="layout hpdv2 needs image_path, rank"):
-        load(path, Choice(layout="hpdv2"))
+        load_preferences(path, ReadOptions(layout="hpdv2"))
     with pytest.raises(UserError, match="'pick' is not known"):
-        load(path, Choice(layout="pick"))
+        load_preferences(path, ReadOptions(layout="pick"))
     with pytest.raises(UserError, match="needs Harmony"):
-        load(path, Choice(dimension="Harmony"))
+        load_preferences(path, ReadOptions(dimension="Harmony"))
     with pytest.raises(UserError, match="two lists of one length"):
         short = {"prompt": "p", "generations": ["x", "y"], "ranking": [1]}
-        load(write(tmp_path, "short.json", [short]), ANY)
+        load_preferences(write(tmp_path, "short.json", [short]), ANY)
     with pytest.raises(UserError, match="no such file"):
-        load(tmp_path / "none.jsonl", ANY)
+        load_preferences(tmp_path / "none.jsonl", ANY)
     (tmp_path / "torn.jsonl").write_text('{"prompt": "p"}\n{"prompt": ')
     with pytest.raises(UserError, match=r"torn.jsonl: not readable: line 2"):
-        load(tmp_path / "torn.jsonl", ANY)
+        load_preferences(tmp_path / "torn.jsonl", ANY)
 
 
 def test_every_layout_is_told_from_the_others_by_its_columns():
@@ -161,7 +167,7 @@ def test_every_layout_is_told_from_the_others_by_its_columns():
 def test_a_part_of_the_prompts_is_drawn_by_the_seed(tmp_path):
     rows = [{"prompt": f"p{i}", "a": "x", "b": "y", "label": "a"} for i in range(20)]
     path = write(tmp_path, "own.jsonl", rows)
-    some = [load(path, Choice(prompts=5, seed=s)) for s in (0, 0, 1)]
+    some = [load_preferences(path, ReadOptions(prompts=5, seed=s)) for s in (0, 0, 1)]
     prompts = [{item.prompt for item in p.items} for p in some]
     assert len(prompts[0]) == 5 and prompts[0] == prompts[1] != prompts[2]
 
@@ -198,7 +204,9 @@ def test_pieces_bytes_and_animations_are_read_and_bad_files_name_themselves(tmp_
         "none.png",
         "sheet.png#xywh=6,0,4,4",
     ]
-    found = read([Source.of(cell, tmp_path, f"row {i}") for i, cell in enumerate(cells)], frames=3)
+    found = read_media(
+        [Source.of(cell, tmp_path, f"row {i}") for i, cell in enumerate(cells)], frames=3
+    )
     red, gray, film, *rest = found.media
     assert torch.equal(red, torch.tensor([1.0, 0, 0]).view(3, 1, 1).expand(3, 4, 4))
     assert gray.shape == (3, 4, 4) and float(gray.mean()) == pytest.approx(0.2)
@@ -237,7 +245,7 @@ def test_videos_are_read_where_pyav_is(tmp_path):
         container.mux(stream.encode())
     (tmp_path / "torn.mp4").write_bytes(b"not a film")
     sources = [Source.of(name, tmp_path, "") for name in ("film.mp4", "torn.mp4")]
-    found = read(sources, frames=5)
+    found = read_media(sources, frames=5)
     shades = found.media[0].mean((1, 2, 3)).mul(255)
     assert found.media[0].shape == (5, 3, 32, 32)
     assert shades.tolist() == pytest.approx([0, 50, 100, 140, 190], abs=6)
@@ -245,7 +253,12 @@ def test_videos_are_read_where_pyav_is(tmp_path):
 
 
 def test_labels():
-    assert [label_of(x, "here") for x in ("Left", "same", 0.75, "1")] == [1.0, 0.5, 0.75, 1.0]
+    assert [preference_label(x, "here") for x in ("Left", "same", 0.75, "1")] == [
+        1.0,
+        0.5,
+        0.75,
+        1.0,
+    ]
     for bad in (None, -1, float("nan"), "c"):
         with pytest.raises(UserError, match="here: the label"):
-            label_of(bad, "here")
+            preference_label(bad, "here")

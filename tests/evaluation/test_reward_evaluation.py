@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowrl.evaluation.agreement import Resamples, credits
 from flowrl.evaluation.measure import Gallery, scores
-from flowrl.evaluation.preferences import Choice, load
+from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, ask_judge, plain, robust_rows
 from flowrl.evaluation.reward_report import headline, results, sentences
 from flowrl.paths import PROJECT
@@ -26,7 +26,7 @@ NOISE = 0.1
 
 @pytest.fixture(scope="module")
 def preferences():
-    return load(PAIRS, Choice())
+    return load_preferences(PAIRS, ReadOptions())
 
 
 @pytest.fixture(scope="module")
@@ -206,17 +206,17 @@ def test_a_judge_that_likes_what_it_sees_first_is_found_out(preferences):
 
 
 def test_ranked_data_has_correlations():
-    found = load(PAIRS.parent / "ranks.json", Choice(prompts=20))
+    found = load_preferences(PAIRS.parent / "ranks.json", ReadOptions(prompts=20))
     gallery = Gallery(found.items)
     rows = range(len(found.items))
     from flowrl.evaluation.measure import Cost
-    from flowrl.evaluation.reward_report import Asked
+    from flowrl.evaluation.reward_report import RewardResult
 
     asked = []
     for name, sign in (("shapes", 1), ("against", -1)):
         score = sign * scores(name, load_reward("shapes"), gallery, rows, 64)[0]
         margin = score[found.a] - score[found.b]
-        asked.append(Asked(name, margin, Cost(0.0, 1, None), 0.0, score=score))
+        asked.append(RewardResult(name, margin, Cost(0.0, 1, None), 0.0, score=score))
     told = results(found, asked, Resamples.draw(found.clusters, 100, 0.9, 0), "excluded")
     assert told["rewards"]["shapes"]["rank"]["kendall"].value == pytest.approx(1)
     assert told["rewards"]["against"]["rank"]["spearman"].value == pytest.approx(-1)

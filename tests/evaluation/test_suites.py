@@ -5,10 +5,10 @@ import torch
 import yaml
 
 from flowrl.errors import UserError
-from flowrl.evaluation.suites import SUITES, by_category, load_suite, told
+from flowrl.evaluation.suites import SUITES, by_category, load_suite, suite_summary
 from rewards import Scores, load
 from rewards.perception.strings import quoted
-from rewards.shapes import parse
+from rewards.shapes import parse_shapes
 from tests.support import runs
 
 OWN = [name for name, kind in SUITES.items() if kind.read is None]
@@ -24,7 +24,7 @@ def test_our_own_suites_load_and_every_category_has_prompts(name):
 
 
 def test_our_rows_say_what_their_rewards_need():
-    assert all(parse(row["prompt"]) for row in load_suite("shapes").rows)
+    assert all(parse_shapes(row["prompt"]) for row in load_suite("shapes").rows)
     for row in load_suite("text").rows:
         assert quoted(row["prompt"]) == [row["text"]]
     for row in load_suite("compositional").rows:
@@ -91,7 +91,9 @@ def test_means_by_category_leave_out_what_is_unscored():
     meta = [{"category": c} for c in ("x", "x", "x", "y")]
     scores = Scores(values, scored, ("r",))
     assert by_category(scores, meta) == {"r": {"x": 0.5, "y": 3.0}}
-    assert "shapes r: 1.7500 (mean of categories)" in told(load_suite("shapes"), scores, meta)
+    assert "shapes r: 1.7500 (mean of categories)" in suite_summary(
+        load_suite("shapes"), scores, meta
+    )
 
 
 def test_the_command_lists_shows_and_writes(tmp_path, capsys):

@@ -10,7 +10,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import Session
 from flowrl.run.train import iterate
-from flowrl.settings.read import check, decode
+from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.environments import RECIPE, WARPED, session, tree
 from tests.support.runs import flowrl, lines, write
@@ -54,7 +54,7 @@ def test_the_first_ratio_is_one_with_replies_in_between(model, tmp_path, warp, r
     kept = session(model, tmp_path, recipe=RECIPE | warp, rows_per_call=rows)
     experience = collect(kept, 0)
     assert experience.metrics["text/turns"] > 1.5
-    floor = ratio_check.check(kept, experience)
+    floor = ratio_check.check_ratio(kept, experience)
     assert floor is not None and floor < 2e-5
 
 
@@ -83,7 +83,7 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     progress = Progress()
     for _ in range(2):
         iterate(broken, progress, alarms)
-    checkpoint.save(broken, progress, Alarms())
+    checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     for _ in range(2):
         iterate(again, progress, alarms)
@@ -124,4 +124,4 @@ def test_what_cannot_be_is_refused_before_weights_load(model, tmp_path, changes,
     settings["recipe"] = changes.get("recipe", settings["recipe"])
     own |= {key: changes[key] for key in ("name", "settings") if key in changes}
     with pytest.raises(UserError, match=message):
-        check(decode(settings, "test"))
+        check_run(run_from(settings, "test"))

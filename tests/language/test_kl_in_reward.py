@@ -18,14 +18,14 @@ from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.media.statistics import Alarms
-from flowrl.recipes.table import TEXT
+from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run import checkpoint, memory
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect
-from flowrl.run.reference_kl import measured
+from flowrl.run.reference_kl import reference_log_ratios
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
@@ -56,7 +56,7 @@ def opened(
     own = folder / "own.py"
     own.write_text(own.read_text() + FLAT)
     settings["rewards"] = [{"name": f"{own}:{reward}"}]
-    run = decode(settings, "test")
+    run = run_from(settings, "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 
@@ -193,9 +193,9 @@ def test_what_another_engine_said_is_not_read(model, tmp_path):
     with torch.no_grad():
         batch = kept.policy.open(["a:", "cab :"], [], 6)
         (rollout,) = batch.rollouts(kept.algorithm.plan, (0, 1), seed=0, iteration=0)
-    own = measured(kept, batch.policy, rollout)
+    own = reference_log_ratios(kept, batch.policy, rollout)
     other = replace(rollout, elsewhere=True, logp=rollout.logp - 1.0)
-    again = measured(kept, batch.policy, other)
+    again = reference_log_ratios(kept, batch.policy, other)
     torch.testing.assert_close(again, own, atol=NEAR, rtol=0, equal_nan=True)
     assert own.nansum(1).abs().min() > 1e-3
 
@@ -237,7 +237,7 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path, recipe):
     progress = Progress()
     for _ in range(2):
         iterate(broken, progress, alarms)
-    checkpoint.save(broken, progress, Alarms())
+    checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     last = iterate(again, progress, alarms)
     pairs = zip(whole.policies.parameters.values(), again.policies.parameters.values(), strict=True)
@@ -263,7 +263,7 @@ def test_trees_are_refused(plan):
     rule = Estimator((Penalize(KL), LeaveOneOut()))
     with pytest.raises(UserError, match="in a tree completions share tokens"):
         Algorithm(6, plan, rule, Token(), Surrogate(0.2, 0.2))
-    assert Algorithm(6, Completions(4), rule, Token(), Surrogate(0.2, 0.2)).apart
+    assert Algorithm(6, Completions(4), rule, Token(), Surrogate(0.2, 0.2)).reads_reference
 
 
 def test_pictures_and_a_weight_of_nothing_are_refused():
@@ -272,7 +272,9 @@ def test_pictures_and_a_weight_of_nothing_are_refused():
         Algorithm(4, Chain(FlowSDE(), 4), rule, Transition(), Surrogate(0.2, 0.2))
     for name in ("text_rloo", "text_reinforce", "text_remax"):
         with pytest.raises(UserError, match="kl is 0"):
-            TEXT[name](kl_in="reward")
-        assert not TEXT[name](kl=KL).apart and TEXT[name](kl=KL).loss.anchors
-        made = TEXT[name](kl=KL, kl_in="reward")
-        assert made.apart and not made.loss.anchors
+            TEXT_RECIPES[name](kl_in="reward")
+        assert (
+            not TEXT_RECIPES[name](kl=KL).reads_reference and TEXT_RECIPES[name](kl=KL).loss.anchors
+        )
+        made = TEXT_RECIPES[name](kl=KL, kl_in="reward")
+        assert made.reads_reference and not made.loss.anchors

@@ -11,7 +11,7 @@ from flowrl.likelihoods.rows import TokenRows, take
 from flowrl.likelihoods.token import Token
 from flowrl.models.language import token_scores
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.models.policy import Batch, Policy, Rollout
+from flowrl.models.policy import Batch, Policy, RolloutLike
 from samplers.completions import Completions, Segments, TextRollout
 from tests.support import tiny_lm
 
@@ -41,7 +41,7 @@ def rows(found: TextRollout, **likelihood) -> TokenRows:
 def test_it_meets_the_loop_s_joint(policy):
     batch = policy.open(PROMPTS, [], 3)
     assert isinstance(policy, Policy) and isinstance(batch, Batch)
-    assert isinstance(rollout(policy, WARPED), Rollout)
+    assert isinstance(rollout(policy, WARPED), RolloutLike)
 
 
 @pytest.mark.parametrize("plan", [Completions(5), WARPED, Segments(2, 2, (2, 4), 0.7, 0.9)])
@@ -134,7 +134,7 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(make, monkeypatch)
     (found,) = batch.rollouts(WARPED, range(4), seed=0, iteration=0)
     made = rows(found)
 
-    def gradients(reader: token_scores.Reader) -> list[torch.Tensor]:
+    def gradients(reader: token_scores.ScoringPolicy) -> list[torch.Tensor]:
         policy.model.zero_grad()
         said = reader(made, True)
         (said.logp * made.advantage + 0.1 * said.out).sum().backward()
@@ -142,7 +142,7 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(make, monkeypatch)
 
     assert batch.policy.apart
     plain = gradients(replace(batch.policy, apart=False))
-    monkeypatch.setattr(token_scores, "NUMBERS", 40)  # two tokens at a time
+    monkeypatch.setattr(token_scores, "LOGITS_PER_CHUNK", 40)  # two tokens at a time
     for a, b in zip(plain, gradients(batch.policy), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
@@ -153,7 +153,7 @@ def test_logits_are_made_of_completion_tokens_only_and_in_chunks(policy, monkeyp
     hook = policy.model.get_output_embeddings().register_forward_hook(
         lambda module, given, logits: sizes.append(logits.shape[:-1].numel())
     )
-    monkeypatch.setattr(token_scores, "NUMBERS", 5 * 14)
+    monkeypatch.setattr(token_scores, "LOGITS_PER_CHUNK", 5 * 14)
     with torch.no_grad():
         policy.open(PROMPTS, [], 7).policy(made)
     hook.remove()

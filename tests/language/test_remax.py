@@ -11,7 +11,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
 from flowrl.media.statistics import Alarms
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.recipes.table import TEXT
+from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run import ratio_check
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
@@ -80,7 +80,7 @@ def test_a_run_scores_the_greedy_completions_and_trains_on_the_others(tmp_path):
     scores = experience.scores.values.view(3, 4).double()
     want = (scores[:, :3] - scores[:, 3:]).flatten()
     torch.testing.assert_close(rows.advantage[:, 0].double(), want)
-    floor = ratio_check.check(kept, experience)
+    floor = ratio_check.check_ratio(kept, experience)
     assert floor is not None and floor < 2e-5
     progress, alarms = Progress(), Alarms()
     rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(15)]
@@ -89,7 +89,7 @@ def test_a_run_scores_the_greedy_completions_and_trains_on_the_others(tmp_path):
 
 @pytest.mark.parametrize("baseline", [False, True])
 def test_reinforce_plus_plus_whitens_over_tokens_with_or_without_the_mean_of_the_group(baseline):
-    made = TEXT["text_reinforce"](length=6, group=3, baseline=baseline)
+    made = TEXT_RECIPES["text_reinforce"](length=6, group=3, baseline=baseline)
     values = torch.tensor([1.0, 2.0, 6.0, 0.0, 0.0, 3.0], dtype=torch.float64)
     lengths = torch.tensor([1, 2, 3, 4, 5, 6])
     scores = Scores(values[:, None], torch.ones(6, 1, dtype=torch.bool), ("a",))

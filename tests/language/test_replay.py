@@ -142,7 +142,7 @@ def test_a_resumed_run_of_turns_with_a_kl_off_the_reward(model, tmp_path, budget
     progress = Progress()
     for _ in range(2):
         iterate(broken, progress, alarms)
-    checkpoint.save(broken, progress, Alarms())
+    checkpoint.save_checkpoint(broken, progress, Alarms())
     saved = checkpoint.newest(broken.folder)
     progress = checkpoint.restore(again, saved, alarms)
     last = [iterate(again, progress, alarms) for _ in range(2)]

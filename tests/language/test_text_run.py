@@ -23,7 +23,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import check, decode
+from flowrl.settings.read import check_run, run_from
 from rewards import Scores
 from samplers import Chain, FlowSDE, Ode, roll
 from samplers.completions import Completions
@@ -103,7 +103,7 @@ def test_adapters_are_trained_and_saved(model, tmp_path, capsys):
 def test_the_first_ratio_is_one_at_any_temperature(model, tmp_path, name, warp):
     kept = text_runs.session(model, tmp_path, {"name": name, **SMALL[name], **warp})
     experience = collect(kept, 0)
-    floor = ratio_check.check(kept, experience)
+    floor = ratio_check.check_ratio(kept, experience)
     assert floor is not None and floor < 2e-5
 
 
@@ -150,7 +150,7 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     progress = Progress()
     for _ in range(2):
         iterate(broken, progress, alarms)
-    checkpoint.save(broken, progress, Alarms())
+    checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     for _ in range(2):
         iterate(again, progress, alarms)
@@ -165,12 +165,12 @@ def test_rows_without_a_score_are_masked_and_counted_and_a_silent_group_is_an_er
     settings = text_runs.tree(model, tmp_path, text_runs.GRPO)
     settings["rewards"] = [{"name": f"{tmp_path / 'own.py'}:patchy"}]
     settings["train"] |= {"self_test": "off"}
-    run = decode(settings, "test")
+    run = run_from(settings, "test")
     kept = open_session(run, tmp_path, open_accelerator(run, tmp_path))
     with pytest.raises(UserError, match="1 of 3 groups have no score"):
         collect(kept, 0)
     settings["train"] |= {"on_failure": "skip_group"}
-    run = decode(settings, "test")
+    run = run_from(settings, "test")
     kept = open_session(run, tmp_path, open_accelerator(run, tmp_path))
     experience = collect(kept, 0)
     (rows,) = experience.rows
@@ -242,8 +242,8 @@ def tiny_policy() -> CausalPolicy:
 
 def test_the_loop_s_files_do_not_know_text():
     """Names of language models, tokens or texts stand in no file of the loop."""
-    for name in ("train", "collect", "update", "evaluate", "checkpoint", "selfcheck", "policies"):
-        tree = ast.parse((PROJECT / "flowrl" / f"{name}.py").read_text())
+    for name in ("train", "collect", "update", "evaluate", "checkpoint", "ratio_check", "policies"):
+        tree = ast.parse((PROJECT / "flowrl" / "run" / f"{name}.py").read_text())
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         words |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         words |= {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
@@ -268,7 +268,7 @@ def test_mixtures_that_cannot_be_are_refused_before_weights_load(model, tmp_path
     for section, values in changes.items():
         tree[section] = values if section == "recipe" else tree[section] | values
     with pytest.raises(UserError, match=message):
-        check(decode(tree, "test"))
+        check_run(run_from(tree, "test"))
 
 
 def test_a_picture_recipe_s_likelihood_and_a_plan_of_text_do_not_mix():

@@ -16,8 +16,8 @@ from flowrl.run import ratio_check
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate
-from flowrl.settings import Correction
-from samplers.generate import Asked, Sampler
+from flowrl.settings import CorrectionSettings
+from samplers.generate import Sampler, TokenRequest
 from tests.support import tiny_lm
 from tests.support.completion_servers import (
     GRPO,
@@ -39,7 +39,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.2)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.2)
 
 
 def test_a_server_of_the_same_weights_agrees_before_and_after_updates(model, tmp_path):
@@ -107,7 +107,7 @@ def test_other_weights_have_a_mismatch_of_known_size_and_the_correction_is_its_f
         kept = opened(tree(server, tmp_path, correction=correction), tmp_path)
         experience = collect(kept, 0)
         rows = only(experience.rows)
-        assert ratio_check.check(kept, experience) is None
+        assert ratio_check.check_ratio(kept, experience) is None
         metrics = iterate(kept, Progress(), Alarms())
         new = Token().evaluate(experience.policy, rows)  # after the update: not these weights
     plain = opened(tree(server, tmp_path, correction=correction), tmp_path)
@@ -119,7 +119,7 @@ def test_other_weights_have_a_mismatch_of_known_size_and_the_correction_is_its_f
     theirs = theirs.gather(2, rows.ids[..., None])[..., 0] * rows.written
     torch.testing.assert_close(rows.sampled.double(), theirs, atol=1e-5, rtol=0)
     assert (new.logp - ours).abs().max() > 1e-3
-    c = Correction.model_validate(correction)
+    c = CorrectionSettings.model_validate(correction)
     apart = (ours - theirs)[rows.mask]
     assert metrics["mismatch"] == pytest.approx(float(apart.abs().mean()), abs=1e-6)
     assert metrics["mismatch_max"] == pytest.approx(float(apart.abs().max()), abs=1e-5)
@@ -171,7 +171,7 @@ def test_requests_of_one_key_that_begin_apart_have_seeds_apart(model, tmp_path):
     with CompletionsServer(model) as server:
         sampler = opened(tree(server, tmp_path), tmp_path).policy.server
         noise = torch.tensor([7, -(2**63), 2**63 - 1])
-        asked = Asked([[2]] * 3, noise, torch.tensor([1] * 3), 1.0, 1.0)
+        asked = TokenRequest([[2]] * 3, noise, torch.tensor([1] * 3), 1.0, 1.0)
         for first in (0, 1, 4, 400):
             sampler(replace(asked, first=first))
         seeds = [body["seed"] for body in server.bodies]

@@ -28,7 +28,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.PATIENCE", 3.0)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 3.0)
 
 
 def words(server: CompletionsServer) -> list[str]:

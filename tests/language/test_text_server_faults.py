@@ -12,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.losses.weights import Mismatch
 from flowrl.models.language.served_adapters import fingerprint
 from flowrl.run.collect import collect
-from flowrl.settings.read import check, decode
+from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree
 
@@ -25,7 +25,7 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
     monkeypatch.setattr("rewards.serving.client.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.2)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.2)
 
 
 def drop(name: str):
@@ -138,16 +138,16 @@ def test_settings_that_cannot_be_are_refused_before_weights_load(model, tmp_path
     server = {"url": "http://localhost:1/v1", "model": "tiny"} | changes
     settings["model"] |= {"lora": lora, "server": server}
     with pytest.raises(UserError, match=message):
-        check(decode(settings, "test"))
+        check_run(run_from(settings, "test"))
 
 
 def test_vespo_weighs_the_mismatch_of_rows_by_itself_and_pairs_have_no_ratio(model, tmp_path):
     settings = text_runs.tree(model, tmp_path, {"name": "text_vespo", "length": 4})
     settings["model"]["server"] = {"url": "http://x/v1", "model": "tiny", "sync": "none"}
-    loss = decode(settings, "test").algorithm().loss
+    loss = run_from(settings, "test").algorithm().loss
     assert loss.mismatch == Mismatch() and loss.weights == (Mismatch(mode="none"),)
     settings["recipe"] = {"name": "text_dpo", "length": 4}
-    assert "weights" not in vars(decode(settings, "test").algorithm().loss)
+    assert "weights" not in vars(run_from(settings, "test").algorithm().loss)
 
 
 def test_the_fingerprint_is_of_adapters_and_sees_every_change(model, tmp_path):

@@ -15,7 +15,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.base import Anchor, Counts, Objective, reduced
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import CISPO, SAPO
-from flowrl.models.language.token_scores import Reader
+from flowrl.models.language.token_scores import ScoringPolicy
 from rewards import Scores
 from samplers import Columns
 from tests.support import tiny_lm
@@ -100,10 +100,12 @@ def gradients(loss: Tensor, model: torch.nn.Module) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
-def reader(model, given: dict[str, Tensor]) -> Reader:
+def reader(model, given: dict[str, Tensor]) -> ScoringPolicy:
     """Our view of a model on their prompts, without their left padding."""
     ids, mask = given["prompt_ids"], given["prompt_mask"].bool()
-    return Reader(model, [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)], True)
+    return ScoringPolicy(
+        model, [row[kept].tolist() for row, kept in zip(ids, mask, strict=True)], True
+    )
 
 
 def rows_of(given: dict[str, Tensor], old: Tensor, advantage: Tensor) -> TokenRows:

@@ -13,7 +13,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import check, decode
+from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.environments import GUESS, tree
 from tests.support.runs import flowrl, write
@@ -37,8 +37,8 @@ def opened(model, folder, recipe, budget=None, **train) -> Session:
     """States are named, so that a later one may be the first turn's."""
     folder.mkdir(exist_ok=True)
     settings = tree(model, folder, "named", recipe, **train) | {"budget": budget or {}}
-    run = decode(settings, "test")
-    check(run)
+    run = run_from(settings, "test")
+    check_run(run)
     return open_session(run, folder, open_accelerator(run, folder))
 
 
@@ -155,7 +155,7 @@ def test_the_first_ratio_is_one(model, tmp_path):
     kept = opened(model, tmp_path, GIGPO | {"temperature": 0.7, "top_p": 0.9}, rows_per_call=5)
     experience = collect(kept, 0)
     assert 0 < experience.metrics["text/met"] < 1
-    floor = ratio_check.check(kept, experience)
+    floor = ratio_check.check_ratio(kept, experience)
     assert floor is not None and floor < 2e-5
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_remembers_successes_ends_with_the_same_bits_when_resumed(mod
     progress = Progress()
     for _ in range(3):
         iterate(broken, progress, alarms)
-    checkpoint.save(broken, progress, Alarms())
+    checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000003", Alarms())
     for _ in range(3):
         iterate(again, progress, alarms)
@@ -183,11 +183,11 @@ def test_a_run_that_remembers_successes_ends_with_the_same_bits_when_resumed(mod
 def test_a_recipe_that_compares_turns_needs_an_environment(model, tmp_path, name):
     settings = text_runs.tree(model, tmp_path, {"name": name, "length": 6, "group": 4})
     with pytest.raises(UserError, match="compares the turns of a text, and without"):
-        check(decode(settings, "test"))
+        check_run(run_from(settings, "test"))
     settings = tree(model, tmp_path, recipe={"name": name, "length": 6, "group": 4})
-    check(decode(settings, "test"))
+    check_run(run_from(settings, "test"))
     with pytest.raises(UserError, match="a sample of this recipe has an advantage for"):
-        check(decode(settings | {"budget": {"subset": 2}}, "test"))
+        check_run(run_from(settings | {"budget": {"subset": 2}}, "test"))
 
 
 def test_a_plan_says_who_answers(model, tmp_path, capsys):
@@ -200,13 +200,13 @@ def test_a_plan_says_who_answers(model, tmp_path, capsys):
 
 
 def test_prompts_of_a_run_are_sampled_with_their_rows(model, tmp_path, capsys):
-    run = decode(tree(model, tmp_path), "test")
+    run = run_from(tree(model, tmp_path), "test")
     found = with_rows(run, ("cab :", "dig", "cab :"))
     assert found.texts == ("cab :", "dig", "cab :")
     assert found.meta[0] == found.meta[2] == {"prompt": "cab :", "answer": "b"}
     assert found.meta[1] == {"prompt": "dig"}
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and "'dig' is in no prompt file of the run" in said
-    plain = decode(text_runs.tree(model, tmp_path, text_runs.GRPO), "test")
+    plain = run_from(text_runs.tree(model, tmp_path, text_runs.GRPO), "test")
     assert with_rows(plain, ("cab :",)).meta == ({"prompt": "cab :"},)
     assert not capsys.readouterr().out

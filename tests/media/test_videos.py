@@ -11,13 +11,13 @@ from flowrl.errors import UserError
 from flowrl.media import videos
 from flowrl.media.pages import Page
 from rewards import Samples
-from rewards.moving_shapes import grade, watch
+from rewards.moving_shapes import grade_motion, watch
 
 PROMPTS = ("a red circle moving right and a blue square moving left", "a green square moving up")
 
 
 def painted(prompts=PROMPTS):
-    return moving_world.paint(prompts, random.Random(0))
+    return moving_world.render_videos(prompts, random.Random(0))
 
 
 def samples(media, prompts=PROMPTS):
@@ -43,19 +43,22 @@ def _frames(gif):
 
 def test_a_saved_film_is_still_right(tmp_path):
     (original, _) = painted()
-    videos.save(videos.frames(original), tmp_path / "some" / "film.gif")
+    videos.save_gif(videos.frames(original), tmp_path / "some" / "film.gif")
     large, times = shown(tmp_path / "some" / "film.gif")
     assert large.shape == (5, 3, 128, 128)
     assert times == [200, 200, 200, 200, 600]  # the last one waits
     frames, _ = shown(tmp_path / "some" / "film.gif", (32, 32))
     assert (frames - original).abs().max() < 0.1
-    assert grade(watch(frames[None], 0.80, 0.75)[0], moving_world.want(PROMPTS[0])) == 1
+    assert (
+        grade_motion(watch(frames[None], 0.80, 0.75)[0], moving_world.wanted_actors(PROMPTS[0]))
+        == 1
+    )
 
 
 def test_a_large_film_keeps_its_size_and_a_long_one_its_frames(tmp_path):
     row = torch.linspace(0, 1, 200).expand(3, 144, 200)
     film = torch.stack([row.roll(5 * i, 2) for i in range(40)])
-    videos.save(videos.frames(film), tmp_path / "film.gif")
+    videos.save_gif(videos.frames(film), tmp_path / "film.gif")
     frames, times = shown(tmp_path / "film.gif")
     assert frames.shape == film.shape and times[0] == 60
     assert (frames - film).abs().max() < 0.1
@@ -89,7 +92,7 @@ def test_films_of_several_lengths_share_a_page(tmp_path):
 @pytest.mark.parametrize(("length", "pages"), [(1, 1), (32, 32), (33, 17), (100, 26)])
 def test_a_page_of_long_films_has_some_of_their_frames_and_the_last(length, pages):
     film = torch.linspace(0, 1, length).view(-1, 1, 1, 1).repeat(1, 3, 4, 4)
-    found = videos.page(film[None], ["x"], [0.0], "")
+    found = videos.video_page(film[None], ["x"], [0.0], "")
     assert len(found) == pages
     levels = [page.getpixel((60, 60))[0] for page in found]
     assert levels == sorted(levels) and levels[-1] == round(255 * float(film[-1, 0, 0, 0]))
@@ -118,4 +121,4 @@ def test_each_sample_is_a_file(tmp_path):
 def test_a_film_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the film"):
-        videos.save(videos.frames(painted()[0]), tmp_path / "file" / "film.gif")
+        videos.save_gif(videos.frames(painted()[0]), tmp_path / "file" / "film.gif")

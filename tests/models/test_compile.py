@@ -14,7 +14,7 @@ from flowrl.run import ratio_check
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate
-from flowrl.settings.read import dump, read
+from flowrl.settings.read import dump, read_run
 from tests.support import runs
 
 
@@ -28,7 +28,7 @@ def strict():
 
 def trained(folder: Path, *, compiled: bool) -> dict[str, torch.Tensor]:
     """The demo's weights after a short iteration: its blocks are of two kinds."""
-    tree = dump(read(PROJECT / "configs" / "demo_flow_grpo.yaml"))
+    tree = dump(read_run(PROJECT / "configs" / "demo_flow_grpo.yaml"))
     tree["model"] |= {"device": "cpu", "compile": compiled}
     tree["prompts"]["per_iteration"] = 1
     tree["recipe"] |= {"steps": 3, "group": 2}
@@ -63,5 +63,5 @@ def test_a_run_with_compiled_blocks_starts_at_ratio_one(pipeline, tmp_path):
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     tree["model"]["compile"] = True
     kept = runs.opened(tree, tmp_path)
-    floor = ratio_check.check(kept, collect(kept, 0))
+    floor = ratio_check.check_ratio(kept, collect(kept, 0))
     assert floor is not None and floor < 1e-5

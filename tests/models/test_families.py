@@ -25,7 +25,7 @@ Meta = Sequence[Mapping[str, Any]]
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("pictures") / "some.png"
-    columns.sample(["image"], 24, 20)["image"].save(path)
+    columns.placeholder_images(["image"], 24, 20)["image"].save(path)
     return str(path)
 
 
@@ -40,7 +40,7 @@ def plain(name: str, pipe: Any, call: Mapping[str, Any], picture: str, **more: A
     if "negative_prompt" in given:
         given["negative_prompt"] = [given["negative_prompt"]] * 2
     if NAMED[name].images:
-        image = columns.opened(picture)
+        image = columns.open_image(picture)
         given["image"] = [image] * 2 if name == "CogVideoX with an image" else image
     given["generator"] = torch.Generator().manual_seed(0)
     return pipe(**given | more, output_type="pt", return_dict=False)[0].float()

@@ -9,7 +9,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.schedule import Schedule
+from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.diffusers.scheduler_standin import PerRow
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3
@@ -142,9 +142,9 @@ def test_one_timestep_a_row_is_repeated_for_guidance() -> None:
 
 
 def test_timesteps_are_the_schedulers_and_not_recomputed() -> None:
-    schedule = Schedule((1.0, 0.5, 0.0), torch.tensor([999.5, 499.5]), 1000)
+    schedule = PipelineSchedule((1.0, 0.5, 0.0), torch.tensor([999.5, 499.5]), 1000)
     assert schedule.times(torch.tensor([0.5, 0.25, 1.0])).tolist() == [499.5, 250, 999.5]
-    other = Schedule((1.0, 0.5, 0.0), torch.tensor([990.0, 480.0]), 1000)
+    other = PipelineSchedule((1.0, 0.5, 0.0), torch.tensor([990.0, 480.0]), 1000)
     assert other.times(torch.tensor([0.5, 1.0])).tolist() == [480, 990]
     with pytest.raises(UserError, match="at its own levels only"):
         other.times(torch.tensor([0.25]))

@@ -133,15 +133,15 @@ def test_columns(tmp_path: Path) -> None:
     paths, names = pictures(tmp_path), ["prompt", "negative_prompt", "image", "height"]
     assert columns.extras([{"prompt": "a", "height": 3, "answer": 1}], names) == ()
     two = columns.extras([{"image": paths[0]}, {"image": paths}], names)
-    assert two[0]["image"] is columns.opened(paths[0]) and len(two[1]["image"]) == 2
+    assert two[0]["image"] is columns.open_image(paths[0]) and len(two[1]["image"]) == 2
     again = columns.extras([{"image": paths[0]}, {"image": paths[1]}, {"image": paths[0]}], names)
     assert columns.by_image(again) == [[0, 2], [1]]
     with pytest.raises(UserError, match="prompt 2 of the batch has no image"):
         columns.extras([{"image": paths[0]}, {}], names)
     with pytest.raises(UserError, match="cannot be read"):
         columns.extras([{"image": str(tmp_path / "none.png")}], names)
-    assert columns.shared({"image": paths[0], "mask": None, "height": 3}) == {
-        "image": columns.opened(paths[0])
+    assert columns.shared_images({"image": paths[0], "mask": None, "height": 3}) == {
+        "image": columns.open_image(paths[0])
     }
 
 

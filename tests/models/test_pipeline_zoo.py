@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers import columns, proof_checks
 from flowrl.models.diffusers.batch import Painting, Scales
-from flowrl.models.diffusers.image_to_image import Draws, picture
+from flowrl.models.diffusers.image_to_image import RecordedNoise, clean_part
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.proof_checks import media_of
 from samplers import Ode, roll
@@ -156,18 +156,18 @@ def test_a_beginning_of_another_kind_is_refused() -> None:
     noise = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
 
     def first(size: float, kept: bool = True) -> Any:
-        def make(draws: Draws) -> Tensor:
+        def make(draws: RecordedNoise) -> Tensor:
             draws.drawn += [noise] if kept else []
             return 1 + size * draws.size * noise
 
         return make
 
-    found = picture(first(0.5), 0.5, "Some")
+    found = clean_part(first(0.5), 0.5, "Some")
     assert found is not None and torch.equal(found, torch.ones(1, 64))
     with pytest.raises(UserError, match=r"noise of size 0\.7 on a picture, at the level 0\.6"):
-        picture(first(0.7), 0.6, "Some")
+        clean_part(first(0.7), 0.6, "Some")
     with pytest.raises(UserError, match="without the noise"):
-        picture(first(0.5, kept=False), 0.5, "Some")
+        clean_part(first(0.5, kept=False), 0.5, "Some")
 
 
 def test_media_that_are_no_pictures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_media_in_the_forms_that_pipelines_have() -> None:
 
 
 def test_pictures_to_try_a_pipeline_with() -> None:
-    made = columns.sample(["image", "mask_image", "control_video"], 24, 16, 3)
+    made = columns.placeholder_images(["image", "mask_image", "control_video"], 24, 16, 3)
     assert made["image"].size == (24, 16) and made["image"].mode == "RGB"
     assert made["mask_image"].getextrema() == (0, 255) and len(made["control_video"]) == 3
 

@@ -73,7 +73,7 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     kept, progress = opened(), Progress()
     start = {name: p.detach().clone() for name, p in kept.policies.parameters.items()}
     iterate(kept, progress, Alarms())
-    checkpoint.save(kept, progress, Alarms())
+    checkpoint.save_checkpoint(kept, progress, Alarms())
     iterate(kept, progress, Alarms())
     masters, network = kept.policies.parameters, kept.policies.network
     assert {p.dtype for p in masters.values()} == {torch.float32}
@@ -101,7 +101,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     for scale in (1.0, 2.0**16):
         kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": scale})
         for chunk in update.share_of(kept, experience, 0, 0):
-            entries, mask = update.evaluate(kept, experience, chunk)
+            entries, mask = update.chunk_loss(kept, experience, chunk)
             loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
             kept.scaler.scale(loss).backward()
         grads = [p.grad for p in kept.policies.parameters.values() if p.grad is not None]
@@ -119,7 +119,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     assert progress.skipped_in_a_row == 0  # the scale's fault
     kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 2.0**10})
     assert iterate(kept, progress, Alarms())["skipped"] == 0
-    checkpoint.save(kept, progress, Alarms())
+    checkpoint.save_checkpoint(kept, progress, Alarms())
     again = session(pipeline, tmp_path, "float16", lora)
     newest = checkpoint.newest(tmp_path)
     assert newest is not None

@@ -17,7 +17,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run import optimizers
 from flowrl.run.collect import collect
 from flowrl.settings import Train
-from flowrl.settings.read import check, decode
+from flowrl.settings.read import check_run, run_from
 from tests.support import runs
 from tests.support.driving import PROMPTS, STEPS, noise, policy
 from tests.support.tiny_lm import gpt2, llama, tokenizer
@@ -257,7 +257,7 @@ def same(made: PipelinePolicy, plain: PipelinePolicy) -> None:
 def test_what_is_for_pictures_is_refused_for_texts_and_missing_parts_are_named() -> None:
     for name, value in (("offload", True), ("compile", True), ("attention", "flash")):
         with pytest.raises(UserError, match=f"{name} is a setting of pipeline models"):
-            decode(
+            run_from(
                 {
                     "recipe": {"name": "text_grpo"},
                     "model": {"language": "a/b", name: value},
@@ -273,11 +273,11 @@ def test_what_is_for_pictures_is_refused_for_texts_and_missing_parts_are_named()
 
 def test_eight_bit_adam_is_bitsandbytes_or_a_sentence(pipeline, tmp_path, monkeypatch) -> None:
     t = Train(optimizer="adamw8bit", lr=0.5, betas=(0.1, 0.2), weight_decay=0.3)
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    monkeypatch.setattr("flowrl.settings.read.find_spec", lambda name: None)
     tree = runs.tree(Path(pipeline), tmp_path, runs.NFT, optimizer="adamw8bit")
     with pytest.raises(UserError, match=r"adamw8bit is bitsandbytes'.*pip install"):
-        check(decode(tree, "test"))
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: object())
+        check_run(run_from(tree, "test"))
+    monkeypatch.setattr("flowrl.settings.read.find_spec", lambda name: object())
     stand_in = ModuleType("bitsandbytes.optim")
     eight = type("AdamW8bit", (torch.optim.AdamW,), {})
     vars(stand_in)["AdamW8bit"] = eight

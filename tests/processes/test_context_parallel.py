@@ -10,7 +10,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.processes import context_parallel
 from flowrl.run import memory
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from tests.budget.test_budget_run import EVERYTHING
 from tests.processes.test_processes import REWARDS, job
 from tests.support import process_runs, runs, tiny_pipelines
@@ -181,19 +181,19 @@ def test_what_cannot_be_shared_is_refused_before_weights_load(
     settings = shared(pipes["flux"], tmp_path, runs.NFT)["settings"]
     settings["model"] |= more
     with pytest.raises(UserError, match=wanted):
-        context_parallel.refuse(decode(settings, "test").model, processes)
+        context_parallel.refuse_model(run_from(settings, "test").model, processes)
 
 
 def test_a_model_without_a_plan_is_refused_with_those_that_have_one(pipeline, tmp_path):
     settings = shared(pipeline, tmp_path, runs.NFT)["settings"]
     with pytest.raises(UserError, match=r"SD3Transformer2DModel\).* it has for Wan, FLUX.1, FLUX"):
-        context_parallel.refuse(decode(settings, "test").model, 2)
+        context_parallel.refuse_model(run_from(settings, "test").model, 2)
 
 
 def test_activations_are_estimated_for_a_part_of_the_tokens(pipes, tmp_path):
     made = shared(pipes["wan"], tmp_path, runs.NFT, rows_per_call=4)
     made["settings"]["model"]["dtype"] = "float32"
-    found = [memory.estimate(decode(each["settings"], "test")) for each in (made, whole(made))]
+    found = [memory.estimate(run_from(each["settings"], "test")) for each in (made, whole(made))]
     parted, everything = (each.phases["training"] for each in found if each is not None)
     assert parted == pytest.approx(everything / 2, rel=1e-3)
 
@@ -210,7 +210,7 @@ def test_settings_that_were_not_proven_with_it_are_refused(pipes, tmp_path, more
     settings = shared(pipes["flux"], tmp_path, runs.NFT)["settings"]
     settings["model"] = {"pipeline": "x", "context_parallel": 2, **more}
     with pytest.raises(UserError, match=wanted):
-        decode(settings, "test")
+        run_from(settings, "test")
 
 
 def test_a_call_that_is_off_a_whole_one_stops_the_run():

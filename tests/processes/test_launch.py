@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.processes import launch
-from flowrl.processes.launch import Asked, asked
+from flowrl.processes.launch import LaunchOptions, asked
 from flowrl.processes.sharding import Sharding
 from flowrl.run import signals
 
@@ -42,15 +42,21 @@ def test_accelerate_reads_each_config_and_starts_all_processes(path):
     assert args.num_machines == (2 if "nodes" in path.stem else 1)
     assert not fsdp or int(args.fsdp_version) == 2
     words = ["python", "-m", "accelerate.commands.launch", "--config_file", str(path), "-m", "x"]
-    assert asked(words) == Asked(wanted, fsdp)
+    assert asked(words) == LaunchOptions(wanted, fsdp)
 
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("python -m accelerate.commands.launch --cpu --num_processes 2 -m flowrl", Asked(2, False)),
-        ("/env/bin/python /env/bin/accelerate launch --num_processes 4 x.py", Asked(4, False)),
-        ("/env/bin/accelerate-launch --use_fsdp --num_processes 3 x.py", Asked(3, True)),
+        (
+            "python -m accelerate.commands.launch --cpu --num_processes 2 -m flowrl",
+            LaunchOptions(2, False),
+        ),
+        (
+            "/env/bin/python /env/bin/accelerate launch --num_processes 4 x.py",
+            LaunchOptions(4, False),
+        ),
+        ("/env/bin/accelerate-launch --use_fsdp --num_processes 3 x.py", LaunchOptions(3, True)),
         ("bash", None),
         ("python -m flowrl train launch", None),
     ],

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from flowrl.processes import sharding
-from flowrl.processes.lockstep import BACKWARD, DONE, FAILED, Elsewhere, Lockstep, Wanted
+from flowrl.processes.lockstep import BACKWARD, DONE, FAILED, Elsewhere, Lockstep, ModuleCall
 from flowrl.processes.sharding import sum_gradients
 
 
@@ -57,15 +57,15 @@ def lockstep(monkeypatch):
     return SimpleNamespace(made=made, module=module, others=others)
 
 
-CALL = Wanted(0, 0, True).number(1)
-FROZEN = Wanted(0, 0, False).number(1)
+CALL = ModuleCall(0, 0, True).number(1)
+FROZEN = ModuleCall(0, 0, False).number(1)
 
 
 def test_a_call_is_numbered_and_known_by_its_number():
-    every = [Wanted(m, p, g) for m in range(3) for p in range(4) for g in (False, True)]
+    every = [ModuleCall(m, p, g) for m in range(3) for p in range(4) for g in (False, True)]
     numbers = [wanted.number(3) for wanted in every]
     assert len({*numbers}) == len(every) and min(numbers) > BACKWARD
-    assert [Wanted.of(number, 3) for number in numbers] == every
+    assert [ModuleCall.of(number, 3) for number in numbers] == every
 
 
 def test_company_is_kept_with_the_smallest_inputs_and_counts_for_nothing(lockstep):
@@ -99,7 +99,7 @@ def test_company_is_kept_under_the_weights_of_the_call(lockstep):
     """The other process asks its reference; here the pieces of that policy have to be in force."""
     put = []
     policies = SimpleNamespace(names=("current", "ref"), inside="current", put=put.append)
-    lockstep.others += [FROZEN, Wanted(0, 1, False).number(1), DONE]
+    lockstep.others += [FROZEN, ModuleCall(0, 1, False).number(1), DONE]
     lockstep.made.weights = policies
     with torch.no_grad():
         lockstep.module(torch.ones(1, 2))

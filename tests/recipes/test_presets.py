@@ -6,7 +6,7 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.settings import Run
-from flowrl.settings.read import check_pipeline, read
+from flowrl.settings.read import check_pipeline, read_run
 
 PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}
 SD3, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev"
@@ -159,7 +159,7 @@ def test_every_preset_has_its_row():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_published_numbers(name):
-    run = read(PRESETS[name])
+    run = read_run(PRESETS[name])
     differ = {k: at(run, k) for k, value in PUBLISHED[name].items() if at(run, k) != value}
     assert not differ
     assert name.startswith(run.recipe.name)
@@ -168,7 +168,7 @@ def test_a_preset_has_the_published_numbers(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_plans(name):
-    run, row = read(PRESETS[name]), PUBLISHED[name]
+    run, row = read_run(PRESETS[name]), PUBLISHED[name]
     algorithm = run.algorithm()
     assert algorithm.group == row.get("recipe.group", 24 if "recipe.roots" in row else 16)
     assert run.train.updates <= run.prompts.per_iteration * algorithm.group
@@ -181,7 +181,7 @@ def test_a_preset_plans(name):
 def test_the_readme_says_where_every_file_comes_from():
     said = (PROJECT / "configs" / "papers" / "README.md").read_text()
     for path in PRESETS.values():
-        run = read(path)
+        run = read_run(path)
         names = [spec.name for spec in run.rewards]
         files = [file for file in (run.prompts.train, run.prompts.held_out) if file is not None]
         for folder in {file.rsplit("/", 1)[0] for file in files}:

@@ -17,7 +17,7 @@ from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
-from flowrl.recipes.table import FLOW as RECIPES
+from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from rewards import Scores
 from samplers import Chain, FlowSDE, Ode, Plan, Prune, Rollout, Tree, Window, roll, steps_of
 from tests.support.tiny import TinyFlow

@@ -20,17 +20,17 @@ from flowrl.losses.base import Counts, RatioLoss, reduced
 from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import GMPO, SAPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
-from flowrl.recipes.table import TEXT
+from flowrl.recipes.table import TEXT_RECIPES
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
-from samplers.generate import Asked, Part, Writer
+from samplers.generate import TokenRequest, Writer, WrittenTokens
 from samplers.tokens import entropy, gumbel, warp
 
 PROMPTS, LENGTH, WORDS, STOP = 5, 4, 5, 0  # word 0 ends a text
 
 TREE = {"length": LENGTH, "roots": 3, "branch": 2, "at": (1, 2)}
-SMALL = {name: {"length": LENGTH, "group": 8} for name in TEXT} | {
+SMALL = {name: {"length": LENGTH, "group": 8} for name in TEXT_RECIPES} | {
     "text_tree": TREE,
     "text_spo_tree": TREE,
     "text_tempo": TREE,
@@ -99,7 +99,7 @@ class Words:
     exact: bool = True
     elsewhere: bool = False
 
-    def __call__(self, asked: Asked) -> Part:
+    def __call__(self, asked: TokenRequest) -> WrittenTokens:
         said = self.table.say(asked.temperature).detach()
         row = torch.tensor([context[0] for context in asked.contexts])
         at = torch.tensor([len(context) - 1 for context in asked.contexts])
@@ -113,7 +113,9 @@ class Words:
         stops = words == STOP
         lengths = ((stops.cumsum(1) - stops.long()) == 0).sum(1).minimum(asked.room)
         ends = words.gather(1, lengths[:, None] - 1)[:, 0] == STOP
-        return Part(words, torch.stack(logp, 1), lengths, ends, None, torch.stack(spread, 1))
+        return WrittenTokens(
+            words, torch.stack(logp, 1), lengths, ends, None, torch.stack(spread, 1)
+        )
 
 
 def solved(rollout: TextRollout) -> Scores:
@@ -175,9 +177,9 @@ class Loop:
         return float(torch.cat([solved(r).values for r in rollouts]).mean())
 
 
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", TEXT_RECIPES)
 def test_learns(name):
-    loop = Loop(TEXT[name](**SMALL[name]))
+    loop = Loop(TEXT_RECIPES[name](**SMALL[name]))
     length = 150 if name == "text_stream" else 60  # it has one text a prompt, not eight
     log = [loop.iterate(1 if name == "text_opo" else 2) for _ in range(length)]
     first, last = sum(log[:5]) / 5, sum(log[-5:]) / 5
@@ -186,9 +188,9 @@ def test_learns(name):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", TEXT)
+@pytest.mark.parametrize("name", TEXT_RECIPES)
 def test_the_sampler_and_the_trainer_agree(name, temperature):
-    loop = Loop(TEXT[name](**SMALL[name] | {"temperature": temperature}), torch.float64)
+    loop = Loop(TEXT_RECIPES[name](**SMALL[name] | {"temperature": temperature}), torch.float64)
     likelihood = loop.algorithm.likelihood
     for rollout in loop.rollouts():
         for rows in loop.rows(rollout):
@@ -203,13 +205,13 @@ def plain(loss: object) -> bool:
     return isinstance(loss, RatioLoss) and not loss.weights
 
 
-RATIOS = [n for n in TEXT if plain(TEXT[n](**SMALL[n]).loss)]
+RATIOS = [n for n in TEXT_RECIPES if plain(TEXT_RECIPES[n](**SMALL[n]).loss)]
 
 
 @pytest.mark.parametrize("name", RATIOS)
 def test_the_first_gradient_is_reinforces(name):
     """Of every row's mean log-probability where the completion is one action, else of tokens'."""
-    loop = Loop(TEXT[name](**SMALL[name]), torch.float64)
+    loop = Loop(TEXT_RECIPES[name](**SMALL[name]), torch.float64)
     loss, likelihood = loop.algorithm.loss, loop.algorithm.likelihood
     for rollout in loop.rollouts():
         for rows in loop.rows(rollout):
@@ -258,11 +260,11 @@ def test_a_dropped_group_is_in_no_denominator():
 
 def test_a_group_of_one_needs_a_tracker():
     with pytest.raises(UserError, match="a group of at least 2"):
-        TEXT["text_grpo"](length=LENGTH, group=1)
-    made = TEXT["text_stream"](length=LENGTH)
+        TEXT_RECIPES["text_grpo"](length=LENGTH, group=1)
+    made = TEXT_RECIPES["text_stream"](length=LENGTH)
     assert made.group == 1
     with pytest.raises(UserError, match="a group of at least 2"):
-        replace(made, tracker=replace(TEXT["text_grpo"](length=4, group=2)).tracker)
+        replace(made, tracker=replace(TEXT_RECIPES["text_grpo"](length=4, group=2)).tracker)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +286,8 @@ def test_mixtures_that_cannot_work_are_refused(likelihood, loss, message):
 
 
 def test_every_recipe_is_tested_and_names_its_paper():
-    assert SMALL.keys() == TEXT.keys()
-    for name, recipe in TEXT.items():
+    assert SMALL.keys() == TEXT_RECIPES.keys()
+    for name, recipe in TEXT_RECIPES.items():
         text = recipe.__doc__ or ""
         assert "arXiv:" in text, name
-    assert isinstance(TEXT["text_sapo"]().loss, SAPO)
+    assert isinstance(TEXT_RECIPES["text_sapo"]().loss, SAPO)

@@ -11,7 +11,7 @@ pytest.importorskip("uvicorn")
 from rewards import Samples, load
 from rewards.judging.chat import completion, expected_in, questions_in, score_in, verdict_in, yes_in
 from rewards.load import load_judge
-from rewards.perception.media import to_image, to_tensor
+from rewards.perception.media import to_pil, to_tensor
 from rewards.reports import reports
 from rewards.self_test import self_test
 from rewards.serving.requests import Malformed, Unparsable
@@ -125,7 +125,7 @@ def test_pictures_and_words_arrive_as_they_are(monkeypatch):
     with ChatServer(answer) as server:
         reward = load("judge", url=server.url, model="tiny", key="JUDGE_KEY", body={"top_p": 0.9})
         assert reward(Samples(noise, [odd], torch.zeros(1, dtype=torch.long))).tolist() == [1.0]
-    assert torch.equal(seen[0], to_tensor(to_image(noise[0])))
+    assert torch.equal(seen[0], to_tensor(to_pil(noise[0])))
     assert server.headers[0]["Authorization"] == "Bearer s3cret"
     body = server.bodies[0]
     assert (body["model"], body["top_p"], body["temperature"]) == ("tiny", 0.9, 0.0)
@@ -297,6 +297,6 @@ def test_slips_are_told_before_anything_is_judged(monkeypatch):
         ):
             with pytest.raises(ValueError, match=message):
                 load("judge", **(good | changed))
-    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.1)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.1)
     with pytest.raises(ValueError, match=r"no answer from .*/models.*vllm serve MODEL"):
         load("judge", **good)

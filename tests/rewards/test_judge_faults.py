@@ -21,7 +21,7 @@ from flowrl.media.statistics import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from rewards import Samples, load
 from rewards.judging.chat import completion, verdict_in
 from rewards.load import load_judge
@@ -239,7 +239,7 @@ def trained(server: ChatServer, pipeline: Path, folder: Path, tries: int) -> lis
     judge |= {"both_orders": False, "log": str(folder / "judge.jsonl")}
     tree["rewards"] = [{"name": "win_rate", "judge": judge}]
     tree["held_out_rewards"] = [{"name": "brightness"}]
-    run = decode(tree, "test")
+    run = run_from(tree, "test")
     session = open_session(run, folder, open_accelerator(run, folder))
     client = session.rewards["win_rate"].judge.panel.client  # type: ignore[attr-defined]
     client.patience = Patience(1.2, tries, 12, backoff=0.02)

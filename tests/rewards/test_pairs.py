@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from rewards import Samples, WinRate, check, load
-from rewards.judging.pairs import Budget, bradley_terry, win_rates
+from rewards import Samples, WinRate, check_reward, load
+from rewards.judging.pairs import PairBudget, bradley_terry, win_rates
 from rewards.win_rate import Tournament
 
 
@@ -36,7 +36,7 @@ def is_connected(pairs: list[tuple[int, int]], n: int) -> bool:
 
 @given(st.integers(2, 25), st.integers(2, 9), st.integers(0, 99))
 def test_each_sample_stands_in_the_same_number_of_pairs(n, count, seed):
-    pairs = Budget("each", count).design_of(n, random.Random(seed))
+    pairs = PairBudget("each", count).design_of(n, random.Random(seed))
     assert len({frozenset(pair) for pair in pairs}) == len(pairs), "no pair twice"
     assert all(a != b for a, b in pairs)
     met = degrees(pairs, n)
@@ -51,7 +51,7 @@ def test_each_sample_stands_in_the_same_number_of_pairs(n, count, seed):
 
 @given(st.integers(2, 25), st.integers(1, 6), st.integers(0, 99))
 def test_anchors_meet_everybody(n, count, seed):
-    pairs = Budget("anchors", count).design_of(n, random.Random(seed))
+    pairs = PairBudget("anchors", count).design_of(n, random.Random(seed))
     m = min(count, n - 1)
     assert len({frozenset(pair) for pair in pairs}) == len(pairs) == m * (n - m) + m * (m - 1) // 2
     met = degrees(pairs, n)
@@ -59,7 +59,7 @@ def test_anchors_meet_everybody(n, count, seed):
 
 
 def test_a_design_belongs_to_the_prompt_and_not_to_the_batch():
-    budget = Budget("each", 2, seed=3)
+    budget = PairBudget("each", 2, seed=3)
     alone = budget.pairs(samples(7, prompts=["a cat"]))
     a, b = budget.pairs(samples(4, 7, prompts=["a dog", "a cat"]))
     mine = a >= 4
@@ -67,7 +67,7 @@ def test_a_design_belongs_to_the_prompt_and_not_to_the_batch():
     other = budget.pairs(samples(7, prompts=["a cow"]))
     assert not torch.equal(other[0], alone[0])
     assert not torch.equal(
-        Budget("each", 2, seed=4).pairs(samples(7, prompts=["a cat"]))[0], other[0]
+        PairBudget("each", 2, seed=4).pairs(samples(7, prompts=["a cat"]))[0], other[0]
     )
 
 
@@ -80,7 +80,7 @@ def test_all_pairs_are_those_of_the_plain_win_rate():
         return torch.where(p < 0.2, torch.nan, p)
 
     batch = samples(4, 1, 5)
-    ours, plain = Tournament(judge, Budget())(batch), WinRate(judge)(batch)
+    ours, plain = Tournament(judge, PairBudget())(batch), WinRate(judge)(batch)
     assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
     torch.testing.assert_close(ours, plain, rtol=0, atol=0, equal_nan=True)
     assert ours[4].isnan(), "alone in its group"
@@ -174,4 +174,4 @@ def test_slips_are_told(settings, message):
     with pytest.raises(ValueError, match=message):
         load("win_rate", judge="brightness", **settings)
     with pytest.raises(ValueError, match="did you mean 'brightness'"):
-        check("win_rate", {"judge": {"name": "brightnes"}})
+        check_reward("win_rate", {"judge": {"name": "brightnes"}})

@@ -18,15 +18,15 @@ import httpx
 
 from flowrl.cli import main
 from flowrl.cli import serve as serving_command
-from rewards import Samples, Scores, check, load, score_all
+from rewards import Samples, Scores, check_reward, load, score_all
 from rewards.brightness import Brightness
-from rewards.judging.pairs import Budget
+from rewards.judging.pairs import PairBudget
 from rewards.load import load_judge
 from rewards.remote import few_samples, whole_groups
 from rewards.reports import reports
 from rewards.self_test import self_test
 from rewards.serving import wire
-from rewards.serving.batching import Batcher, Job, Limits, scoring
+from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
 from rewards.serving.server import Served
 from rewards.win_rate import Tournament
 from tests.support.servers import pictures, serving
@@ -81,7 +81,7 @@ def test_unscored_samples_stay_unscored():
 
 def test_a_groupwise_reward_is_served_by_whole_groups():
     """Two clients use the same group ids at once: their groups must not meet."""
-    tournament = Tournament(Served.of("b", {}, Brightness()).judge, Budget())
+    tournament = Tournament(Served.of("b", {}, Brightness()).judge, PairBudget())
     sent = [pictures(6, group=3, seed=s) for s in range(4)]
     wanted = [tournament(part) for part in sent]
     slow = threading.Event()
@@ -90,7 +90,7 @@ def test_a_groupwise_reward_is_served_by_whole_groups():
         slow.wait(0.2)  # requests gather meanwhile
         return tournament(samples)
 
-    limits = Limits(wait=0.2)
+    limits = ServerLimits(wait=0.2)
     with serving(Served.of("win_rate", {}, reward), limits) as url, ThreadPoolExecutor(4) as pool:
         remote = load("remote", url=url, batch=6)
         got = list(pool.map(remote, sent))
@@ -100,7 +100,7 @@ def test_a_groupwise_reward_is_served_by_whole_groups():
     assert served["requests"] == 4 and served["batches"] < 4 and served["largest"] >= 12
 
 
-def run_batcher(limits: Limits, sizes: list[int], gone: set[int] = frozenset()) -> tuple:
+def run_batcher(limits: ServerLimits, sizes: list[int], gone: set[int] = frozenset()) -> tuple:
     """Jobs of these numbers of samples that wait together; their outcomes and the calls' sizes."""
     calls: list[int] = []
 
@@ -134,20 +134,20 @@ def _gone(answer: bool) -> object:
 
 
 def test_requests_that_wait_together_are_one_call():
-    outcomes, calls = run_batcher(Limits(batch=8, wait=0.01), [3, 4, 2, 9, 1])
+    outcomes, calls = run_batcher(ServerLimits(batch=8, wait=0.01), [3, 4, 2, 9, 1])
     assert calls == [7, 2, 9, 1], "never more than 8, but for one request that has more"
     assert outcomes[:3] == [[0, 1, 2], [3, 4, 5, 6], [0, 1]]
 
 
 def test_a_bad_request_fails_alone():
-    outcomes, calls = run_batcher(Limits(batch=8), [2, -1, 3])
+    outcomes, calls = run_batcher(ServerLimits(batch=8), [2, -1, 3])
     assert calls == [6, 2, 1, 3]
     assert outcomes[0] == [0, 1] and outcomes[2] == [0, 1, 2]
     assert isinstance(outcomes[1], ValueError)
 
 
 def test_who_has_hung_up_is_not_scored():
-    outcomes, calls = run_batcher(Limits(batch=8), [2, 5, 1], gone={1})
+    outcomes, calls = run_batcher(ServerLimits(batch=8), [2, 5, 1], gone={1})
     assert calls == [3] and isinstance(outcomes[1], ConnectionError)
     assert outcomes[2] == [2]
 
@@ -190,7 +190,7 @@ def test_a_token_is_required_where_one_is_set(monkeypatch):
 
 
 def test_a_body_has_a_limit_with_and_without_a_length():
-    with serving(Served.of("brightness", {}, Brightness()), Limits(body=1000)) as url:
+    with serving(Served.of("brightness", {}, Brightness()), ServerLimits(body=1000)) as url:
 
         def chunks(size: int) -> object:
             for _ in range(size // 100):
@@ -217,9 +217,9 @@ def test_a_body_has_a_limit_with_and_without_a_length():
 )
 def test_a_request_of_another_form_is_told_what_is_wrong(change, message):
     with serving(Served.of("brightness", {}, Brightness())) as url:
-        answer = httpx.post(f"{url}/score", json=wire.encode(pictures(2)) | change)
+        answer = httpx.post(f"{url}/score", json=wire.encode_samples(pictures(2)) | change)
         assert answer.status_code == 422 and re.search(message, answer.text)
-        pairs = wire.encode(pictures(2)) | {"a": [0], "b": [2]}
+        pairs = wire.encode_samples(pictures(2)) | {"a": [0], "b": [2]}
         answer = httpx.post(f"{url}/judge", json=pairs)
         assert answer.status_code == 422 and "not among the 2" in answer.text
 
@@ -231,9 +231,9 @@ def test_a_full_queue_asks_to_come_back():
         hold.wait(10)
         return torch.ones(len(samples.prompts))
 
-    limits = Limits(batch=1, wait=0.0, queue=1)
+    limits = ServerLimits(batch=1, wait=0.0, queue=1)
     with serving(Served.of("slow", {}, reward), limits) as url, ThreadPoolExecutor(8) as pool:
-        post = lambda: httpx.post(f"{url}/score", json=wire.encode(pictures(1)), timeout=20)
+        post = lambda: httpx.post(f"{url}/score", json=wire.encode_samples(pictures(1)), timeout=20)
         asked = [pool.submit(post) for _ in range(6)]
         end = time.monotonic() + 10
         while not any(a.done() for a in asked) and time.monotonic() < end:
@@ -272,11 +272,11 @@ def test_slips_of_a_client_are_told(monkeypatch):
         ):
             with pytest.raises(ValueError, match=message):
                 load("remote", **({"url": url} | changed))
-    monkeypatch.setattr("rewards.serving.client.PATIENCE", 0.1)
+    monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.1)
     with pytest.raises(ValueError, match=r"no answer from .*; start one with `flowrl serve-reward"):
         load("remote", url=url)
     with pytest.raises(ValueError, match="no setting 'ur'; did you mean 'url'"):
-        check("remote", {"ur": url})
+        check_reward("remote", {"ur": url})
 
 
 def test_the_command_serves_what_it_is_told(monkeypatch, capsys):
@@ -289,7 +289,7 @@ def test_the_command_serves_what_it_is_told(monkeypatch, capsys):
     assert done.value.code == 0 and (started[0]["port"], started[0]["host"]) == (8123, "127.0.0.1")
     said = capsys.readouterr()
     assert "{name: remote, url: 'http://127.0.0.1:8123'}" in said.out and not said.err
-    serving_command.serve(serving_command.Serve("brightness", host="0.0.0.0"))
+    serving_command.run_reward_server(serving_command.Serve("brightness", host="0.0.0.0"))
     assert "--token NAME" in capsys.readouterr().err
     for words, message in (
         (["shaps"], "did you mean 'shapes'"),

@@ -24,7 +24,7 @@ from tests.support.servers import pictures
 
 def back(samples: Samples, **how: str) -> Samples:
     """Through JSON's types and the checks of the receiver."""
-    return wire.decode(wire.Batch.model_validate(wire.encode(samples, **how)))
+    return wire.decode_samples(wire.WireSamples.model_validate(wire.encode_samples(samples, **how)))
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.sampled_from(["png", "webp"]), st.integers(0, 99))
@@ -58,7 +58,7 @@ def test_mixed_sizes_videos_texts_and_metadata_travel():
     assert list(got.meta) == [meta[0], {"missing": None}]
     odd = Samples(["x"], ["p"], torch.zeros(1, dtype=torch.long), [{"t": torch.zeros(1)}])
     with pytest.raises(ValueError, match="metadata of prompts cannot be sent"):
-        wire.encode(odd)
+        wire.encode_samples(odd)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs av")
@@ -89,16 +89,16 @@ class Bomb:
         (base64.b64encode(pickle.dumps(Bomb())).decode(), r"media\[1\]: neither PNG nor WebP"),
         ("%%%", r"media\[1\]: not base64"),
         (base64.b64encode(GIF).decode(), "neither PNG nor WebP"),
-        (wire.picture(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged picture"),
+        (wire.encode_image(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged picture"),
         ({"frames": ["x"]}, "entry of kind image is a string"),
     ],
     ids=["pickle", "no base64", "GIF", "damaged", "no picture"],
 )
 def test_what_is_no_picture_is_refused_by_place_and_never_run(media, message):
-    batch = wire.encode(pictures(2))
+    batch = wire.encode_samples(pictures(2))
     batch["media"][1] = media
     with pytest.raises(ValueError, match=message):
-        wire.decode(wire.Batch.model_validate(batch))
+        wire.decode_samples(wire.WireSamples.model_validate(batch))
     assert not Path("/tmp/flowrl-was-here").exists()
 
 
@@ -122,6 +122,6 @@ def test_the_examples_of_the_page_are_of_the_format():
     """docs/remote_rewards.md shows a request and an answer; they are what the code takes."""
     page = (PROJECT / "docs" / "remote_rewards.md").read_text()
     request, answer = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[:2]
-    samples = wire.decode(wire.Pairs.model_validate_json(request))
+    samples = wire.decode_samples(wire.WirePairs.model_validate_json(request))
     assert samples.media.shape == (2, 3, 1, 1) and samples.meta[0]
-    assert wire.Answer.model_validate_json(answer).values == [0.75, None]
+    assert wire.ScoreAnswer.model_validate_json(answer).values == [0.75, None]

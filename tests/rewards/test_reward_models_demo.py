@@ -9,7 +9,7 @@ from transformers import CLIPModel, PreTrainedTokenizerFast
 
 from flowrl.demo import world
 from flowrl.paths import PROJECT
-from flowrl.settings.read import check, read
+from flowrl.settings.read import check_run, read_run
 from rewards import Samples, load
 from rewards.shapes import detect, is_exact
 from tests.support.reward_contract import check_contract, images
@@ -69,7 +69,7 @@ def test_the_score_is_the_raw_models_cosine(reward):
 def test_larger_pictures_of_the_same_scene_score_alike(reward):
     rng = random.Random(1)
     prompts = world.draw_prompts(20, rng)
-    scenes = [world.arrange(world.want(prompt), rng) for prompt in prompts]
+    scenes = [world.arrange(world.wanted_shapes(prompt), rng) for prompt in prompts]
     small, large = (score(reward, world.render(scenes, size), prompts) for size in (32, 96))
     assert (small - large).abs().max() < 0.1
 
@@ -84,22 +84,24 @@ def test_a_near_miss_is_false_and_a_train_prompt():
     rng = random.Random(0)
     for split in ("train", "held_out"):
         prompts = world.draw_prompts(150, rng, split)
-        wanted = [world.want(prompt) for prompt in prompts]
+        wanted = [world.wanted_shapes(prompt) for prompt in prompts]
         others = [script.near_miss(w, rng) for w in wanted]
         assert [script.caption(w) for w in wanted] == prompts
         assert all(world.split(script.caption(other)) == "train" for other in others)
-        found = detect(world.paint(prompts, rng))
+        found = detect(world.render_images(prompts, rng))
         passed = [is_exact(things, other) for things, other in zip(found, others, strict=True)]
         assert not any(passed)
 
 
 def test_captions_that_are_true_of_one_picture_mean_the_same():
-    one = world.want("a red circle left of a blue square")
-    other = world.want("a blue square right of a red circle")
+    one = world.wanted_shapes("a red circle left of a blue square")
+    other = world.wanted_shapes("a blue square right of a red circle")
     assert script.meaning(one) == script.meaning(other)
-    assert script.meaning(one) != script.meaning(world.want("a blue square left of a red circle"))
-    above = script.meaning(world.want("a red circle above a blue square"))
-    assert above == script.meaning(world.want("a blue square below a red circle")) != one
+    assert script.meaning(one) != script.meaning(
+        world.wanted_shapes("a blue square left of a red circle")
+    )
+    above = script.meaning(world.wanted_shapes("a red circle above a blue square"))
+    assert above == script.meaning(world.wanted_shapes("a blue square below a red circle")) != one
 
 
 def test_a_caption_that_is_also_true_is_no_negative():
@@ -108,10 +110,10 @@ def test_a_caption_that_is_also_true_is_no_negative():
     tokenizer = script.make_tokenizer()
     model = script.make_model(tokenizer)
     texts = ["a red circle left of a blue square", "a blue square right of a red circle"]
-    wanted = [world.want(text) for text in texts]
-    pictures = world.paint(texts, random.Random(0))
+    wanted = [world.wanted_shapes(text) for text in texts]
+    pictures = world.render_images(texts, random.Random(0))
     assert script.contrast(model, tokenizer, wanted, pictures).item() == pytest.approx(0, abs=1e-6)
-    others = [wanted[0], world.want("a red circle above a blue square")]
+    others = [wanted[0], world.wanted_shapes("a red circle above a blue square")]
     assert script.contrast(model, tokenizer, others, pictures).item() > 0.1
 
 
@@ -130,8 +132,8 @@ def test_the_script_makes_a_folder_that_the_reward_loads(tmp_path, capsys):
 
 
 def test_the_configuration_trains_on_it_alone_and_holds_the_checker_out():
-    run = read(PROJECT / "configs" / "demo_learned_reward.yaml")
-    check(run)
+    run = read_run(PROJECT / "configs" / "demo_learned_reward.yaml")
+    check_run(run)
     assert [(spec.name, spec.settings["model"]) for spec in run.rewards] == [
         ("clip", "flowrl/demo/shapes-clip")
     ]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rewards import Samples, load
-from rewards.geneval import COLOURS, Colours, GenEval, cut_out, relations, surest
-from rewards.perception.detect import Thing, box_of, detector
-from rewards.perception.embedding import Place
+from rewards.geneval import COLOUR_NAMES, Colours, GenEval, cut_out, relations, surest
+from rewards.perception.detect import Detection, box_of, detector
+from rewards.perception.embedding import Placement
 from rewards.self_test import self_test
 from tests.support.reward_contract import check_contract, images
 from tests.support.tiny_rewards import clip_folder
@@ -22,30 +22,30 @@ from tests.support.tiny_rewards import clip_folder
 SIDE = 100
 
 
-def at(name: str, x: float, y: float, score: float = 0.95, size: float = 20) -> Thing:
+def at(name: str, x: float, y: float, score: float = 0.95, size: float = 20) -> Detection:
     half = size / 2
-    return Thing(name, score, (x - half, y - half, x + half, y + half))
+    return Detection(name, score, (x - half, y - half, x + half, y + half))
 
 
 @dataclass
 class Given:
     """A detector that finds what it is told, whatever the picture."""
 
-    found: list[list[Thing]]
+    found: list[list[Detection]]
     names: frozenset[str] = frozenset({"bear", "bus", "keyboard", "cat"})
     asked: list[float] = field(default_factory=list)
 
-    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Thing]]:
+    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
         self.asked.append(least)
         return self.found[: len(images)]
 
 
-def by_place(image: Image.Image, things: Sequence[Thing], name: str) -> list[str]:
+def by_place(image: Image.Image, things: Sequence[Detection], name: str) -> list[str]:
     """Things on the left are red, the others blue."""
     return ["red" if thing.box[0] + thing.box[2] < SIDE else "blue" for thing in things]
 
 
-def scores(things: list[Thing], meta: dict) -> dict[str, float]:
+def scores(things: list[Detection], meta: dict) -> dict[str, float]:
     """By kind, of one picture."""
     sample = Samples(torch.zeros(1, 3, SIDE, SIDE), ["p"], torch.zeros(1, dtype=torch.long), [meta])
     kinds = ("graded", "strict", "official")
@@ -109,7 +109,7 @@ def test_the_surest_things_count_and_counting_wants_surer_ones():
     assert [thing.score for thing in kept] == sorted((t.score for t in many), reverse=True)[:16]
 
 
-def numpy_relations(a: Thing, b: Thing) -> set[str]:
+def numpy_relations(a: Detection, b: Detection) -> set[str]:
     """The published rule, in the arrays in which it is published."""
     boxes = np.array([a.box, b.box]).reshape(2, 2, 2)
     centre, size = boxes.mean(1), boxes[:, 1] - boxes[:, 0]
@@ -172,15 +172,15 @@ class OneHot:
     def texts(self, prompts):
         assert len(prompts) == 30 and prompts[0] == "a photo of a red bear"
         assert prompts[4:6] == ["a photo of a orange-colored bear", "a photo of a orange object"]
-        axes = [next(c for c in COLOURS if f" a {c}" in prompt) for prompt in prompts]
-        return torch.eye(len(COLOURS))[[COLOURS.index(axis) for axis in axes]]
+        axes = [next(c for c in COLOUR_NAMES if f" a {c}" in prompt) for prompt in prompts]
+        return torch.eye(len(COLOUR_NAMES))[[COLOUR_NAMES.index(axis) for axis in axes]]
 
     def images(self, pictures):
-        rows = torch.full((len(pictures), len(COLOURS)), -10.0)
+        rows = torch.full((len(pictures), len(COLOUR_NAMES)), -10.0)
         for row, picture in enumerate(pictures):
             mean = np.asarray(picture).reshape(-1, 3).mean(0) / 255
             for name, value in RGB.items():
-                rows[row, COLOURS.index(name)] = -float(np.abs(mean - value).sum())
+                rows[row, COLOUR_NAMES.index(name)] = -float(np.abs(mean - value).sum())
         return rows
 
 
@@ -191,16 +191,16 @@ def test_a_thing_is_cut_out_before_its_colour_is_named():
     image = Image.fromarray(array)
     mask = np.zeros((40, 60), bool)
     mask[10:20, 5:15] = True
-    masked = Thing("bear", 1.0, (5.0, 10.0, 25.0, 20.0), mask)
+    masked = Detection("bear", 1.0, (5.0, 10.0, 25.0, 20.0), mask)
     cut = np.asarray(cut_out(image, masked))
     assert cut.shape == (10, 20, 3)
     assert (cut[:, :10] == (255, 0, 0)).all() and (cut[:, 10:] == 0x99).all()
     boxes = [
-        Thing("bear", 1.0, (5.2, 9.9, 24.8, 20.1)),
-        Thing("bear", 1.0, (40.0, 5.0, 59.0, 35.0)),
+        Detection("bear", 1.0, (5.2, 9.9, 24.8, 20.1)),
+        Detection("bear", 1.0, (40.0, 5.0, 59.0, 35.0)),
     ]
     assert Colours(OneHot())(image, boxes, "bear") == ["red", "blue"]
-    assert cut_out(image, Thing("bear", 1.0, (3.2, 3.2, 3.3, 3.3))).size == (1, 1)
+    assert cut_out(image, Detection("bear", 1.0, (3.2, 3.2, 3.3, 3.3))).size == (1, 1)
 
 
 def test_the_box_of_a_mask():
@@ -250,7 +250,7 @@ def folders(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["boxes", "masks"])
 def test_a_detector_is_loaded_and_finds_things(folders, kind):
-    found = detector(str(folders / kind), Place.of("cpu"))
+    found = detector(str(folders / kind), Placement.of("cpu"))
     assert found.names == {"bear", "bus", "cat"}
     sizes = [(40, 30), (40, 30), (24, 32)]
     noise = [np.random.default_rng(i).integers(0, 255, (h, w, 3)) for i, (w, h) in enumerate(sizes)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards import Samples
-from rewards.perception.frames import AGGREGATES, check_frames, chosen, over_frames
+from rewards.perception.frames import AGGREGATES, check_frames, frame_indices, over_frames
 
 
 def level(samples: Samples) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_pictures_pass_through():
 
 @given(st.integers(1, 40), st.integers(1, 60))
 def test_a_number_of_frames_is_spread_evenly(count, wanted):
-    picked = chosen(count, wanted)
+    picked = frame_indices(count, wanted)
     assert len(picked) == min(wanted, count) and sorted(set(picked)) == picked
     assert picked[0] >= 0 and picked[-1] < count
     gaps = [b - a for a, b in itertools.pairwise(picked)]

@@ -12,8 +12,8 @@ from flowrl.paths import PROJECT
 from flowrl.run.checkpoint import Progress
 from flowrl.run.train import iterate
 from rewards import load
-from rewards.perception.embedding import Place, tokenize
-from rewards.perception.media import to_image
+from rewards.perception.embedding import Placement, tokenize
+from rewards.perception.media import to_pil
 from tests.support import runs
 from tests.support.reward_contract import images
 
@@ -37,10 +37,10 @@ def test_every_reward_with_a_model_may_be_put_elsewhere(name):
 def test_the_model_and_its_inputs_go_where_they_are_told():
     """meta stands for a device where the samples are not: its tensors have no numbers."""
     towers = load("clip", model=CLIP, device="cpu").reward.towers
-    place = Place.of("meta")
+    place = Placement.of("meta")
     moved = replace(towers, model=place.put(towers.model), place=place)
     assert {p.device.type for p in moved.model.parameters()} == {"meta"}
-    found = moved.images([to_image(torch.zeros(3, 32, 32))])
+    found = moved.images([to_pil(torch.zeros(3, 32, 32))])
     assert found.device.type == "meta" and found.shape[0] == 1
     words = tokenize(moved.tokenizer, ["a red ball"], moved.limit, moved.place.device)
     assert {part.device.type for part in words.values()} == {"meta"}
@@ -52,7 +52,7 @@ def test_the_model_and_its_inputs_go_where_they_are_told():
 )
 def test_a_device_that_is_not_there_is_an_error(device, sentence):
     with pytest.raises(ValueError, match=sentence):
-        Place.of(device)
+        Placement.of(device)
 
 
 def clip_run(pipeline, folder, device):

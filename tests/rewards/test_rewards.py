@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rewards
-from rewards import Samples, Scores, WinRate, check, load, score_all
+from rewards import Samples, Scores, WinRate, check_reward, load, score_all
 from rewards.load import names
 
 
@@ -121,6 +121,6 @@ def test_a_file_of_the_folder_is_a_reward(toy):
     ],
 )
 def test_slips_are_told_without_loading(toy, name, settings, message):
-    for act in (lambda: check(name, settings), lambda: load(name, **settings)):
+    for act in (lambda: check_reward(name, settings), lambda: load(name, **settings)):
         with pytest.raises(ValueError, match=message):
             act()

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rewards import Samples, load
-from rewards.code_tests import program, read_tests
+from rewards.code_tests import last_program, read_tests
 from rewards.sandbox import run
-from rewards.sandbox.run import Limits
+from rewards.sandbox.run import SandboxLimits
 from rewards.self_test import Prompts, self_test
 from tests.support.reward_contract import check_contract, texts
 
-SMALL = Limits(seconds=1.5, memory=2**28, written=2**20, processes=16)
+SMALL = SandboxLimits(seconds=1.5, memory=2**28, written=2**20, processes=16)
 PLAIN = ["assert f(2) == 3", "assert f(-1) == 0", "assert f(10) == 11"]
 
 
@@ -61,7 +61,7 @@ def test_printed_output_is_compared_but_for_blanks_at_ends():
     ],
 )
 def test_the_last_closed_block_of_python_is_the_program(text, code):
-    assert program(text) == code
+    assert last_program(text) == code
 
 
 BROKEN = {

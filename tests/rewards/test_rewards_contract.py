@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 import rewards
-from rewards import Samples, check, load, score_all
+from rewards import Samples, check_reward, load, score_all
 from rewards.load import names
-from rewards.perception.files import read
-from rewards.perception.media import WrongMedia, each_size, to_image, to_tensor
+from rewards.perception.files import read_images
+from rewards.perception.media import WrongMedia, each_size, to_pil, to_tensor
 from rewards.self_test import Prompts, self_test
 from tests.support.reward_contract import (
     check_contract,
@@ -165,7 +165,7 @@ def test_parts_of_a_reward_are_tested_and_named():
 def test_a_corrupted_file_names_itself_and_the_others_are_scored(tmp_path):
     good, bad = damaged(tmp_path)
     paths = [good[0], *bad, good[1]]
-    found = read(paths)
+    found = read_images(paths)
     assert set(found.broken) == set(bad)
     assert all(path in sentence for path, sentence in found.broken.items())
     assert "no such file" in found.broken[bad[3]] and "an empty file" in found.broken[bad[0]]
@@ -173,7 +173,7 @@ def test_a_corrupted_file_names_itself_and_the_others_are_scored(tmp_path):
     loaded = {"brightness": load("brightness"), "jpeg": load("jpeg")}
     scores = score_all(loaded, samples)
     assert scores.scored.tolist() == [[True] * 2, *[[False] * 2] * 4, [True] * 2]
-    alone = score_all(loaded, Samples(read(good).media, ["a"] * 2, torch.arange(2)))
+    alone = score_all(loaded, Samples(read_images(good).media, ["a"] * 2, torch.arange(2)))
     assert torch.equal(scores.values[[0, 5]], alone.values)
     nothing = score_all(loaded, samples.take([1, 2]))
     assert not nothing.scored.any()
@@ -207,15 +207,15 @@ def test_exif_turns_a_picture(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees to the right
     image.save(tmp_path / "turned.png", exif=exif)
-    (media,) = read([tmp_path / "turned.png"]).media
+    (media,) = read_images([tmp_path / "turned.png"]).media
     assert media.shape == (3, 4, 2) and media[0].argmax() == 1, "its first pixel is at the right"
 
 
 def test_a_picture_comes_back_as_it_went():
     whole = torch.randint(0, 256, (3, 5, 7), generator=torch.Generator().manual_seed(0))
-    assert torch.equal((to_tensor(to_image(whole / 255)) * 255).round().long(), whole)
+    assert torch.equal((to_tensor(to_pil(whole / 255)) * 255).round().long(), whole)
     odd = torch.tensor([-1.0, 2.0, torch.nan]).view(3, 1, 1)
-    assert to_image(odd).getpixel((0, 0)) == (0, 255, 0)
+    assert to_pil(odd).getpixel((0, 0)) == (0, 255, 0)
 
 
 def test_sizes_are_batched_and_put_back_in_order():
@@ -253,7 +253,7 @@ def test_every_reward_is_known_to_a_contract_test():
     """A new file of rewards/ gets its line above, or is named among those tested elsewhere."""
     assert set(names()) == {*WITHOUT_WEIGHTS, *ELSEWHERE, "win_rate"}
     for name, (settings, _) in WITHOUT_WEIGHTS.items():
-        check(name, settings)
+        check_reward(name, settings)
 
 
 def test_a_groupwise_reward_keeps_the_contract_but_for_standing_alone():

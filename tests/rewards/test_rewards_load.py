@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rewards import Judge, Reward, Samples, check, load
+from rewards import Judge, Reward, Samples, check_reward, load
 from rewards.combine import ByScore, WinRate
 from rewards.load import load_judge
 from rewards.self_test import self_test
@@ -100,7 +100,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
 )
 def test_slips_are_told_by_check_and_by_load(own, name, settings, message):
     name = name.format(own=own)
-    for act in (lambda: check(name, settings), lambda: load(name, **settings)):
+    for act in (lambda: check_reward(name, settings), lambda: load(name, **settings)):
         with pytest.raises(ValueError, match=message):
             act()
 
@@ -116,9 +116,9 @@ def test_a_broken_file_is_told_with_its_name_and_again_after_mending(tmp_path, s
     path = tmp_path / "broken.py"
     path.write_text(source)
     with pytest.raises(ValueError, match=message):
-        check(f"{path}:f", {})
+        check_reward(f"{path}:f", {})
     path.write_text("def f(samples):\n    return [1.0] * len(samples.prompts)\n")
-    check(f"{path}:f", {})
+    check_reward(f"{path}:f", {})
 
 
 def test_rewards_inside_rewards_are_built_at_any_depth():
@@ -152,6 +152,6 @@ def test_a_file_that_only_judges_is_no_reward(tmp_path):
     verdict = load_judge(str(path), side=1)(samples, torch.tensor([0]), torch.tensor([1]))
     assert verdict.tolist() == [1]
     with pytest.raises(ValueError, match="only 'judge'"):
-        check(str(path), {"side": 1})
+        check_reward(str(path), {"side": 1})
     with pytest.raises(ValueError, match="needs the setting 'side'"):
-        check(str(path), {}, "judge")
+        check_reward(str(path), {}, "judge")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards import Samples, WinRate, load, score_all
-from rewards.perception.media import to_image
+from rewards.perception.media import to_pil
 from tests.support.reward_contract import damaged
 
 NAN = float("nan")
@@ -101,7 +101,7 @@ def test_a_text_is_centred_on_its_reference():
 
 def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
     _, bad = damaged(tmp_path)
-    to_image(torch.full((3, 6, 6), 0.2)).save(tmp_path / "dark.png")
+    to_pil(torch.full((3, 6, 6), 0.2)).save(tmp_path / "dark.png")
     meta = [{"reference": path} for path in (str(tmp_path / "dark.png"), bad[1])]
     media = torch.full((2, 3, 8, 8), 0.7)
     samples = Samples(media, ["a"] * 2, torch.zeros(2, dtype=torch.long), meta)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from rewards import Samples, load
-from rewards.ocr import Ocr, score, score_frames
+from rewards.ocr import Ocr, score_frames, score_texts
 from rewards.perception.media import to_tensor
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
 from rewards.self_test import self_test
@@ -66,7 +66,7 @@ FRAMES = (["Hello"], ["Hxllo World"], ["zzz"], ["Hello World"])
 
 def test_the_published_formula_gives_the_published_scores():
     z = arrays("reward_text_helpers")
-    got = [score(lines, quoted(prompt), "published") for prompt, lines in CASES]
+    got = [score_texts(lines, quoted(prompt), "published") for prompt, lines in CASES]
     np.testing.assert_allclose(got, z["ocr_reward"][: len(CASES)], rtol=1e-12)
     got = score_frames(FRAMES, ["Hello World"], "published")
     np.testing.assert_allclose(got, z["video_ocr_reward"][0], rtol=1e-12)
@@ -85,12 +85,12 @@ def test_the_published_formula_gives_the_published_scores():
     ],
 )
 def test_graded_and_strict(read, wanted, graded, strict):
-    assert score(read, wanted) == pytest.approx(graded)
-    assert score(read, wanted, "strict") == strict
+    assert score_texts(read, wanted) == pytest.approx(graded)
+    assert score_texts(read, wanted, "strict") == strict
 
 
 def test_a_wrong_letter_in_ten_costs_a_tenth():
-    assert score(["abcdefghij"], ["abcdXfghij"]) == pytest.approx(0.9)
+    assert score_texts(["abcdefghij"], ["abcdXfghij"]) == pytest.approx(0.9)
 
 
 def test_a_prompt_without_a_quotation_is_unscored_and_videos_are_read_frame_by_frame():

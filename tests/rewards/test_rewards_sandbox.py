@@ -11,7 +11,7 @@ from rewards import load
 from rewards.sandbox import run
 from tests.rewards.test_rewards_code import PLAIN, SMALL, block, of, passed
 
-SHUT_IN = not run.program("", "", SMALL).missing
+SHUT_IN = not run.run_program("", "", SMALL).missing
 shut_in = pytest.mark.skipif(not SHUT_IN, reason="no namespaces are permitted here")
 
 FORGED = {
@@ -80,9 +80,9 @@ def test_tests_before_one_that_hangs_count():
 
 
 def test_output_is_cut_and_a_script_is_stopped():
-    outcome = run.program("while True: print('x' * 1000)", "", SMALL)
+    outcome = run.run_program("while True: print('x' * 1000)", "", SMALL)
     assert outcome.code != 0 and len(outcome.said) <= 2**20
-    assert run.program("import time\ntime.sleep(60)", "", SMALL).code is None
+    assert run.run_program("import time\ntime.sleep(60)", "", SMALL).code is None
 
 
 def test_what_it_leaves_running_ends_with_it(tmp_path):
@@ -92,7 +92,7 @@ def test_what_it_leaves_running_ends_with_it(tmp_path):
         "        os.execv('/bin/sleep', ['flowrl-left-behind', '60'])\n    os._exit(0)\n"
         "time.sleep(0.3)\nprint(1)"
     )
-    assert run.program(code, "", SMALL).said.strip() in ("1", "")
+    assert run.run_program(code, "", SMALL).said.strip() in ("1", "")
     time.sleep(0.1)
     alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _says(p, b"flowrl-left-behind")]
     assert not alive
@@ -112,7 +112,7 @@ def test_processes_are_bounded():
         "        if os.fork() == 0:\n            time.sleep(5); os._exit(0)\n        made += 1\n"
         "except OSError:\n    pass\nprint(made)"
     )
-    said = run.program(code, "", SMALL).said
+    said = run.run_program(code, "", SMALL).said
     assert 0 < int(said) <= 16
 
 
@@ -128,7 +128,7 @@ def reached(folder: Path) -> list[str]:
         f"try: print(open({str(secret)!r}).read())\nexcept OSError: pass\n"
         "open('own', 'w').write('mine'); print(open('own').read())"
     )
-    said = run.program(code, "", SMALL).said.split()
+    said = run.run_program(code, "", SMALL).said.split()
     assert secret.read_text() == "42" and not target.exists()
     return said
 
@@ -141,7 +141,7 @@ def test_files_of_the_run_are_neither_read_nor_written(tmp_path):
 @shut_in
 def test_all_its_files_together_are_bounded():
     code = "for i in range(9):\n    open(str(i), 'wb').write(bytes(2**19))"
-    assert run.program(code, "", SMALL).code == 1
+    assert run.run_program(code, "", SMALL).code == 1
 
 
 def test_no_socket_reaches_anybody():
@@ -152,7 +152,7 @@ def test_no_socket_reaches_anybody():
             f"    socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)\n"
             "    print('reached')\nexcept OSError as error:\n    print('refused')"
         )
-        assert run.program(code, "", SMALL).said == "refused\n"
+        assert run.run_program(code, "", SMALL).said == "refused\n"
         with pytest.raises(TimeoutError):
             server.accept()
 
@@ -165,7 +165,7 @@ def test_variables_and_open_files_of_the_run_are_not_there(monkeypatch, tmp_path
             "import os\nprint('FLOWRL_SECRET' in os.environ)\n"
             f"try: os.write({held.fileno()}, b'x')\nexcept OSError: print('closed')"
         )
-        said = run.program(code, "", SMALL).said
+        said = run.run_program(code, "", SMALL).said
     assert said.split()[0] == "False" and (tmp_path / "held").read_text() == ""
 
 
@@ -177,17 +177,17 @@ def test_no_privilege_is_left():
         " libc.umount2(b'/usr', 2), libc.sethostname(b'x', 1),\n"
         "      [l for l in open('/proc/self/status') if l.startswith('CapEff')][0].split()[1])"
     )
-    assert run.program(code, "", SMALL).said.split() == ["True", "-1", "-1", "-1", "0" * 16]
+    assert run.run_program(code, "", SMALL).said.split() == ["True", "-1", "-1", "-1", "0" * 16]
 
 
 def test_without_namespaces_a_hook_refuses_and_the_reward_says_so(monkeypatch, tmp_path):
     """As on a system that permits none: `unshare` fails."""
     folder = tmp_path / "sandbox"
     folder.mkdir()
-    for path in run.FOLDER.glob("*.py"):
+    for path in run.SANDBOX_FOLDER.glob("*.py"):
         text = path.read_text().replace("libc.unshare(flags) == 0", "False")
         (folder / path.name).write_text(text.replace("libc.unshare(flags | USERS) != 0", "True"))
-    monkeypatch.setattr(run, "FOLDER", folder)
+    monkeypatch.setattr(run, "SANDBOX_FOLDER", folder)
     with pytest.warns(UserWarning, match="could reach the network; it could read and write files"):
         reward = load("code_tests")
     with pytest.raises(ValueError, match="does not shut programs in"):
@@ -196,4 +196,4 @@ def test_without_namespaces_a_hook_refuses_and_the_reward_says_so(monkeypatch, t
     assert reached(tmp_path) == ["42", "mine"], "reading is not refused"
     test_no_socket_reaches_anybody()
     code = "import os\ntry:\n    os.fork()\nexcept OSError:\n    print('refused')"
-    assert run.program(code, "", SMALL).said == "refused\n"
+    assert run.run_program(code, "", SMALL).said == "refused\n"

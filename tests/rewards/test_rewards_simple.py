@@ -12,7 +12,7 @@ from PIL import Image
 
 from rewards import Samples, load
 from rewards.colour import HUES
-from rewards.exact_answer import FIND, found, number
+from rewards.exact_answer import FIND, exact_number, last_match
 from tests.support.golden_tools import arrays
 
 NAN = float("nan")
@@ -85,11 +85,13 @@ def test_a_video_is_scored_by_all_its_pixels():
     [("1,000", 1000), ("-0.50", -0.5), ("$3", 3), ("3/4", 0.75), ("50%", 0.5), ("7.", 7)],
 )
 def test_numbers_are_read(text, value):
-    assert number(text) == value
+    assert exact_number(text) == value
 
 
 def test_what_is_no_number_is_none():
-    assert [number(t) for t in ("", "x", "1/0", "--1", "1/2/3", "inf", "nan", "1 2")] == [None] * 8
+    assert [exact_number(t) for t in ("", "x", "1/0", "--1", "1/2/3", "inf", "nan", "1 2")] == [
+        None
+    ] * 8
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_what_is_no_number_is_none():
 def test_the_last_answer_is_found(find, text, answer):
     import re
 
-    assert found(text, re.compile(FIND[find])) == answer
+    assert last_match(text, re.compile(FIND[find])) == answer
 
 
 def test_answers_are_compared_by_kind():

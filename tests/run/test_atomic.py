@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from flowrl.cli import app
 from flowrl.errors import UserError
 from flowrl.run import atomic, checkpoint
-from flowrl.run.atomic import whole
+from flowrl.run.atomic import write_folder
 from flowrl.run.checkpoint import Progress
 from tests.support import runs
 from tests.support.disks import mounted
@@ -24,7 +24,7 @@ def test_what_torch_and_safetensors_say_of_a_full_disk_is_one_sentence(tmp_path)
 
 
 def fill(disk: Path) -> None:
-    whole(disk / "kept", lambda folder: (folder / "a").write_text("old"), listed=True)
+    write_folder(disk / "kept", lambda folder: (folder / "a").write_text("old"), listed=True)
     big = torch.zeros(2_000_000)
     writers = (
         lambda folder: torch.save(big, folder / "a"),
@@ -33,7 +33,7 @@ def fill(disk: Path) -> None:
     )
     for write in writers:
         with pytest.raises(UserError, match=r"kept could not be written: the disk is full"):
-            whole(disk / "kept", write, listed=True)
+            write_folder(disk / "kept", write, listed=True)
         assert [path.name for path in disk.iterdir()] == ["kept"]
         assert (disk / "kept" / "a").read_text() == "old"
         assert atomic.damage(disk / "kept") is None
@@ -46,11 +46,11 @@ def test_files_are_on_the_disk_before_their_folder_has_its_name(tmp_path, monkey
     monkeypatch.setattr(
         Path, "rename", lambda a, b: (done.append(f"{a.name} -> {b.name}"), rename(a, b))[1]
     )
-    whole(place, lambda folder: (folder / "weights").write_text("1"))
+    write_folder(place, lambda folder: (folder / "weights").write_text("1"))
     tail = [".000001.tmp -> 000001", f"sync {tmp_path.name}"]
     assert done == ["sync weights", "sync .000001.tmp", *tail]
     done.clear()
-    whole(place, lambda folder: (folder / "weights").write_text("2"))
+    write_folder(place, lambda folder: (folder / "weights").write_text("2"))
     assert done[-3:] == ["000001 -> .000001.old", *tail]
     assert [path.name for path in tmp_path.iterdir()] == ["000001"]
 
@@ -60,9 +60,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
         (folder / "weights").write_text("2")
         raise OSError(errno.EIO, "broken disk")
 
-    whole(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"))
+    write_folder(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"))
     with pytest.raises(UserError, match="broken disk"):
-        whole(tmp_path / "a", fails)
+        write_folder(tmp_path / "a", fails)
     assert (tmp_path / "a" / "weights").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

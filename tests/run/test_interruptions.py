@@ -158,8 +158,8 @@ def test_a_resumed_run_has_not_forgotten_the_steps_before_it(
     monkeypatch.setattr(update, "reduced", lambda *given: reduced(*given) * float("nan"))
     assert flowrl("train", runs.write(small(pipeline, tmp_path), tmp_path), "--folder", folder) == 3
     seen: list[float] = []
-    step = update.step
-    monkeypatch.setattr(update, "step", lambda *given: seen.append(0.0) or step(*given))
+    step = update.optimizer_step
+    monkeypatch.setattr(update, "optimizer_step", lambda *given: seen.append(0.0) or step(*given))
     assert flowrl("train", "--resume", folder) == 3
     assert len(seen) == 1
     assert "no finite gradient in three optimizer steps" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from flowrl.run.checkpoint import Progress, newest
 from flowrl.run.session import load_policy
 from flowrl.run.train import iterate
 from flowrl.settings import Run
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny_pipelines import NAMED
@@ -66,7 +66,7 @@ def run(folder: Path, family: str, tmp: Path, **model: Any) -> Run:
     size = dict(WIDER[family][2])
     call = {"max_sequence_length": 16} | {k: size.pop(k) for k in ("num_frames",) if k in size}
     tree["model"] |= {**size, "call": call, **model}
-    return decode(tree, "test")
+    return run_from(tree, "test")
 
 
 def saved(policy: Any, rows: int) -> int:
@@ -142,9 +142,9 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
     assert found is not None
-    assert "fits into 1.0 GiB (--memory)" in memory.told(given, "1GiB")
+    assert "fits into 1.0 GiB (--memory)" in memory.memory_report(given, "1GiB")
     small = f"{found.total / 2**20 * 0.8:.1f}MiB"
-    said = memory.told(given, small)
+    said = memory.memory_report(given, small)
     assert "does not fit into" in said
     assert "train.gradient_checkpointing: true (saves about" in said
     changes = memory.advice(given, 0)
@@ -153,7 +153,7 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     assert {"train.rows_per_call", "model.dtype"} <= set(names)
     for wrong in ("24", "24 Gib", "much"):
         with pytest.raises(UserError, match=r"--memory: .* is no size"):
-            memory.told(given, wrong)
+            memory.memory_report(given, wrong)
     config = write(runs.tree(folders["SD3"], tmp_path, runs.FLOW_GRPO), tmp_path)
     assert flowrl("plan", config, "--memory", "8GiB") == 0
     assert "memory: about" in capsys.readouterr().out
@@ -162,9 +162,9 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
 def test_what_is_not_here_is_said_to_be_unknown(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     tree = runs.tree(Path("nobody/nothing"), tmp_path, runs.NFT)
-    said = memory.told(decode(tree, "test"), "24GiB")
+    said = memory.memory_report(run_from(tree, "test"), "24GiB")
     assert said.startswith("memory: unknown, since nobody/nothing is not on this machine")
-    assert memory.advice(decode(tree, "test")) == []
+    assert memory.advice(run_from(tree, "test")) == []
 
 
 def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> None:
@@ -216,7 +216,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
 
 
 def test_other_errors_are_not_taken_for_it(pipeline, tmp_path) -> None:
-    given = decode(runs.tree(pipeline, tmp_path, runs.NFT), "test")
+    given = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
     with pytest.raises(RuntimeError, match="shapes"), memory.explained(given):
         raise RuntimeError("shapes do not fit")
 
@@ -230,7 +230,7 @@ def test_the_text_model_is_counted_too() -> None:
         "prompts": {"train": "x.txt"},
         "rewards": [{"name": "exact_answer"}],
     }
-    found = memory.estimate(decode(tree, "test"))
+    found = memory.estimate(run_from(tree, "test"))
     assert found is not None and found.parts["trained model"] > 1e5
     assert found.phases["training"] > 0
-    assert sizes.of(decode(tree, "test").model, 8).tokens == sizes.PROMPT + 8
+    assert sizes.of(run_from(tree, "test").model, 8).tokens == sizes.PROMPT + 8

@@ -25,11 +25,11 @@ from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
-from flowrl.run.evaluate import Trial, draw, evaluate
+from flowrl.run.evaluate import Trial, draw_trial, evaluate_held_out
 from flowrl.run.session import Session
 from flowrl.run.signals import Interrupt
 from flowrl.run.train import iterate
-from flowrl.settings.read import override, read
+from flowrl.settings.read import override, read_run
 from rewards import Samples
 from samplers import Ode, roll
 from tests.support import runs
@@ -172,13 +172,13 @@ def test_07_a_reward_that_fails_stops_the_run_and_never_trains_on_zeros(
 def test_08_the_command_line_is_heard(pipeline, tmp_path, capsys):
     config = runs.write(small(pipeline, tmp_path), tmp_path)
     words = ["--train.lr", "0.5", "--recipe.group", "6", "--evaluate.average", "None"]
-    run = override(read(config), words)
+    run = override(read_run(config), words)
     assert (run.train.lr, run.recipe.group, run.evaluate.average) == (0.5, 6, None)
     assert flowrl("train", config, *words[:4], "--train.iteratoins", "1") == 2
     assert "did you mean --train.iterations?" in capsys.readouterr().err
     folder = tmp_path / "run"
     assert flowrl("train", config, "--folder", folder, "--train.iterations", "1", *words[:4]) == 0
-    assert lines(folder)[-1]["lr"] == 0.5 and read(folder / "run.yaml").recipe.group == 6
+    assert lines(folder)[-1]["lr"] == 0.5 and read_run(folder / "run.yaml").recipe.group == 6
 
 
 def test_09_a_misspelt_setting_is_refused_at_every_depth(pipeline, tmp_path, capsys):
@@ -216,7 +216,7 @@ def test_11_the_adapter_paints_the_same_in_plain_diffusers(pipeline, tmp_path):
             p.add_(0.3 * torch.randn(p.shape, generator=rng))
     checkpoint.export(kept, tmp_path / "adapter", "current")
     trial = Trial(kept.held_out, (0, 1), 1, 4, 7)
-    ours = draw(kept.policy, trial).samples.media
+    ours = draw_trial(kept.policy, trial).samples.media
     empty = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
     plain = StableDiffusion3Pipeline.from_pretrained(pipeline, **dict.fromkeys(empty))
     plain.set_progress_bar_config(disable=True)
@@ -243,7 +243,7 @@ def test_12_float32_is_float32_everywhere(pipeline, tmp_path, monkeypatch):
             for module in component.modules():
                 module.register_forward_hook(look, with_kwargs=True)
     iterate(kept, Progress(), Alarms())
-    assert evaluate(kept) is not None
+    assert evaluate_held_out(kept) is not None
     assert {"SD3Transformer2DModel", "Decoder"} <= seen.keys() and len(seen) > 9
     assert set().union(*seen.values()) == {torch.float32}, seen
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as a launcher's settings may say
@@ -260,7 +260,7 @@ def test_13_raw_and_averaged_weights_and_all_counters_are_saved(pipeline, tmp_pa
     assert flowrl("train", runs.write(small(pipeline, tmp_path), tmp_path), "--folder", folder) == 0
     saved = load_file(folder / "checkpoints" / "000004" / "policies.safetensors")
     assert {name.split("/")[0] for name in saved} == {"current", "evaluation", "trailing"}
-    run = read(folder / "run.yaml")
+    run = read_run(folder / "run.yaml")
     for name, which in (("adapter", "evaluation"), ("adapter_raw", "current")):
         for key, p in policy_of(run, folder, str(folder / name)).trainable().items():
             assert torch.equal(p.detach(), saved[f"{which}/{key}"]), (name, key)

@@ -13,7 +13,7 @@ from flowrl.run.monitor import guard
 from flowrl.run.session import load_rewards, open_accelerator, open_session, prove_rewards
 from flowrl.run.train import iterate
 from flowrl.settings import RewardSpec, Run
-from flowrl.settings.read import check, decode, dump
+from flowrl.settings.read import check_run, dump, run_from
 from tests.support import runs
 
 OWN = """
@@ -34,7 +34,7 @@ def own(tmp_path: Path) -> str:
 
 def run_with(tmp_path: Path, *rewards: dict, **train: object) -> Run:
     tree = runs.tree(tmp_path, tmp_path, runs.NFT, **train)
-    return decode(tree | {"rewards": list(rewards)}, "test")
+    return run_from(tree | {"rewards": list(rewards)}, "test")
 
 
 def proven(run: Run) -> list[str]:
@@ -60,10 +60,10 @@ def test_a_constant_reward_is_refused_before_the_run(tmp_path, own):
 def test_a_slip_in_a_users_reward_is_told_with_its_place(tmp_path, own):
     run = run_with(tmp_path, {"name": f"{own}:rde"})
     with pytest.raises(UserError, match=r"^rewards: .*no function 'rde'; did you mean 'red'"):
-        check(run)
+        check_run(run)
     nested = {"name": "gate", "reward": "brightness", "where": {"name": "jpeg", "knd": 1}}
     with pytest.raises(UserError, match=r"^rewards: .*gate.*where: .*no setting 'knd'.*'kind'"):
-        check(run_with(tmp_path, nested))
+        check_run(run_with(tmp_path, nested))
 
 
 def test_labels_tell_rewards_apart(tmp_path, own):
@@ -81,7 +81,7 @@ def test_labels_tell_rewards_apart(tmp_path, own):
     labels = ["gate", "far", "red", "own", "shapes.strict"]
     assert [spec.label for spec in run.rewards] == labels
     assert run.rewards[1].settings["above"] == 2.0 and "label" not in run.rewards[1].settings
-    assert decode(dump(run), "again") == run
+    assert run_from(dump(run), "again") == run
 
 
 def test_a_weight_is_linear_between_its_points():
@@ -100,7 +100,7 @@ def test_a_run_credits_with_the_weights_of_its_iteration(pipeline, tmp_path):
         {"name": "brightness", "weight": [[0, 1.0], [1, 0.25]]},
         {"name": "jpeg", "weight": [[0, 0.0], [1, 2.0]]},
     ]
-    run = decode(tree, "test")
+    run = run_from(tree, "test")
     session = open_session(run, tmp_path, open_accelerator(run, tmp_path))
     progress = Progress()
     for weights in ((1.0, 0.0), (0.25, 2.0)):

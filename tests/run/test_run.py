@@ -17,7 +17,7 @@ from flowrl.run.monitor import guard
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate, learning_rate
 from flowrl.run.update import Tally
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import environment, flowrl, lines, session, start, stop_when, weights, write
 
@@ -52,7 +52,9 @@ def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
     assert lines(folder)[1]["count/scored"] == 8
     for name in ("before", "000002", "after", "before_after"):
         assert (folder / "samples" / f"{name}.png").stat().st_size > 1000
-    assert decode(yaml.safe_load((folder / "run.yaml").read_text()), "again").train.iterations == 4
+    assert (
+        run_from(yaml.safe_load((folder / "run.yaml").read_text()), "again").train.iterations == 4
+    )
     assert len(list((folder / "checkpoints").iterdir())) == 2  # the newest two
     assert len(list((folder / "best").iterdir())) == 1
     assert (folder / "adapter" / "pytorch_lora_weights.safetensors").is_file()
@@ -164,7 +166,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(pipeline, tmp_path):
 def test_the_first_ratio_is_one_and_the_noise_floor_is_told(pipeline, tmp_path, capsys):
     kept = session(pipeline, tmp_path, runs.FLOW_GRPO, rows_per_call=3)
     experience = collect(kept, 0)
-    floor = ratio_check.check(kept, experience)
+    floor = ratio_check.check_ratio(kept, experience)
     assert floor is not None
     assert floor < 1e-6
     assert "clip range 0.2" in capsys.readouterr().out
@@ -181,9 +183,9 @@ def test_a_noise_floor_above_the_clip_is_a_warning_and_far_above_an_error(
     old.logp.add_(shift)  # as if sampling had used other arithmetic
     if outcome == "error":
         with pytest.raises(UserError, match="recompute_old"):
-            ratio_check.check(kept, experience)
+            ratio_check.check_ratio(kept, experience)
         return
-    ratio_check.check(kept, experience)
+    ratio_check.check_ratio(kept, experience)
     assert ("recompute_old" in capsys.readouterr().err) == (outcome == "warning")
 
 
@@ -227,7 +229,7 @@ def test_unscored_groups_follow_on_failure(pipeline, tmp_path):
     """The shapes reward cannot read these prompts, so it scores none of them."""
     tree = runs.tree(pipeline, tmp_path, runs.NFT)
     tree["rewards"] = [{"name": "shapes"}]
-    run = decode(tree, "test")
+    run = run_from(tree, "test")
     kept = open_session(run, tmp_path, open_accelerator(run, tmp_path))
     with pytest.raises(UserError, match=r"reward shapes scored nothing.*skip_group"):
         collect(kept, 0)
@@ -247,7 +249,7 @@ def test_alarms_name_signs_and_say_what_to_change(pipeline, tmp_path, capsys):
 def test_the_learning_rate_is_a_function_of_the_iteration(pipeline, tmp_path):
     tree = runs.tree(pipeline, tmp_path, runs.NFT, lr=1.0)
     tree["train"] |= {"iterations": 10, "schedule": {"name": "linear", "warmup": 3}}
-    rates = [learning_rate(decode(tree, "test"), i) for i in range(10)]
+    rates = [learning_rate(run_from(tree, "test"), i) for i in range(10)]
     assert rates[:3] == pytest.approx([0.25, 0.5 * 0.9, 0.75 * 0.8])
     assert rates[9] == pytest.approx(0.1)
 

@@ -8,7 +8,7 @@ import torch
 
 from flowrl.media.statistics import Alarms
 from flowrl.run.checkpoint import Progress
-from flowrl.run.score_ahead import Ahead
+from flowrl.run.score_ahead import ScoreAhead
 from flowrl.run.train import iterate
 from rewards import Samples, Scores
 from samplers import FlowSDE, Fork, roll
@@ -38,11 +38,11 @@ def test_a_reward_scores_while_the_next_rollout_is_drawn():
         assert drawn.wait(30)  # if the next one waited for this score, it would never come
         return scores(shown)
 
-    with Ahead(samples, slow) as ahead:
-        ahead.hear(0)
+    with ScoreAhead(samples, slow) as ahead:
+        ahead.on_rollout(0)
         assert asked.wait(30)
         drawn.set()  # the model goes on
-        ahead.hear(1)
+        ahead.on_rollout(1)
         assert len(ahead.media([0, 1, 2])) == 3
         assert [float(s.values) for s in ahead.scores()] == [0, 1, 2]
     assert at_once == 2  # the last one had nothing to wait beside
@@ -52,19 +52,21 @@ def test_one_rollout_needs_no_thread_and_errors_come_through():
     def fails(shown: Samples) -> Scores:
         raise RuntimeError("no paper")
 
-    with Ahead(samples, scores) as ahead:
+    with ScoreAhead(samples, scores) as ahead:
         ahead.media([5])
         assert float(ahead.scores()[0].values) == 5
         assert ahead._pool is None
-    with pytest.raises(RuntimeError, match="no paper"), Ahead(samples, fails) as ahead:
-        ahead.hear(0)
+    with pytest.raises(RuntimeError, match="no paper"), ScoreAhead(samples, fails) as ahead:
+        ahead.on_rollout(0)
         ahead.scores()
 
 
 def test_every_rollout_but_the_last_is_heard_of_when_it_is_drawn():
     plans = Fork(FlowSDE(0.7), branch=2, roots=2)(SIGMAS, 0, 0)
     heard = []
-    found = roll(plans, gaussian_velocity, (2,), [0, 1], seed=0, iteration=0, hear=heard.append)
+    found = roll(
+        plans, gaussian_velocity, (2,), [0, 1], seed=0, iteration=0, on_rollout=heard.append
+    )
     assert len(found) == len(plans) > 2
     assert [each.index for each in heard] == [each.index for each in found[:-1]]
 
@@ -72,21 +74,21 @@ def test_every_rollout_but_the_last_is_heard_of_when_it_is_drawn():
 def test_a_run_that_scores_ahead_ends_with_the_same_bits(pipeline, tmp_path, monkeypatch):
     def trained() -> tuple[list[torch.Tensor], int]:
         heard = 0
-        real = Ahead.hear
+        real = ScoreAhead.on_rollout
 
-        def hear(self, rollout):
+        def on_rollout(self, rollout):
             nonlocal heard
             heard += 1
             real(self, rollout)
 
-        monkeypatch.setattr(Ahead, "hear", hear)
+        monkeypatch.setattr(ScoreAhead, "on_rollout", on_rollout)
         kept = runs.session(pipeline, tmp_path, TEMPFLOW, lr=1e-3)
         iterate(kept, Progress(), Alarms())
-        monkeypatch.setattr(Ahead, "hear", real)
+        monkeypatch.setattr(ScoreAhead, "on_rollout", real)
         return [p.detach().clone() for p in kept.policies.parameters.values()], heard
 
     ahead, heard = trained()
-    monkeypatch.setattr(Ahead, "_submit", lambda self, samples: _at_once(self.score(samples)))
+    monkeypatch.setattr(ScoreAhead, "_submit", lambda self, samples: _at_once(self.score(samples)))
     after, _ = trained()
     assert heard > 1
     assert all(torch.equal(a, b) for a, b in zip(ahead, after, strict=True))

@@ -5,7 +5,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.run.collect import collect
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import session
 
@@ -37,6 +37,6 @@ def test_outside_the_window_the_recipe_samples(pipeline, tmp_path):
 
 def test_a_transition_has_no_density_for_particles(pipeline, tmp_path):
     with pytest.raises(UserError, match="steer: particles are not the policy's own samples"):
-        decode(steered(pipeline, tmp_path, runs.FLOW_GRPO), "a file").algorithm()
+        run_from(steered(pipeline, tmp_path, runs.FLOW_GRPO), "a file").algorithm()
     with pytest.raises(UserError, match="before the steps"):
-        decode(steered(pipeline, tmp_path, at=[3]), "a file").algorithm()
+        run_from(steered(pipeline, tmp_path, at=[3]), "a file").algorithm()

@@ -41,7 +41,7 @@ def test_a_resumed_run_knows_what_the_unbroken_one_knows(model, tmp_path, recipe
     unbroken = iterate(whole, 0, 5)
     broken = text_runs.session(model, tmp_path / "broken", recipe)
     assert iterate(broken, 0, 2) == unbroken[:2]
-    checkpoint.save(broken, Progress(iteration=2), Alarms())
+    checkpoint.save_checkpoint(broken, Progress(iteration=2), Alarms())
     saved = checkpoint.newest(broken.folder)
     assert saved is not None
     state = json.loads((saved / "state.json").read_text())["tracker"]

@@ -16,7 +16,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect, handle_failures
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from rewards import Scores
 from tests.support import runs
 
@@ -28,7 +28,7 @@ def session(
 ) -> Session:
     tree = runs.tree(pipeline, folder, recipe, **train)
     tree["model"]["guidance"] = guidance or {}
-    run = decode(tree, "test")
+    run = run_from(tree, "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 
@@ -50,7 +50,7 @@ def of_all_rows(kept: Session, experience: Experience) -> list[Tensor]:
     """The gradient of the mean loss over all unmasked entries of the iteration."""
     total, count = torch.zeros(()), 0
     for rows in experience.rows:
-        entries, mask = update.evaluate(kept, experience, rows)
+        entries, mask = update.chunk_loss(kept, experience, rows)
         total, count = total + entries.value[mask].sum(), count + int(mask.sum())
     (total / count).backward()
     found = gradients(kept)
@@ -74,7 +74,7 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
         kept.optimizer.zero_grad()
         return 1.0
 
-    monkeypatch.setattr(update, "step", step)
+    monkeypatch.setattr(update, "optimizer_step", step)
     update.update(kept, experience, Progress())
     shares = [update.share_of(kept, experience, 0, number) for number in range(updates)]
     counts = [sum(int(chunk.mask.sum()) for chunk in share) for share in shares]
@@ -101,7 +101,7 @@ def test_a_named_behaviour_samples_and_is_the_old_policy(pipeline, tmp_path):
     move(kept)
     experience = collect(kept, 0)
     assert torch.equal(experience.samples.media, before)
-    entries, _ = update.evaluate(kept, experience, experience.rows[0])
+    entries, _ = update.chunk_loss(kept, experience, experience.rows[0])
     assert (entries.metrics["moved"] > 0).all()
 
 
@@ -152,7 +152,7 @@ def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, t
     progress, alarms, other = Progress(), Alarms(), Alarms()
     for _ in range(3):
         iterate(first, progress, alarms)
-        checkpoint.save(first, progress, alarms)
+        checkpoint.save_checkpoint(first, progress, alarms)
     newest = checkpoint.newest(folders[0])
     assert newest is not None
     assert sorted(folder.name for folder in newest.parent.iterdir()) == ["000002", "000003"]

@@ -18,7 +18,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate
 from rewards import Scores
-from samplers.completions import Completions, Forks, TextRollout, describe
+from samplers.completions import Completions, Forks, TextRollout, describe_text_plan
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
 from samplers.tokens import gumbel, row_keys
 from tests.credit.test_golden_credit import paths
@@ -230,7 +230,7 @@ def test_a_run_with_forks_has_ratio_one_and_learns(policy, tmp_path):
     model = tiny_lm.write(tmp_path / "lm")
     kept = text_runs.session(model, tmp_path, TREERL, lr=2e-2)
     experience = collect(kept, 0)
-    floor = ratio_check.check(kept, experience)
+    floor = ratio_check.check_ratio(kept, experience)
     assert floor is not None and floor < 2e-5
     (rows,) = experience.rows
     assert len(rows.ids) == 3 * 6 and rows.advantage.any()
@@ -251,7 +251,7 @@ def test_trees_of_few_tokens_fork_at_some_of_them_twice():
 def test_a_plan_of_forks_tells_itself_and_refuses_what_cannot_be():
     (plan,) = Forks(6, Forking(2, 2))([0.0] * 6, 0, 0)
     assert (plan.group, plan.tokens, plan.columns.nodes) == (30, 150, (30,) * 3)
-    said = describe((plan,))
+    said = describe_text_plan((plan,))
     assert "30 completions of at most 5 tokens" in said and "6 trees; each forks 1 times" in said
     for wrong in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
         with pytest.raises(ValueError, match="at least 1"):

@@ -30,7 +30,7 @@ from samplers import (
     Window,
     mean_log_prob,
 )
-from samplers.adapt import Schedule, from_epsilon, level, scale
+from samplers.adapt import VPSchedule, from_epsilon, level, scale
 from samplers.kernels import per_row
 from samplers.particles import FeynmanKac, normalised
 from samplers.solvers import Past, Point
@@ -238,7 +238,7 @@ def _vp_step(z, prediction, abar, abar_next, eta) -> Gaussian:
     """DDIM through the flow's variables, given back as the VP process's Gaussian."""
     at, to = level(abar.double()), level(abar_next.double())
     x = tensor(z["x"]).double()
-    schedule = Schedule(tuple(float(a) for a in z["alphas_cumprod"]))
+    schedule = VPSchedule(tuple(float(a) for a in z["alphas_cumprod"]))
     velocity = from_epsilon(lambda x, t, p: prediction.double(), schedule)
     y = x / per_row(scale(at), x)
     g = DDIM(eta)(y, velocity(y, at, torch.zeros(len(x), dtype=torch.long)), at, to)

@@ -18,7 +18,7 @@ from samplers import (
     mean_log_prob,
 )
 from samplers.adapt import (
-    Schedule,
+    VPSchedule,
     epsilon_weight,
     from_epsilon,
     from_v,
@@ -208,7 +208,9 @@ def test_ddpm_is_the_posterior_of_the_forward_process():
     torch.testing.assert_close(large.std, beta.sqrt().flatten())
 
 
-SCHEDULE = Schedule(tuple(float(a) for a in torch.cumprod(1 - torch.linspace(1e-3, 0.03, 200), 0)))
+SCHEDULE = VPSchedule(
+    tuple(float(a) for a in torch.cumprod(1 - torch.linspace(1e-3, 0.03, 200), 0))
+)
 
 
 def test_every_parametrisation_gives_one_velocity():

@@ -9,7 +9,7 @@ from tests.samplers.test_plans import COUNTED, SDE, SIGMAS
 @pytest.mark.parametrize("planner", COUNTED, ids=str)
 def test_a_picture_has_every_edge_and_branch_point(planner):
     plans = planner(SIGMAS, 0, 0)
-    root = xml.fromstring(picture.draw(plans))
+    root = xml.fromstring(picture.tree_svg(plans))
     kinds = [e.get("stroke") for e in root if e.tag.endswith("line")][3:]  # after the legend
     assert len(kinds) == sum(sum(p.nodes) for p in plans)
     edges = [(n, s) for p in plans for n, s in zip(p.nodes, p.steps, strict=True)]
@@ -23,7 +23,7 @@ def test_a_picture_has_every_edge_and_branch_point(planner):
 def test_a_tree_is_drawn_without_crossings():
     """Edges of a level, from top to bottom by their ends, start from top to bottom too."""
     (plan,) = Tree(SDE, (0, 3), (2, 3), roots=2)(SIGMAS, 0, 0)
-    lines = [e for e in xml.fromstring(picture.draw((plan,))) if e.tag.endswith("line")][3:]
+    lines = [e for e in xml.fromstring(picture.tree_svg((plan,))) if e.tag.endswith("line")][3:]
     for column in {e.get("x1") for e in lines}:
         level = [(float(e.get("y2")), float(e.get("y1"))) for e in lines if e.get("x1") == column]
         assert [y1 for _, y1 in sorted(level)] == sorted(y1 for _, y1 in level)
@@ -31,18 +31,18 @@ def test_a_tree_is_drawn_without_crossings():
 
 def test_the_table_adds_up():
     (plan,) = Window(SDE, 4, 3, Frozen(4), shared_noise=True)(SIGMAS, 0, 0)
-    rows = picture.describe((plan,)).splitlines()[4:]
+    rows = picture.describe_plan((plan,)).splitlines()[4:]
     looks = [int(row.split()[-2 if row.endswith("ode") else -3]) for row in rows]
     assert looks == [1, 1, 1, 1, 1, 4, 4, 4, 4, 4] and sum(looks) == plan.evaluations
 
 
 def test_a_description_counts_what_a_draw_costs():
-    text = picture.describe(Fork(SDE, 3, roots=2)(SIGMAS, 0, 0))
+    text = picture.describe_plan(Fork(SDE, 3, roots=2)(SIGMAS, 0, 0))
     first = text.splitlines()[0]
     assert "9 plans" in first and f"{2 * 9 + 6 * 45} network evaluations" in first
     assert "54 decoded samples" in first and "54 trained rows" in first
     assert "plans 0 to 8" in text and "branch 3, trained" in text
     assert "noisy steps of the others are 1; 2; 3; 4; 5; 6; 7; 8)" in text
-    single = picture.describe(Chain(SDE, 1)(SIGMAS, 0, 0))
+    single = picture.describe_plan(Chain(SDE, 1)(SIGMAS, 0, 0))
     assert "1 plan," in single and "1 leaf" in single
     assert len([line for line in single.splitlines() if "trained" in line]) == 10

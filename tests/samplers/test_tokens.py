@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from samplers.completions import Completions, Segments, TextPlan, TextRollout, describe
+from samplers.completions import Completions, Segments, TextPlan, TextRollout, describe_text_plan
 from samplers.tokens import entropy, gumbel, nucleus, pack, row_keys, unpack, warp
 
 
@@ -107,5 +107,9 @@ def test_plans_that_cannot_be(settings, message):
 
 
 def test_a_plan_tells_itself():
-    assert "8 completions of at most 5 tokens" in describe(Completions(8)(levels(5), 0, 0))
-    assert "segment 1: tokens 2 to 4, 4 nodes" in describe(Segments(2, 2, (2,))(levels(5), 0, 0))
+    assert "8 completions of at most 5 tokens" in describe_text_plan(
+        Completions(8)(levels(5), 0, 0)
+    )
+    assert "segment 1: tokens 2 to 4, 4 nodes" in describe_text_plan(
+        Segments(2, 2, (2,))(levels(5), 0, 0)
+    )

@@ -9,8 +9,8 @@ from flowrl.budget.successes import cut, put
 from flowrl.credit.advantages import Context, Estimator, Sum
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
-from flowrl.models.language.environment import read
-from flowrl.recipes.table import TEXT
+from flowrl.models.language.environment import read_reply
+from flowrl.recipes.table import TEXT_RECIPES
 from rewards import Scores
 from samplers.completions import Completions, TextPlan
 from samplers.dialogue import state_id
@@ -20,7 +20,7 @@ from tests.support.golden_tools import columns
 GROUP, DRAWS, TURNS = 6, 5, 3
 TREES = ("text_tree", "text_spo_tree", "text_tempo", "text_treerl")
 BY_TURN = ("text_gigpo", "text_turns", "text_rebn")
-CHAINS = [name for name in TEXT if name not in (*TREES, *BY_TURN)]
+CHAINS = [name for name in TEXT_RECIPES if name not in (*TREES, *BY_TURN)]
 FEW = {"text_remax": {"group": GROUP - 1}, "text_pass_at_k": {"group": GROUP, "k": 2}}
 
 
@@ -103,13 +103,17 @@ def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
 )
 def test_what_a_function_may_not_give_is_said(found, message):
     with pytest.raises(UserError, match=message):
-        read(found, "env.py:f")
+        read_reply(found, "env.py:f")
 
 
 def test_what_a_function_may_give():
-    assert read("hi", "f") == ("hi", "hi") == read({"reply": "hi"}, "f")
-    assert read({"reply": "hi", "state": "a"}, "f") == ("hi", "a")
-    assert read(None, "f") is read({"reply": None}, "f") is read({"reply": None, "state": 1}, "f")
+    assert read_reply("hi", "f") == ("hi", "hi") == read_reply({"reply": "hi"}, "f")
+    assert read_reply({"reply": "hi", "state": "a"}, "f") == ("hi", "a")
+    assert (
+        read_reply(None, "f")
+        is read_reply({"reply": None}, "f")
+        is read_reply({"reply": None, "state": 1}, "f")
+    )
 
 
 def test_a_tree_has_no_turns():
@@ -129,7 +133,7 @@ def context(turns: int, exists: torch.Tensor | None, rewards: int = 1) -> Contex
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_credit_of_whole_texts_is_that_of_all_their_turns_to_the_bit(name):
-    algorithm = TEXT[name](length=6, **FEW.get(name, {"group": GROUP}))
+    algorithm = TEXT_RECIPES[name](length=6, **FEW.get(name, {"group": GROUP}))
     rng = torch.Generator().manual_seed(0)
     won = (torch.rand(GROUP * DRAWS, 1, generator=rng) < 0.5).double()
     scored = torch.rand(GROUP * DRAWS, 1, generator=rng) < (2 if name == "text_riskpo" else 0.9)

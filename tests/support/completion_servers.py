@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.run.session import Session, open_accelerator, open_session
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from tests.support import text_runs
 
 PROMPTS = ["a:", "cab :", "bead :"]
@@ -195,7 +195,7 @@ def tree(
 
 
 def opened(settings: dict[str, Any], folder: Path) -> Session:
-    run = decode(settings, "test")
+    run = run_from(settings, "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 

@@ -7,8 +7,8 @@ from flowrl.likelihoods.token import Token
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.run.session import Session, open_accelerator, open_session
-from flowrl.settings import Environment
-from flowrl.settings.read import decode
+from flowrl.settings import EnvironmentSettings
+from flowrl.settings.read import run_from
 from samplers.completions import Completions, TextRollout
 from tests.support import text_runs, tiny_lm
 
@@ -64,7 +64,7 @@ RECIPE = {"name": "text_grpo", "length": 24, "group": 6, "kl": 0.0}
 def made(folder, function="reply", chat=False, rows=None, **settings) -> CausalPolicy:
     (folder / "guess.py").write_text(GUESS)
     policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer(chat=chat), rows_per_call=rows)
-    how = Environment(name=f"{folder / 'guess.py'}:{function}", turns=3, **settings)
+    how = EnvironmentSettings(name=f"{folder / 'guess.py'}:{function}", turns=3, **settings)
     policy.environment = Replies(how, policy.tokenizer, tuple(policy.stop))
     return policy
 
@@ -106,7 +106,7 @@ def rows_of(found: TextRollout, **likelihood) -> TokenRows:
 
 
 def session(model, folder, function="reply", recipe=RECIPE, **train) -> Session:
-    run = decode(tree(model, folder, function, recipe, **train), "test")
+    run = run_from(tree(model, folder, function, recipe, **train), "test")
     return open_session(run, folder, open_accelerator(run, folder))
 
 

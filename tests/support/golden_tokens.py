@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
 from flowrl.likelihoods.token import Token
-from flowrl.likelihoods.token_ratios import Level
+from flowrl.likelihoods.token_ratios import RatioLevel
 from flowrl.losses.base import Anchor, Counts, Entries, Objective, Weight, reduced
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
@@ -137,7 +137,7 @@ def _objective(loss_type: str, s: TokenSettings, length: int) -> Objective:
     return Surrogate(*s.bounds, **shared)
 
 
-def _level(loss_type: str, s: TokenSettings) -> Level:
+def _level(loss_type: str, s: TokenSettings) -> RatioLevel:
     usual = {"gspo": "sequence", "gspo_token": "sequence_token", "rloo": "product"}
     return s.level or s.importance_sampling_level or usual.get(loss_type, "token")  # type: ignore[return-value]
 

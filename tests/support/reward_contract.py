@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from rewards import Reward, Samples
-from rewards.perception.files import read
+from rewards.perception.files import read_images
 
 Factory = Callable[[Sequence[str]], Samples]
 ODD = (
@@ -135,5 +135,5 @@ def damaged(folder: os.PathLike) -> tuple[list[str], list[str]]:
     for path, content in zip(bad, (b"", bytes_[: len(bytes_) // 2], b"hello"), strict=False):
         with open(path, "wb") as file:
             file.write(content)
-    assert read(good).broken == {}
+    assert read_images(good).broken == {}
     return good, bad

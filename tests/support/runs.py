@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from flowrl.cli import main
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.settings import Run
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 from tests.support import tiny_pipelines
 
 NFT = {"name": "nft", "steps": 4, "group": 4, "draws": 2}
@@ -70,7 +70,7 @@ def session(pipeline: Path, folder: Path, recipe: dict, **train: object) -> Sess
 
 
 def opened(settings: dict, folder: Path) -> Session:
-    return session_of(decode(settings, "test"), folder)
+    return session_of(run_from(settings, "test"), folder)
 
 
 def session_of(run: Run, folder: Path) -> Session:

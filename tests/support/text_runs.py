@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.run.session import Session, open_accelerator, open_session
-from flowrl.settings.read import decode
+from flowrl.settings.read import run_from
 
 GRPO = {"name": "text_grpo", "length": 6, "group": 6, "kl": 0.0}
 TREE = {"name": "text_tree", "length": 6, "roots": 3, "branch": 2, "at": [2]}
@@ -41,5 +41,5 @@ def tree(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> dic
 
 
 def session(model: Path, folder: Path, recipe: dict[str, Any], **train: Any) -> Session:
-    run = decode(tree(model, folder, recipe, **train), "test")
+    run = run_from(tree(model, folder, recipe, **train), "test")
     return open_session(run, folder, open_accelerator(run, folder))

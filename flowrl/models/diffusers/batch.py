@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.media.statistics import image_statistics
 from flowrl.models.diffusers.conditioning import Conditioning
-from flowrl.models.diffusers.schedule import Schedule
+from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from samplers import Begin, Planner, Rollout, Velocity, roll
 
@@ -31,7 +31,7 @@ class Driven(Protocol):
     @property
     def arithmetic(self) -> torch.dtype: ...
 
-    def schedule(self, steps: int) -> Schedule: ...
+    def schedule(self, steps: int) -> PipelineSchedule: ...
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None: ...
 
@@ -72,7 +72,7 @@ class Painting:
         iteration: int,
         keep_mean: bool = False,
         score: Callable[[Rollout], Tensor] | None = None,
-        hear: Callable[[Rollout], None] | None = None,
+        on_rollout: Callable[[Rollout], None] | None = None,
     ) -> tuple[Rollout, ...]:
         plans = plan(self.owner.schedule(self.steps).sigmas, iteration, seed)
 
@@ -90,7 +90,7 @@ class Painting:
             iteration=iteration,
             keep_mean=keep_mean,
             score=None if score is None else guess,
-            hear=hear,
+            on_rollout=on_rollout,
             begin=self.owner.begin(self.conditioning, self.steps),
             device=self.owner.device,
             dtype=self.owner.arithmetic,

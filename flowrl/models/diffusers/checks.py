@@ -13,9 +13,9 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.columns import FRAMES, images
+from flowrl.models.diffusers.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.driver import DENOISERS, ENCODERS
-from flowrl.models.diffusers.schedule import Kind
+from flowrl.models.diffusers.schedule import ModelOutput
 from flowrl.models.diffusers.scheduler_standin import FAILURES
 
 # arguments of __call__ that flowrl sets itself
@@ -72,7 +72,7 @@ def refuse_parts(name: str, parts: Iterable[str]) -> None:
         raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
 
 
-def refuse(pipe: Any) -> None:
+def refuse_pipeline(pipe: Any) -> None:
     """Raises UserError for what cannot be driven, with the reason."""
     name = type(pipe).__name__
     refuse_parts(name, pipe.components)
@@ -88,7 +88,7 @@ def refuse(pipe: Any) -> None:
         )
 
 
-def prediction(scheduler: Any, owner: str) -> Kind:
+def prediction(scheduler: Any, owner: str) -> ModelOutput:
     """What the model of a pipeline predicts, as its scheduler says.
 
     Raises UserError where the scheduler does not say it, or changes the prediction.
@@ -120,8 +120,8 @@ def needed_images(parameters: Parameters) -> list[list[str]]:
     """
     names = images(parameters)
     empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
-    still = [name for name in names if not FRAMES.fullmatch(name)]
-    moving = [name for name in names if FRAMES.fullmatch(name)]
+    still = [name for name in names if not VIDEO_COLUMNS.fullmatch(name)]
+    moving = [name for name in names if VIDEO_COLUMNS.fullmatch(name)]
     masks = [name for name in still if "mask" in name]
     control = [name for name in names if "control" in name and name not in masks]
     pairs = [["image", *masks], ["image", *control], ["image", *masks, *control]]

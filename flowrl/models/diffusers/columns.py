@@ -15,17 +15,17 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from flowrl.errors import UserError
-from flowrl.prompts import IMAGES
+from flowrl.prompts import IMAGE_COLUMNS
 
-TEXTS = re.compile(r"(negative_)?prompt(_\d+)?")
-FRAMES = re.compile(r"(.+_)?videos?|conditioning_frames")
-KEPT = 256  # pictures that stay open
+TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
+VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
+OPEN_IMAGES = 256  # pictures that stay open
 
 Extra = Mapping[str, Any]
 
 
 def images(names: Iterable[str]) -> list[str]:
-    return [name for name in names if IMAGES.fullmatch(name) and "ip_adapter" not in name]
+    return [name for name in names if IMAGE_COLUMNS.fullmatch(name) and "ip_adapter" not in name]
 
 
 def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
@@ -34,7 +34,7 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
     Raises UserError for a row without an image that others have.
     """
     names = list(parameters)
-    texts = [name for name in names if TEXTS.fullmatch(name) and name != "prompt"]
+    texts = [name for name in names if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
     found = [name for name in (*texts, *images(names)) if any(row.get(name) for row in rows)]
     if not found:
         return ()
@@ -43,19 +43,19 @@ def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tupl
 
 def _value(name: str, row: Mapping[str, Any], i: int) -> Any:
     value = row.get(name)
-    if TEXTS.fullmatch(name):
+    if TEXT_COLUMNS.fullmatch(name):
         return value or ""
     if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"prompt {i + 1} of the batch has no {name}, and others do")
     if isinstance(value, str | Path):
-        return opened(str(value))
+        return open_image(str(value))
     if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
-        return several(tuple(value))
+        return open_images(tuple(value))
     return value
 
 
-@lru_cache(KEPT)
-def opened(path: str) -> Image.Image:
+@lru_cache(OPEN_IMAGES)
+def open_image(path: str) -> Image.Image:
     """The picture; the same object for the same path, by which rows are grouped."""
     try:
         return Image.open(path).convert("RGB")
@@ -63,40 +63,40 @@ def opened(path: str) -> Image.Image:
         raise UserError(f"conditioning image {path} cannot be read: {error}") from error
 
 
-@lru_cache(KEPT)
-def several(paths: tuple[str, ...]) -> list[Image.Image]:
-    return [opened(path) for path in paths]
+@lru_cache(OPEN_IMAGES)
+def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
+    return [open_image(path) for path in paths]
 
 
 def by_image(extras: Sequence[Extra]) -> list[list[int]]:
     """Rows that have the same images, in order of their first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, extra in enumerate(extras):
-        key = tuple(id(value) for name, value in extra.items() if not TEXTS.fullmatch(name))
+        key = tuple(id(value) for name, value in extra.items() if not TEXT_COLUMNS.fullmatch(name))
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
-def merged(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
+def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
     """The arguments of one call: texts as a list, images (all the same) once or once a row."""
     if not extras:
         return {}
     given: dict[str, Any] = {}
     for name, value in extras[0].items():
-        if TEXTS.fullmatch(name):
+        if TEXT_COLUMNS.fullmatch(name):
             given[name] = [extra[name] for extra in extras]
         else:
             given[name] = [value] * len(extras) if each else value
     return given
 
 
-def shared(call: Mapping[str, Any]) -> Extra:
+def shared_images(call: Mapping[str, Any]) -> Extra:
     """Pictures among the arguments of a call: the same ones for all rows."""
     names = images(name for name, value in call.items() if value is not None)
     return {name: _value(name, call, 0) for name in names}
 
 
-def sample(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
+def placeholder_images(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
     """Some picture for each name, to try a pipeline out before a prompt is known."""
     draws = torch.Generator().manual_seed(0)
 
@@ -112,5 +112,5 @@ def sample(names: Iterable[str], width: int, height: int, frames: int = 9) -> Ex
     made: dict[str, Any] = {}
     for name in names:
         make = mask if "mask" in name else picture
-        made[name] = [make() for _ in range(frames)] if FRAMES.fullmatch(name) else make()
+        made[name] = [make() for _ in range(frames)] if VIDEO_COLUMNS.fullmatch(name) else make()
     return made

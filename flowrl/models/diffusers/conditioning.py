@@ -13,8 +13,8 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 
-SHORT = "a"
-LONG = "a photo of a small red cube on a wide green table"
+SHORT_PROMPT = "a"
+LONG_PROMPT = "a photo of a small red cube on a wide green table"
 
 # what every encode_prompt call of one pipeline call returned, in order
 Calls = tuple[Any, ...]
@@ -32,7 +32,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Layout:
+class EncodingLayout:
     """Of all outputs of all `encode_prompt` calls that one pipeline call makes."""
 
     counts: tuple[int | None, ...]  # outputs of each call; None: a bare value, not a tuple
@@ -44,7 +44,7 @@ class Layout:
 
 
 # one output: a list with all that the calls of each prompt alone gave
-SINGLE = Layout((), (Slot(listed=True),))
+SINGLE = EncodingLayout((), (Slot(listed=True),))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Conditioning:
     a conditioning image. Rows have the same names, or there are no extras.
     """
 
-    layout: Layout
+    layout: EncodingLayout
     values: tuple[Any, ...]  # one a slot
     prompts: tuple[str, ...]
     extras: tuple[Mapping[str, Any], ...] = ()
@@ -116,13 +116,19 @@ def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
     return counts, tuple(values)
 
 
-def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> Layout:
+def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayout:
     """Probe `encode` with 1, 2 and 3 equal prompts, with a short one, and with two lengths at once.
 
     Raises UserError for an output that is neither constant nor one row a prompt.
     """
-    counts, _ = flatten(encode([LONG]))
-    probes = [[LONG], [LONG] * 2, [LONG] * 3, [SHORT], [SHORT, LONG]]
+    counts, _ = flatten(encode([LONG_PROMPT]))
+    probes = [
+        [LONG_PROMPT],
+        [LONG_PROMPT] * 2,
+        [LONG_PROMPT] * 3,
+        [SHORT_PROMPT],
+        [SHORT_PROMPT, LONG_PROMPT],
+    ]
     found = []
     for prompts in probes:
         more, values = flatten(encode(prompts))
@@ -133,7 +139,7 @@ def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> Layout:
         found.append(values)
     columns = zip(*found, strict=True)
     slots = tuple(_slot(column, f"{owner}: output {i}") for i, column in enumerate(columns))
-    return Layout(counts, slots)
+    return EncodingLayout(counts, slots)
 
 
 def _slot(column: Sequence[Any], name: str) -> Slot:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from flowrl.errors import UserError
 from flowrl.models.diffusers.conditioning import Calls
 from flowrl.models.diffusers.image_cache import Memo
-from flowrl.models.diffusers.image_to_image import Draws
+from flowrl.models.diffusers.image_to_image import RecordedNoise
 from flowrl.models.diffusers.latents import Entry, injected
 from flowrl.models.diffusers.scheduler_standin import (
     FAILURES,
@@ -36,7 +36,7 @@ from flowrl.models.diffusers.scheduler_standin import (
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
-NEVER = 2**31  # of a denoiser that stays stubbed
+NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Call:
+class PipelineCall:
     """One call of the pipeline: its arguments, what stands for its encoders, its first state."""
 
     arguments: Mapping[str, Any]
@@ -96,13 +96,13 @@ class Driver:
             self._run(self.raw, self._seeded(arguments), Control(), patches)
         return tuple(outputs)
 
-    def received(self, call: Call, target: Target | None) -> Received:
+    def received(self, call: PipelineCall, target: Target | None) -> Received:
         """What `step` gets at the target; at the loop's first step where the target is None.
 
         Where the target is None the denoiser is a stub: only the state is of interest.
         """
         if target is None:
-            stop = self._driven(call, Control(), [], until=NEVER)
+            stop = self._driven(call, Control(), [], until=NEVER_STOP)
         elif target.index is not None:
             stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
         else:
@@ -116,21 +116,21 @@ class Driver:
             )
         return stop.received
 
-    def finished(self, call: Call, *, through: bool) -> Any:
+    def finished(self, call: PipelineCall, *, through: bool) -> Any:
         """The result of a call whose state never moves: it is decoded.
 
         The loop is skipped, or gone through with a stubbed denoiser where a pipeline needs that.
         """
         with torch.no_grad():
             if through:
-                return self._driven(call, Control("visit"), [], until=NEVER)
+                return self._driven(call, Control("visit"), [], until=NEVER_STOP)
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 
-    def visited(self, call: Call) -> list[Any]:
+    def visited(self, call: PipelineCall) -> list[Any]:
         """The timesteps of the loop's steps, in order; the real scheduler's lists are then set."""
         with torch.no_grad():
             control = Control("visit")
-            self._driven(call, control, [], until=NEVER)
+            self._driven(call, control, [], until=NEVER_STOP)
             return [record.timestep for record in control.records]
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
@@ -142,13 +142,13 @@ class Driver:
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
         return control.records, result, control.repeatable
 
-    def begun(self, call: Call, draws: Draws) -> Tensor:
+    def begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
         """The loop's first state, made of the given draws."""
-        stop = self._driven(call, Control(), draws.patches(self.pipe), until=NEVER)
+        stop = self._driven(call, Control(), draws.patches(self.pipe), until=NEVER_STOP)
         assert isinstance(stop, Stop) and stop.received is not None
         return stop.received.sample
 
-    def learned(self, call: Call, shape: tuple[int, ...]) -> Entry:
+    def learned(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
         """How the state of a row [1 *shape] that a step sees comes in."""
         return injected(
             lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
@@ -158,7 +158,7 @@ class Driver:
             owner=type(self.pipe).__name__,
         )
 
-    def _prepared(self, call: Call, seen: list[Any]) -> None:
+    def _prepared(self, call: PipelineCall, seen: list[Any]) -> None:
         """Keep what prepare_latents gives, where there is one."""
         if "prepare_latents" not in dir(self.pipe):
             return
@@ -169,10 +169,10 @@ class Driver:
             return seen[-1]
 
         patches = [Patch(self.pipe, "prepare_latents", keep)]
-        self._driven(replace(call, x=None), Control(), patches, until=NEVER)
+        self._driven(replace(call, x=None), Control(), patches, until=NEVER_STOP)
 
     def _driven(
-        self, call: Call, control: Control, patches: Sequence[Patch], *, until: int = 0
+        self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
     ) -> Any:
         """One call, its denoisers stubbed until a step.
 
@@ -191,7 +191,7 @@ class Driver:
             self.stubbed = False
             return result
 
-    def _once(self, call: Call, control: Control, patches: Sequence[Patch]) -> Any:
+    def _once(self, call: PipelineCall, control: Control, patches: Sequence[Patch]) -> Any:
         arguments = self._seeded(call.arguments)
         patches = [*patches, self._hand_back(call.encoded)]
         if call.x is not None and call.entry.place is None:

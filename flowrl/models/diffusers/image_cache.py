@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from flowrl.models.diffusers.scheduler_standin import Patch
 from samplers.noise import generator
 
-KEPT = 512  # encodings
+CACHED_ENCODINGS = 512  # encodings
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
@@ -78,7 +78,7 @@ class Memo:
                         )
                 self.kept.move_to_end(key)
                 rows.append(self.kept[key])
-            while len(self.kept) > max(KEPT, len(rows)):
+            while len(self.kept) > max(CACHED_ENCODINGS, len(rows)):
                 self.kept.popitem(last=False)
             return rows[0] if len(rows) == 1 else _stack(rows)
 

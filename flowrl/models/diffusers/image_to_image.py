@@ -15,10 +15,10 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.scheduler_standin import Patch
 
-NEAR = 5e-3  # of the noise's size from the level's: some schedulers round their timesteps
+NEAR_STATE = 5e-3  # of the noise's size from the level's: some schedulers round their timesteps
 
 
-class Draws:
+class RecordedNoise:
     """Stands for `randn_tensor`: the same numbers, `size` times as large, and kept."""
 
     def __init__(self, size: float):
@@ -42,26 +42,26 @@ class Draws:
         return draw
 
 
-def picture(first: Callable[[Draws], Tensor], sigma: float, owner: str) -> Tensor | None:
+def clean_part(first: Callable[[RecordedNoise], Tensor], sigma: float, owner: str) -> Tensor | None:
     """The flow state at `sigma` without its noise; None where a loop begins at noise alone.
 
     `first` gives the loop's first state [1 *d] under some draws. Raises UserError where that state
     is no sum of a picture and of noise as large as the level says.
     """
-    nothing = first(Draws(0.0))
+    nothing = first(RecordedNoise(0.0))
     if not bool(nothing.any()):
         return None
-    once, twice = Draws(1.0), Draws(2.0)
+    once, twice = RecordedNoise(1.0), RecordedNoise(2.0)
     noise = first(once) - nothing
     drawn = [values for values in once.drawn if values.numel() == noise.numel()]
     away = (first(twice) - nothing - 2 * noise).abs().max()
-    if not drawn or float(away) > NEAR * float(noise.abs().max()):
+    if not drawn or float(away) > NEAR_STATE * float(noise.abs().max()):
         raise UserError(f"{owner} begins at a picture without the noise that our samplers draw")
     size = float(noise.float().std() / drawn[-1].float().std())
     # of a flow, of alpha x0 + s noise, of x0 + (s / alpha) noise
     known = [sigma, sigma / math.hypot(sigma, 1 - sigma)]
     known += [sigma / (1 - sigma)] if sigma < 1 else []
-    if not any(math.isclose(size, one, rel_tol=NEAR) for one in known):
+    if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in known):
         raise UserError(
             f"{owner} begins with noise of size {size:.4g} on a picture, at the level {sigma:.4g}: "
             "our samplers would begin elsewhere"

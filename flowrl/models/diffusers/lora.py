@@ -16,10 +16,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from flowrl.errors import UserError
+from flowrl.models.policy import ADAPTER
 from samplers.noise import generator
 
-ADAPTER = "default"
-WEIGHTS = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
+LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that load_lora_weights looks for
 # Pipelines of two experts: diffusers saves one denoiser a file, and reads the second one's with
 # `load_lora_weights(folder, weight_name=SECOND, load_into_transformer_2=True)`.
 SECOND = "pytorch_lora_weights_2.safetensors"
@@ -36,7 +36,7 @@ class Spec:
     seed: int
 
 
-def add(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
+def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
     """Freeze the denoisers and put float32 adapters on them: A ~ N(0, 1 / rank^2), B = 0.
 
     A is drawn by parameter name from the seed, so that neither earlier draws nor the device nor
@@ -44,7 +44,7 @@ def add(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
     """
     if spec.rank < 1:
         raise UserError(f"lora rank {spec.rank}: must be at least 1")
-    if present(denoisers):
+    if has_lora(denoisers):
         raise UserError("the model has adapters already: add_lora is for a model without any")
     _check_saving(pipe, denoisers, spec)
     for component, denoiser in denoisers.items():
@@ -67,7 +67,7 @@ def add(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
                 parameter.data.copy_(fresh)
 
 
-def present(denoisers: Mapping[str, nn.Module]) -> bool:
+def has_lora(denoisers: Mapping[str, nn.Module]) -> bool:
     modules = (module for denoiser in denoisers.values() for module in denoiser.modules())
     return any(isinstance(module, BaseTunerLayer) for module in modules)
 
@@ -95,7 +95,7 @@ def _shortest(denoiser: nn.Module, ends: list[str], linears: Iterable[str]) -> l
     return ends if named == set(linears) else sorted(linears)
 
 
-def save(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
+def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
     """Files that a plain pipeline's `load_lora_weights` reads, alpha included: one, or one for
     each expert (`SECOND`)."""
     takes = inspect.signature(pipe.save_lora_weights).parameters
@@ -118,14 +118,14 @@ def _files(
     """(denoisers, file name, the argument of save_lora_weights that they take the place of)."""
     if len(denoisers) == 2 and isinstance(pipe, TWO_FILES):
         first, second = denoisers
-        return [([first], WEIGHTS, None), ([second], SECOND, first)]
-    return [(list(denoisers), WEIGHTS, None)]
+        return [([first], LORA_FILE, None), ([second], SECOND, first)]
+    return [(list(denoisers), LORA_FILE, None)]
 
 
-def load(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """What `save` or `save_pretrained` wrote. Adapters that are there already are replaced."""
-    if (folder / WEIGHTS).is_file():
-        if present(denoisers):
+def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
+    """What `save_lora` or `save_pretrained` wrote. Adapters that are there already are replaced."""
+    if (folder / LORA_FILE).is_file():
+        if has_lora(denoisers):
             pipe.unload_lora_weights()
         for _, name, slot in _files(pipe, denoisers):
             more = {} if slot is None else {"load_into_transformer_2": True}
@@ -134,14 +134,14 @@ def load(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
             denoiser.eval()
             _prepare(denoiser)
     elif (folder / "model_index.json").is_file():
-        if present(denoisers):
+        if has_lora(denoisers):
             raise UserError(f"{folder} holds full weights: load them before adapters are added")
         for name, denoiser in denoisers.items():
             dtype = next(denoiser.parameters()).dtype
             saved = type(denoiser).from_pretrained(folder, subfolder=name, dtype=dtype)  # type: ignore
             denoiser.load_state_dict(saved.state_dict())
     else:
-        raise UserError(f"{folder} has neither {WEIGHTS} nor model_index.json: no saved weights")
+        raise UserError(f"{folder} has neither {LORA_FILE} nor model_index.json: no saved weights")
 
 
 def _prepare(denoiser: nn.Module) -> None:

@@ -29,13 +29,13 @@ class Waking(ModelHook):
 
 
 @dataclass(frozen=True)
-class Frozen:
+class OffloadedParts:
     """The parts of a pipeline that rest. Without any, nothing here does anything."""
 
     parts: Mapping[str, tuple[nn.Module, Waking]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pipe: Any, denoisers: Collection[str], device: torch.device) -> "Frozen":
+    def of(cls, pipe: Any, denoisers: Collection[str], device: torch.device) -> "OffloadedParts":
         """Put the denoisers on the device, and hooks on all other modules, which go to rest when a
         denoiser is called, too."""
         modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}

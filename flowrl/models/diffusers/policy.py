@@ -1,8 +1,8 @@
 """A diffusers pipeline as a policy: its own `__call__` is the velocity field.
 
 There is no code of a model family here. The pipeline is driven through a stand-in for its
-scheduler (`flowrl.models.diffusers.driver`), and what that gives is compared with the pipeline's own call for
-the user's own arguments before it is used (`flowrl.models.diffusers.proof`).
+scheduler (`flowrl.models.diffusers.driver`), and what that gives is compared with the pipeline's
+own call for the user's own arguments before it is used (`flowrl.models.diffusers.proof`).
 """
 
 import math
@@ -17,10 +17,10 @@ from flowrl.models import savings
 from flowrl.models.diffusers import checks, columns, lora, proof
 from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.columns import Extra
-from flowrl.models.diffusers.conditioning import LONG, SHORT, Conditioning
+from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.driver import DENOISERS
-from flowrl.models.diffusers.offload import Frozen
-from flowrl.models.diffusers.schedule import Schedule, Start, Way
+from flowrl.models.diffusers.offload import OffloadedParts
+from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.signature import Loop
 from samplers import Begin, Ode, Velocity
 
@@ -40,7 +40,7 @@ class PipelinePolicy:
         self.rows_per_call = rows_per_call
         self.guidance = Scales()
         self.device = torch.device("cpu")  # where samples are drawn
-        self.frozen = Frozen()  # parts that rest while they are not used
+        self.frozen = OffloadedParts()  # parts that rest while they are not used
         pipe.set_progress_bar_config(disable=True)
         for name, module in pipe.components.items():
             if isinstance(module, nn.Module):
@@ -64,9 +64,9 @@ class PipelinePolicy:
         offload: bool = False,
     ) -> "PipelinePolicy":
         """From a folder or a hub name. Components that its index does not list are left out."""
-        pipe, frozen = checks.from_pretrained(source, dtype), Frozen()
+        pipe, frozen = checks.from_pretrained(source, dtype), OffloadedParts()
         if offload:
-            frozen = Frozen.of(pipe, DENOISERS, torch.device(device))
+            frozen = OffloadedParts.of(pipe, DENOISERS, torch.device(device))
         else:
             pipe.to(device)
         for module in pipe.components.values():
@@ -102,7 +102,7 @@ class PipelinePolicy:
         """Of states and velocities: float32 around half-precision networks."""
         return torch.promote_types(next(self.denoisers[0].parameters()).dtype, torch.float32)
 
-    def schedule(self, steps: int) -> Schedule:
+    def schedule(self, steps: int) -> PipelineSchedule:
         return self._start(steps).schedule
 
     def shape(self, steps: int) -> tuple[int, ...]:
@@ -150,7 +150,7 @@ class PipelinePolicy:
         proof = self._proofs.get((steps, guidance))
         if proof is None:
             extras = conditioning.extras[:1] * 2
-            proof = self._prove([SHORT, LONG], extras, steps, guidance)
+            proof = self._prove([SHORT_PROMPT, LONG_PROMPT], extras, steps, guidance)
         for denoiser in self.denoisers:
             denoiser.eval()  # dropout would make the ratio of new to old differ from 1
         way = proof.to_way
@@ -217,7 +217,7 @@ class PipelinePolicy:
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
         """Adapters on every denoiser. None: the attention and feed-forward linears."""
-        lora.add(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+        lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
 
     def roots(self) -> dict[str, nn.Module]:
         return self.loop.driver.denoisers
@@ -241,14 +241,14 @@ class PipelinePolicy:
 
     def save(self, folder: Path) -> None:
         """Files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
-        if lora.present(self.loop.driver.denoisers):
-            lora.save(self.pipe, self.loop.driver.denoisers, folder)
+        if lora.has_lora(self.loop.driver.denoisers):
+            lora.save_lora(self.pipe, self.loop.driver.denoisers, folder)
         else:
             self.pipe.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
         """The reverse of `save`, into a policy that was loaded from the same base."""
-        lora.load(self.pipe, self.loop.driver.denoisers, folder)
+        lora.load_lora(self.pipe, self.loop.driver.denoisers, folder)
 
     def close(self) -> None:
         """Nothing is held elsewhere."""

@@ -14,15 +14,20 @@ from flowrl.models.diffusers import proof_checks
 from flowrl.models.diffusers.checks import its_own
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import Conditioning
-from flowrl.models.diffusers.proof_checks import apart, shown
-from flowrl.models.diffusers.schedule import Kind, Schedule, Way
+from flowrl.models.diffusers.proof_checks import largest_difference, shown
+from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Way
 from flowrl.models.diffusers.scheduler_standin import FAILURES, Received
 from flowrl.models.diffusers.signature import Loop
 from samplers import euler
 from samplers.adapt import from_vp
 
 # of a scheduler's first step from ours, beside the state: rounding, of half precision too
-NEAR = {torch.float32: 2e-3, torch.float64: 2e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+STEP_TOLERANCE = {
+    torch.float32: 2e-3,
+    torch.float64: 2e-3,
+    torch.bfloat16: 5e-2,
+    torch.float16: 2e-2,
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Replay:
     way: Literal["pinned", "forward"]
     mixed: bool  # rows of several sigmas share a call, differing by 0
     euler: float | None  # largest difference of our Euler step; None: another scheduler
-    kind: Kind = "flow"
+    kind: ModelOutput = "flow"
     first: float | None = None  # of the first step, beside the state; None: it draws noise
     through: bool = False  # decoding goes through the loop
 
@@ -105,7 +110,7 @@ class Subject:
         )
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> PipelineSchedule:
         return self.loop.start(self.steps).schedule
 
     @cached_property
@@ -121,7 +126,7 @@ class Subject:
             self.loop.form = "np"  # some pipelines scale to 0..1 only there
             steps, media, repeatable = self.loop.record(*call)
         visits, rows = len(self.schedule.visits), len(self.prompts)
-        proof_checks.counted(self.loop.name, steps, self.steps, visits, rows)
+        proof_checks.check_states(self.loop.name, steps, self.steps, visits, rows)
         return steps, media, repeatable
 
     @property
@@ -160,7 +165,7 @@ class Subject:
                 with torch.no_grad():
                     x, sigma = self.state(step), self.sigma(step)
                     driven = self.loop.received(x, sigma, self.conditioning, way)
-                away = apart(driven.output, received.output)
+                away = largest_difference(driven.output, received.output)
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
@@ -175,8 +180,8 @@ class Subject:
             x, taken = self.state(0)[1:2], self.conditioning.take([1])
             alone = self.loop.received(x, self.sigma(0)[1:2], taken, way).output
         beside = self.own[0].output[1:2]
-        away, size = apart(alone, beside), float(beside.float().abs().max())
-        if away > NEAR[beside.dtype] * size:
+        away, size = largest_difference(alone, beside), float(beside.float().abs().max())
+        if away > STEP_TOLERANCE[beside.dtype] * size:
             raise UserError(
                 f"{self.loop.name} says something else of a prompt alone than beside another "
                 f"(by {away:.3g} of {size:.3g}): its ratios of densities would be wrong"
@@ -196,7 +201,7 @@ class Subject:
             try:
                 with torch.no_grad():
                     driven = self.loop.received(x, sigma, self.conditioning, way)
-                if apart(driven.output, wanted) != 0:
+                if largest_difference(driven.output, wanted) != 0:
                     return False
             except torch.OutOfMemoryError:
                 raise
@@ -212,7 +217,7 @@ class Subject:
             how = Way(self.steps, self.guidance, way.forward, way.mixed, through)
             try:
                 decoded = self.loop.decode(last, self.conditioning, how)
-                away = apart(decoded, self.recorded[1])
+                away = largest_difference(decoded, self.recorded[1])
             except torch.OutOfMemoryError:
                 raise
             except FAILURES as error:
@@ -241,7 +246,7 @@ class Subject:
         if turned < away and self.loop.kind == "flow":  # its loop hands on -v, or its step adds v
             self.loop.sign *= -1
             away, turned = turned, away
-        near = NEAR[self.own[0].output.dtype]
+        near = STEP_TOLERANCE[self.own[0].output.dtype]
         if away > near * size or turned < away:
             raise UserError(
                 f"{self.loop.name}: the first step of {type(self.loop.pipe.scheduler).__name__} is "
@@ -256,7 +261,7 @@ class Subject:
             return None
         steps = [self._step(step) for step in range(len(self.own))]
         away, size = max(steps)
-        if self.recorded[2] and away > NEAR[self.own[0].output.dtype] * size:
+        if self.recorded[2] and away > STEP_TOLERANCE[self.own[0].output.dtype] * size:
             raise UserError(
                 f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, in "
                 f"states of size {size:.3g}: its loop steps by something else"
@@ -275,12 +280,12 @@ class Subject:
         x, theirs = self.state(step).float().cpu(), received.following.cpu()
         if self.loop.kind in ("flow", "inverted"):
             ours = euler(x, v, sigma, following).to(theirs.dtype)
-            return apart(ours, theirs), float(theirs.abs().max())
+            return largest_difference(ours, theirs), float(theirs.abs().max())
         ours = euler(from_vp(x, sigma), v, sigma, following)
         scaled = not torch.equal(received.sample, self.state(step))  # x0 + (s / alpha) noise
         theirs = theirs.float()
         theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)
-        return apart(ours, theirs), float(theirs.abs().max())
+        return largest_difference(ours, theirs), float(theirs.abs().max())
 
     def _check_guidance(self, way: Way) -> None:
         """Guidance that does nothing (a missing negative prompt) is a mistake, not a setting."""

@@ -12,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.scheduler_standin import Received
 
 
-def counted(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
+def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
     """One state a prompt, as often as the loop says. Raises UserError."""
     if len(own) != visits:
         raise UserError(
@@ -37,7 +37,7 @@ def unbroken(owner: str, own: Sequence[Received]) -> None:
                 f"{owner} steps several states in turn (of shapes {shapes[0]} and {shapes[1]}): "
                 "our samplers have one"
             )
-        away = apart(received.following.to(after.sample.dtype), after.sample)
+        away = largest_difference(received.following.to(after.sample.dtype), after.sample)
         if away != 0:
             raise UserError(
                 f"{owner} changes its state between steps (by {away:.3g} after step {step}), as "
@@ -72,7 +72,7 @@ def shown(media: Tensor) -> bool:
     return -1e-3 <= float(media.min()) <= float(media.max()) <= 1.001
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference; infinite where shapes differ or a value is not a number."""
     if ours.shape != theirs.shape:
         return float("inf")

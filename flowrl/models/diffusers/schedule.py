@@ -17,11 +17,11 @@ from flowrl.errors import UserError
 from samplers.adapt import Prediction, level
 
 # "inverted" is a flow whose scheduler counts from 0, noise, to 1 (Mochi): its output is -v
-Kind = Literal["flow", "inverted"] | Prediction
+ModelOutput = Literal["flow", "inverted"] | Prediction
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """The scheduler's own lists for a resolution and number of steps, dynamic shifting included.
 
     sigmas     steps + 1 falling noise levels, the last 0
@@ -40,7 +40,9 @@ class Schedule:
     inverted: bool = False
 
     @classmethod
-    def of(cls, scheduler: Any, visited: Sequence[Any], kind: Kind, owner: str) -> "Schedule":
+    def of(
+        cls, scheduler: Any, visited: Sequence[Any], kind: ModelOutput, owner: str
+    ) -> "PipelineSchedule":
         """After a call has set the scheduler's steps and visited them.
 
         Raises UserError for levels that do not fall to 0 and for a noise prediction at sigma = 1.
@@ -156,7 +158,7 @@ class Start:
     The pipeline is put on its device before any of this is asked for.
     """
 
-    schedule: Schedule
+    schedule: PipelineSchedule
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device

@@ -14,24 +14,24 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers import checks, columns
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import (
-    SHORT,
+    SHORT_PROMPT,
     SINGLE,
     Calls,
     Conditioning,
-    Layout,
+    EncodingLayout,
     flatten,
     learn,
 )
-from flowrl.models.diffusers.driver import Call, Driver, Target
-from flowrl.models.diffusers.image_to_image import Draws, picture
+from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
+from flowrl.models.diffusers.image_to_image import RecordedNoise, clean_part
 from flowrl.models.diffusers.latents import Entry
 from flowrl.models.diffusers.proof_checks import media_of
-from flowrl.models.diffusers.schedule import Kind, Schedule, Start, Way
+from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Start, Way
 from flowrl.models.diffusers.scheduler_standin import Received
 from samplers.adapt import flow_velocity, to_vp
 
-SIDE = 64  # pixels of a picture for trying out, where the call gives no size
-FRAMES = 9  # of a film for trying out, likewise
+PROBE_SIZE = 64  # pixels of a picture for trying out, where the call gives no size
+PROBE_FRAMES = 9  # of a film for trying out, likewise
 MANY = 20  # steps of a call that ends before the first
 TRIED = 2.0  # guidance of calls that try something out: with negative prompts
 
@@ -42,22 +42,22 @@ class Loop:
     def __init__(self, pipe: Any, call: Mapping[str, Any]) -> None:
         self.pipe = pipe
         self.name = type(pipe).__name__
-        checks.refuse(pipe)
+        checks.refuse_pipeline(pipe)
         self.driver = Driver(pipe)
-        self.kind: Kind = checks.prediction(pipe.scheduler, self.name)
+        self.kind: ModelOutput = checks.prediction(pipe.scheduler, self.name)
         self.sign = -1 if self.kind == "inverted" else 1  # of a flow's output; the replay checks it
         denoisers = tuple(self.driver.denoisers.values())
         self.guidance = checks.guidance_argument(self.driver.parameters, denoisers)
         given = checks.arguments(self.name, call, self.driver.parameters, self.guidance)
-        self.shared = columns.shared(given)
+        self.shared = columns.shared_images(given)
         self.call = {k: v for k, v in given.items() if not columns.images([k])}
-        self._layouts: dict[tuple[str, ...], tuple[Layout, bool]] = {}
+        self._layouts: dict[tuple[str, ...], tuple[EncodingLayout, bool]] = {}
         self._starts: dict[int, Start] = {}
         self._entry: Entry | None = None
         self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than pictures
         self.single = False  # whether it makes one prompt a call
         self._sample = self._needed()
-        self._blank = self.encode([SHORT], (self._sample,) if self._sample else ())
+        self._blank = self.encode([SHORT_PROMPT], (self._sample,) if self._sample else ())
 
     def arguments(
         self,
@@ -69,15 +69,15 @@ class Loop:
         """Of the pipeline's own call for a sample of each prompt."""
         given = dict(self.call)
         for name, value in given.items():
-            if columns.TEXTS.fullmatch(name) and isinstance(value, str):
+            if columns.TEXT_COLUMNS.fullmatch(name) and isinstance(value, str):
                 given[name] = [value] * len(prompts)
         if extras:
             assert len(extras) == len(prompts)
-            given |= columns.merged(extras, each=self._layout(extras[0])[1])
+            given |= columns.merged_call(extras, each=self._layout(extras[0])[1])
         given |= {"prompt": list(prompts), "num_inference_steps": steps}
         given |= {"output_type": self.form, "return_dict": False}
         if self.single:
-            texts = [name for name in given if columns.TEXTS.fullmatch(name) and given[name]]
+            texts = [name for name in given if columns.TEXT_COLUMNS.fullmatch(name) and given[name]]
             given |= {name: given[name][0] for name in texts}
         if guidance is not None:
             if self.guidance is None:
@@ -124,14 +124,14 @@ class Loop:
         if steps not in self._starts:
             blank = self._blank
             given = self.arguments(blank.prompts, steps, self._guided, blank.extras)
-            call = Call(given, blank.calls())
+            call = PipelineCall(given, blank.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
                 first = self.driver.received(call, None).folded(1).sample
                 shape = tuple(first.shape[1:])
                 if self._entry is None:
                     self._entry = self.driver.learned(call, shape)
                 visited = self.driver.visited(call)
-            schedule = Schedule.of(self.driver.scheduler, visited, self.kind, self.name)
+            schedule = PipelineSchedule.of(self.driver.scheduler, visited, self.kind, self.name)
             if len(schedule.sigmas) != steps + 1 and "strength" not in self.driver.parameters:
                 raise UserError(
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
@@ -148,15 +148,15 @@ class Loop:
         for rows in columns.by_image(conditioning.extras):
             one = conditioning.take(rows[:1])
             given = self.arguments(one.prompts, steps, self._guided, one.extras)
-            call = Call(given, one.calls())
+            call = PipelineCall(given, one.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
-                made = picture(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
+                made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
             if made is None:  # what begins at noise alone does so for every picture
                 return None
             parts |= dict.fromkeys(rows, made)
         return torch.cat([parts[i] for i in range(len(conditioning))])
 
-    def _begun(self, call: Call, draws: Draws) -> Tensor:
+    def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
         state = self.driver.begun(call, draws)
         return state if len(state) == 1 else state[None]
 
@@ -244,13 +244,13 @@ class Loop:
 
     def _at(
         self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
-    ) -> Call:
+    ) -> PipelineCall:
         start = self.start(steps)
         assert self._entry is not None
         assert len(x) == len(conditioning)
         given = self.arguments(conditioning.prompts, steps, guidance, conditioning.extras)
         x = x.to(start.device, start.dtype)
-        return Call(given, conditioning.calls(), x, self._entry)
+        return PipelineCall(given, conditioning.calls(), x, self._entry)
 
     def _encoded(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Calls:
         return self.driver.encoded(self._tried(prompts, extras))
@@ -266,7 +266,7 @@ class Loop:
         """Some cannot be called without any guidance (Ideogram 4)."""
         return None if self.guidance is None else TRIED
 
-    def _layout(self, extra: Extra) -> tuple[Layout, bool]:
+    def _layout(self, extra: Extra) -> tuple[EncodingLayout, bool]:
         """How encodings are cut, and whether a pipeline wants its image once a row."""
         names = tuple(extra)
         if names not in self._layouts:
@@ -284,17 +284,17 @@ class Loop:
             raise reasons[0]
         return self._layouts[names]
 
-    def _learned(self, extra: Extra) -> Layout:
+    def _learned(self, extra: Extra) -> EncodingLayout:
         """Try prompts out, and whether the denoiser bears two rows."""
 
         def encode(prompts: Sequence[str]) -> Calls:
             return self._encoded(prompts, [extra] * len(prompts) if extra else ())
 
         layout = SINGLE if self.single else learn(encode, self.name)
-        prompts = [SHORT] if self.single else [SHORT] * 2
+        prompts = [SHORT_PROMPT] if self.single else [SHORT_PROMPT] * 2
         given = self._tried(prompts, [extra] * len(prompts) if extra else ())
         with torch.no_grad():
-            self.driver.received(Call(given, encode(prompts)), Target(torch.empty(0), 0))
+            self.driver.received(PipelineCall(given, encode(prompts)), Target(torch.empty(0), 0))
         return layout
 
     def _needed(self) -> Extra:
@@ -302,13 +302,13 @@ class Loop:
 
         One that bears no batch in any way is called with one prompt at a time.
         """
-        width, height = self.call.get("width", SIDE), self.call.get("height", SIDE)
-        frames = self.call.get("num_frames", FRAMES)
+        width, height = self.call.get("width", PROBE_SIZE), self.call.get("height", PROBE_SIZE)
+        frames = self.call.get("num_frames", PROBE_FRAMES)
         likely = [[], *checks.needed_images(self.driver.parameters)]
         reasons: list[Exception] = []
         for self.single in (False, True):
             for names in likely:
-                sample = {**columns.sample(names, width, height, frames), **self.shared}
+                sample = {**columns.placeholder_images(names, width, height, frames), **self.shared}
                 try:
                     self._layout(sample)
                     return sample

@@ -12,7 +12,7 @@ from flowrl.media.statistics import text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
-from flowrl.models.language.token_scores import Reader
+from flowrl.models.language.token_scores import ScoringPolicy
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
 
@@ -23,7 +23,7 @@ class Writing:
 
     contexts  the prompts' tokens
     stop      tokens that end a completion
-    apart     see `flowrl.models.language.token_scores.Reader`
+    apart     see `flowrl.models.language.token_scores.ScoringPolicy`
     server    what draws in the model's place, if anything does
     answers   who answers the model between its turns, if anybody does
     """
@@ -40,8 +40,8 @@ class Writing:
     meter: Meter = field(default_factory=Meter)
 
     @property
-    def policy(self) -> Reader:
-        return Reader(self.model, self.contexts, self.apart)
+    def policy(self) -> ScoringPolicy:
+        return ScoringPolicy(self.model, self.contexts, self.apart)
 
     def sampler(self, plan: TextPlan) -> Sampler:
         if self.server is None or (plan.exact and not self.server.exact):
@@ -58,7 +58,7 @@ class Writing:
         iteration: int,
         keep_mean: bool = False,
         score: Callable[[TextRollout], Tensor] | None = None,
-        hear: Callable[[TextRollout], None] | None = None,
+        on_rollout: Callable[[TextRollout], None] | None = None,
     ) -> tuple[TextRollout, ...]:
         """Noise is keyed as `samplers.generate.Writer` says, and by the position. Plans of texts do
         not steer, so `score` is not asked."""
@@ -72,8 +72,8 @@ class Writing:
             )  # fmt: skip
             found.append(writer.write(each, index))
             self.meter.add(int(found[-1].own.sum()))
-            if hear is not None and index + 1 < len(plans):
-                hear(found[-1])
+            if on_rollout is not None and index + 1 < len(plans):
+                on_rollout(found[-1])
         return tuple(found)
 
     def media(self, rollout: TextRollout) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from flowrl.errors import UserError
-from flowrl.settings import Environment
-from samplers.dialogue import Answer, state_id
+from flowrl.settings import EnvironmentSettings
+from samplers.dialogue import EnvironmentReply, state_id
 
 TURN = "the turn before"  # stands for the model's own words while a reply is rendered
 KEYS = ("reply", "state")  # of a mapping that the function gives
@@ -21,7 +21,7 @@ class Replies:
     """`how` names the function; `stop` are tokens that end a turn. UserError where no turn can end,
     or where the chat template has no place for a reply."""
 
-    how: Environment
+    how: EnvironmentSettings
     tokenizer: Any
     stop: tuple[int, ...]
 
@@ -86,8 +86,8 @@ class Conversation:
     def start(self, prompt: int) -> int:
         return state_id(self.prompts[prompt])
 
-    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> Answer | None:
-        """UserError if the function raises, or gives what `read` does not take."""
+    def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
+        """UserError if the function raises, or gives what `read_reply` does not take."""
         stop, how = self.by.stop, self.by.how
         texts = self.by.tokenizer.batch_decode(
             [turn[:-1] if turn[-1] in stop else turn for turn in said],
@@ -96,7 +96,7 @@ class Conversation:
         )
         with _Named(how.name, self.prompts[prompt], len(said)):
             found = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
-        if (answer := read(found, how.name)) is None:
+        if (answer := read_reply(found, how.name)) is None:
             return None
         reply, state = answer
         if not (ids := self.by.encode(reply)):
@@ -104,10 +104,10 @@ class Conversation:
                 f"model.environment: {how.name} answered {reply!r}, which has no token; None ends "
                 "a text"
             )
-        return Answer(ids, state_id(state))
+        return EnvironmentReply(ids, state_id(state))
 
 
-def read(found: Any, name: str) -> tuple[str, str] | None:
+def read_reply(found: Any, name: str) -> tuple[str, str] | None:
     """The reply, and the name of the state that the model then decides in: the reply itself, if the
     function `name` does not say. None for the end, UserError for what is neither."""
     parts = found if isinstance(found, Mapping) else {"reply": found}

@@ -14,14 +14,14 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from samplers.generate import Asked, Part
+from samplers.generate import TokenRequest, WrittenTokens
 from samplers.tokens import entropy, gumbel, nucleus, pack, warp
 
 
 class Keyed(LogitsProcessor):
     """Adds each row's own noise to its warped log-probabilities, and keeps what was said."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TokenRequest) -> None:
         self.asked, self.position = asked, asked.first
         self.logp: list[Tensor] = []
         self.kept: list[Tensor] = []
@@ -60,12 +60,12 @@ class Generation:
     def elsewhere(self) -> bool:
         return False
 
-    def __call__(self, asked: Asked) -> Part:
+    def __call__(self, asked: TokenRequest) -> WrittenTokens:
         rows = torch.arange(len(asked.contexts), device=asked.noise.device)
         parts = [self._part(asked.take(some)) for some in rows.split(self.rows_per_call or 2**31)]
-        return joined(parts)
+        return joined_rows(parts)
 
-    def _part(self, asked: Asked) -> Part:
+    def _part(self, asked: TokenRequest) -> WrittenTokens:
         keyed = Keyed(asked)
         ids = self.generated(asked.contexts, keyed, int(asked.room.max()))
         done = ids.new_zeros(ids.shape, dtype=torch.bool)
@@ -78,7 +78,7 @@ class Generation:
             torch.stack(said, 1) if said else None for said in (keyed.kept, keyed.spread)
         )
         logp, stopped = torch.stack(keyed.logp, 1), (done & written).any(1)
-        return Part(ids, logp, written.sum(1), stopped, kept, spread)
+        return WrittenTokens(ids, logp, written.sum(1), stopped, kept, spread)
 
     def generated(
         self, contexts: Sequence[Sequence[int]], processor: LogitsProcessor, length: int
@@ -101,7 +101,7 @@ class Generation:
         return found[:, ids.shape[1] :]
 
 
-def joined(parts: Sequence[Part]) -> Part:
+def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:
     """Rows of several requests, filled up with zeros to the widest."""
     width = max(part.ids.shape[1] for part in parts)
 
@@ -112,7 +112,7 @@ def joined(parts: Sequence[Part]) -> Part:
         blank = (0, 0) * (found[0].ndim - 2)
         return torch.cat([F.pad(part, (*blank, 0, width - part.shape[1])) for part in found])
 
-    return Part(*(whole(name) for name in Part._fields))  # type: ignore[arg-type]
+    return WrittenTokens(*(whole(name) for name in WrittenTokens._fields))  # type: ignore[arg-type]
 
 
 def left_padded(

@@ -12,13 +12,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from flowrl.errors import UserError
+from flowrl.models.policy import ADAPTER
 from samplers.noise import generator
 
-ADAPTER = "default"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's own names
 
 
-def add(
+def add_text_lora(
     model: Any, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
 ) -> None:
     """Freeze the model and put float32 adapters on it: A ~ N(0, 1 / rank^2), B = 0.
@@ -26,7 +26,7 @@ def add(
     A is drawn by parameter name from the seed, so nothing else changes it. None: all linears but
     the head. Raises UserError for targets that name nothing.
     """
-    if present(model):
+    if has_text_lora(model):
         raise UserError("the model has adapters already: add_lora is for a model without any")
     model.requires_grad_(False)
     config = LoraConfig(
@@ -68,11 +68,11 @@ def _targets(model: Any, wanted: Sequence[str] | None) -> list[str]:
     return list(wanted)
 
 
-def present(model: Any) -> bool:
+def has_text_lora(model: Any) -> bool:
     return any(isinstance(module, BaseTunerLayer) for module in model.modules())
 
 
-def save(model: Any, folder: Path) -> None:
+def save_text_lora(model: Any, folder: Path) -> None:
     """Files that `PeftModel.from_pretrained(base, folder)` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     state = get_peft_model_state_dict(model, adapter_name=ADAPTER)
@@ -81,10 +81,10 @@ def save(model: Any, folder: Path) -> None:
     model.peft_config[ADAPTER].save_pretrained(folder)
 
 
-def load(model: Any, folder: Path) -> None:
-    """What `save` or `save_pretrained` wrote; adapters must be there already."""
+def load_text_lora(model: Any, folder: Path) -> None:
+    """What `save_text_lora` or `save_pretrained` wrote; adapters must be there already."""
     if (folder / WEIGHTS).is_file():
-        if not present(model):
+        if not has_text_lora(model):
             raise UserError(f"{folder} holds an adapter, and the model has none: set model.lora")
         prefix = "base_model.model."
         state = {k.removeprefix(prefix): v for k, v in load_peft_weights(str(folder)).items()}
@@ -92,7 +92,7 @@ def load(model: Any, folder: Path) -> None:
         if found.unexpected_keys:
             raise UserError(f"{folder} holds an adapter of another model or rank")
     elif (folder / "config.json").is_file():
-        if present(model):
+        if has_text_lora(model):
             raise UserError(f"{folder} holds full weights: load them before adapters are added")
         saved = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())

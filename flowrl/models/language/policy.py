@@ -24,7 +24,9 @@ from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.token_scores import head_apart
 from samplers.completions import Completions
 
-FAR = {torch.float32: 1e-3}  # how much padding may change log-probabilities; 0.5 in half precision
+PADDING_TOLERANCE = {
+    torch.float32: 1e-3
+}  # how much padding may change log-probabilities; 0.5 in half precision
 
 
 class CausalPolicy:
@@ -166,7 +168,7 @@ class CausalPolicy:
             self.model.base_model(input_ids=ids, use_cache=False)
         alone = torch.cat([self._next([context]) for context in ends])
         moved = float((self._next(ends) - alone).abs().max())
-        if not moved <= FAR.get(self.model.dtype, 0.5):
+        if not moved <= PADDING_TOLERANCE.get(self.model.dtype, 0.5):
             raise UserError(
                 f"{self.name} says something else to a padded prompt (log-probabilities move by "
                 f"{moved:.1e}): set train.rows_per_call: 1"
@@ -184,7 +186,7 @@ class CausalPolicy:
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
         """Adapters on the linears, None: on all but the head."""
-        lora.add(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
+        lora.add_text_lora(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
 
     def roots(self) -> dict[str, nn.Module]:
         return {"model": self.model.base_model}  # the head is called apart from it
@@ -202,8 +204,8 @@ class CausalPolicy:
 
     def save(self, folder: Path) -> None:
         """Files that plain transformers loads: an adapter (peft), or the whole model."""
-        if lora.present(self.model):
-            lora.save(self.model, folder)
+        if lora.has_text_lora(self.model):
+            lora.save_text_lora(self.model, folder)
         else:
             mine, self.model.generation_config = self.model.generation_config, self._published
             self.model.save_pretrained(folder)
@@ -212,7 +214,7 @@ class CausalPolicy:
 
     def load_weights(self, folder: Path) -> None:
         """The reverse of `save`, into a policy of the same base."""
-        lora.load(self.model, folder)
+        lora.load_text_lora(self.model, folder)
 
     def close(self) -> None:
         """A server has no adapter of the run any more."""

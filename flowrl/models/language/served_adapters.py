@@ -15,7 +15,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.language import lora
-from flowrl.models.shards import local
+from flowrl.models.shards import local_shard
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 
@@ -73,7 +73,7 @@ class Adapters:
         self._count += 1
         name = f"{self._mine}-{self._own}-{self._count}"
         path = self.folder.absolute() / name
-        lora.save(self.model, path)
+        lora.save_text_lora(self.model, path)
         try:
             self.admin.tell("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         except ValueError as error:
@@ -118,7 +118,7 @@ def fingerprint(model: Any) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
-            if local(parameter) is not parameter:
+            if local_shard(parameter) is not parameter:
                 raise UserError(
                     "model.server.sync: lora wants whole adapters, and FSDP2 shares them out; use "
                     "DDP, or set model.server.sync: none"

@@ -15,17 +15,17 @@ from pydantic import BaseModel, Field, ValidationError
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.models.language.served_adapters import Adapters, served
-from flowrl.models.language.token_scores import Reader
+from flowrl.models.language.token_scores import ScoringPolicy
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Malformed
 from samplers.completions import TextPlan, TextRollout
-from samplers.generate import Asked, Part, Writer
+from samplers.generate import TokenRequest, Writer, WrittenTokens
 
 PROMPTS, TOKENS = 8, 8  # what is drawn to see that a server says what the model says
 ANOTHER = 1.0  # nats a token that only another model is away from ours
 APART = 0x9E3779B1  # odd, so that requests of one key and unlike `first` have unlike seeds
 ID = "token_id:"
-PLAIN: Mapping[str, Any] = {  # what servers else take from the model's generation settings
+PLAIN_SAMPLING: Mapping[str, Any] = {  # what servers else take from the model's generation settings
     "n": 1,
     "top_k": -1,
     "min_p": 0.0,
@@ -39,16 +39,16 @@ PLAIN: Mapping[str, Any] = {  # what servers else take from the model's generati
 }
 
 
-class Logprobs(BaseModel):
+class CompletionLogprobs(BaseModel):
     tokens: list[str] = []
     token_logprobs: list[float | None] = []
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
-    logprobs: Logprobs | None = None
+    logprobs: CompletionLogprobs | None = None
 
     @property
     def ids(self) -> list[int] | None:
@@ -65,12 +65,12 @@ class Usage(BaseModel):
     prompt_tokens: int | None = None
 
 
-class Answer(BaseModel):
-    choices: list[Choice] = Field(min_length=1, max_length=1)
+class CompletionAnswer(BaseModel):
+    choices: list[CompletionChoice] = Field(min_length=1, max_length=1)
     usage: Usage | None = None
 
 
-Drawn = tuple[list[int], list[float]]  # tokens of one row and their log-probabilities
+DrawnTokens = tuple[list[int], list[float]]  # tokens of one row and their log-probabilities
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class CompletionsServer:
     def elsewhere(self) -> bool:
         return True
 
-    def __call__(self, asked: Asked) -> Part:
+    def __call__(self, asked: TokenRequest) -> WrittenTokens:
         outcomes = self._outcomes(asked)
         drawn = [one for one in outcomes if not isinstance(one, Failure)]
         if len(drawn) < len(outcomes):
@@ -116,7 +116,7 @@ class CompletionsServer:
         if self.adapters is not None:
             self.adapters.close()
 
-    def _outcomes(self, asked: Asked, again: bool = True) -> list[Drawn | Failure]:
+    def _outcomes(self, asked: TokenRequest, again: bool = True) -> list[DrawnTokens | Failure]:
         """Asked `again` of a server that was started anew: it has no adapter until it is told."""
         name = self.model if self.adapters is None else self.adapters.current()
         seeds = ((asked.noise + asked.first * APART) & (2**31 - 1)).tolist()  # all engines take
@@ -136,10 +136,10 @@ class CompletionsServer:
             raise UserError(f"model.server: {error}") from error
 
     def _body(
-        self, name: str, context: Sequence[int], seed: int, room: int, asked: Asked
+        self, name: str, context: Sequence[int], seed: int, room: int, asked: TokenRequest
     ) -> dict[str, Any]:
         return {
-            **PLAIN,
+            **PLAIN_SAMPLING,
             "model": name,
             "prompt": list(context),
             "seed": seed,
@@ -150,9 +150,9 @@ class CompletionsServer:
             "ignore_eos": not self.stop,
         }
 
-    def _read(self, ask: Ask, body: Any) -> Drawn:
+    def _read(self, ask: Ask, body: Any) -> DrawnTokens:
         try:
-            answer = Answer.model_validate(body)
+            answer = CompletionAnswer.model_validate(body)
         except ValidationError as error:
             raise Malformed from error
         choice, prompt, room = answer.choices[0], ask.body["prompt"], ask.body["max_tokens"]
@@ -206,14 +206,14 @@ class CompletionsServer:
             "--generation-config vllm)"
         )
 
-    def _part(self, drawn: Sequence[Drawn], device: torch.device) -> Part:
+    def _part(self, drawn: Sequence[DrawnTokens], device: torch.device) -> WrittenTokens:
         lengths = torch.tensor([len(ids) for ids, _ in drawn], device=device)
         there = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         flat = [token for ids, _ in drawn for token in ids]
         said = [value for _, logp in drawn for value in logp]
         ids = torch.zeros(there.shape, dtype=torch.int64, device=device)
         logp = torch.zeros(there.shape, device=device)
-        return Part(
+        return WrittenTokens(
             ids.masked_scatter(there, torch.tensor(flat, device=device)),
             logp.masked_scatter(there, torch.tensor(said, device=device)),
             lengths,
@@ -240,7 +240,7 @@ class CompletionsServer:
         writer = Writer(self, some, tuple(range(len(some))), 0, 0, model.device)
         plan = TextPlan(min(TOKENS, steps), (1,), temperature=self.temperature)
         rollout = writer.write(plan)
-        reader = Reader(model, some, apart)
+        reader = ScoringPolicy(model, some, apart)
         far = self._far(reader, rollout, self.temperature)
         mean = float(far.mean())
         if self.temperature != 1 and float(self._far(reader, rollout, 1.0).mean()) < mean / 2:
@@ -263,7 +263,7 @@ class CompletionsServer:
 
     @staticmethod
     @torch.no_grad()
-    def _far(reader: Reader, rollout: TextRollout, temperature: float) -> torch.Tensor:
+    def _far(reader: ScoringPolicy, rollout: TextRollout, temperature: float) -> torch.Tensor:
         """|difference| of each token's log-probability, at this temperature here."""
         blank = torch.zeros_like(rollout.logp)
         rows = TokenRows(

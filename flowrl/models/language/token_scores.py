@@ -15,16 +15,17 @@ from torch.utils.checkpoint import checkpoint
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from samplers.tokens import entropy, unpack, warp
 
-NUMBERS = 2**24  # logits that are held at once: 64 MB in float32
+LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
 
 
 @dataclass(frozen=True)
-class Reader:
+class ScoringPolicy:
     """A `TokenPolicy`: what the model's present weights say of completions of `contexts`.
 
     Rows are padded on their right, where a causal model does not look. `apart` says that the
     model's head on its last hidden states is all of its logits (`head_apart` proved it): then only
-    the tokens of completions get logits, `NUMBERS` at a time, and backward makes them again.
+    the tokens of completions get logits, `LOGITS_PER_CHUNK` at a time, and backward makes them
+    again.
     """
 
     model: Any
@@ -36,7 +37,7 @@ class Reader:
         contexts = [self.contexts[i] for i in rows.prompt.tolist()]
         starts = torch.tensor([len(c) for c in contexts], device=written.device)
         row, place = written.nonzero(as_tuple=True)
-        ids = whole(contexts, rows.ids, rows.ends)
+        ids = padded_texts(contexts, rows.ids, rows.ends)
         last = self._last(ids)[row, starts[row] + place - 1]
         kept = None if rows.kept is None else rows.kept[row, place]
         logp, spread = self._said(last, rows.ids[row, place], kept, rows.temperature, entropies)
@@ -67,7 +68,7 @@ class Reader:
             own = logp.gather(1, token[:, None])[:, 0]
             return own, entropy(logp) if entropies else torch.zeros_like(own)
 
-        size = max(1, NUMBERS // self.model.config.get_text_config().vocab_size)
+        size = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
         parts = []
         for start in range(0, len(ids), size):
             part = slice(start, start + size)
@@ -80,7 +81,7 @@ class Reader:
         return torch.cat(logp), torch.cat(spread)
 
 
-def whole(
+def padded_texts(
     contexts: Sequence[Sequence[int]], ids: Int[Tensor, "b t"], ends: Int[Tensor, " b"]
 ) -> Int[Tensor, "b s"]:
     """Prompts and their completions, padded on the right. The last token says nothing of others."""

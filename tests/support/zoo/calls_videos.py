@@ -70,7 +70,7 @@ VIDEO_SPECIALS: dict[str, Special] = {
             "scheduler": {"use_karras_sigmas": False},
         },
         {
-            "controls": columns.sample(["video"], 16, 16, 5)["video"],
+            "controls": columns.placeholder_images(["video"], 16, 16, 5)["video"],
             "num_frames_per_chunk": 5,
         },
     ),

@@ -1,0 +1,78 @@
+"""The structure of the code: rooms without a cycle, and one meaning for each public name."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from flowrl.paths import PROJECT
+
+PACKAGES = ("samplers", "rewards", "flowrl")
+PROTOCOL = {"load", "judge", "main"}  # what a reward's file offers; what a script starts with
+
+
+def modules() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((PROJECT / package).rglob("*.py"))
+
+
+def public_names(path: Path) -> Iterator[str]:
+    """Classes, functions and constants that a module defines at its top."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name) and not type_variable(node.value):
+                    yield target.id
+
+
+def type_variable(value: ast.expr | None) -> bool:
+    called = value.func if isinstance(value, ast.Call) else None
+    return isinstance(called, ast.Name) and called.id in {"TypeVar", "ParamSpec"}
+
+
+def test_a_public_name_is_defined_once() -> None:
+    places = defaultdict(set)
+    for path in modules():
+        for name in public_names(path):
+            if not name.startswith("_") and name not in PROTOCOL:
+                places[name].add(str(path.relative_to(PROJECT)))
+    assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
+def member(module: str) -> str:
+    """The member of flowrl that a module is, or is in."""
+    return module.split(".")[1] if "." in module else module
+
+
+def folder_graph() -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = defaultdict(set)
+    for path in sorted((PROJECT / "flowrl").rglob("*.py")):
+        own = member(".".join(path.relative_to(PROJECT).with_suffix("").parts))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flowrl":
+                into = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                into = [alias.name for alias in node.names if alias.name.startswith("flowrl.")]
+            else:
+                continue
+            graph[own] |= {member(each) for each in into} - {own}
+    return graph
+
+
+def test_the_members_of_flowrl_import_each_other_without_a_cycle() -> None:
+    graph = folder_graph()
+    for own, into in graph.items():
+        print(f"{own:<12} -> {' '.join(sorted(into))}")
+    left = dict(graph)
+    while free := [name for name, into in left.items() if not into & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"these import each other: {sorted(left)}"
+
+
+def test_the_front_door_stays_small() -> None:
+    entries = [p for p in (PROJECT / "flowrl").iterdir() if p.name != "__pycache__"]
+    assert len(entries) <= 22
