@@ -1,0 +1,75 @@
+"""The words that docstrings, messages and pages do without; CONTRIBUTING.md has the list."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+
+import pytest
+
+from flowrl.paths import PROJECT
+
+WORDS = (
+    *("mend", "mends", "mended", "told", "hear", "hears", "heard", "apart", "whoever", "a thing"),
+    *("bear", "bears", "borne", "anew", "film", "films", "paint", "paints", "painted", "spoilt"),
+    *("picture", "pictures"),
+)
+BANNED = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+OPENINGS = re.compile(r"(What|Which|How|Who|Where|Gives|Says|Tells|Of|To|By) ")
+PACKAGES = ("samplers", "rewards", "flowrl", "scripts")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "configs/**/*.md")
+DEFINITIONS = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources() -> list[str]:
+    paths = (path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
+    return sorted(str(path.relative_to(PROJECT)) for path in paths)
+
+
+def sentences(source: str) -> Iterator[tuple[int, str]]:
+    """Comments, and strings that hold at least two words, with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def plain(text: str) -> str:
+    """The text without code, quotations, links and file names."""
+    text = re.sub(
+        r"```.*?```|`[^`]*`|\]\([^)]*\)|\"[^\"]*\"|\S*[/.]\w+", " ", text, flags=re.DOTALL
+    )
+    return text
+
+
+@pytest.mark.parametrize("name", sources())
+def test_code_speaks_plainly(name: str) -> None:
+    source = (PROJECT / name).read_text()
+    found = [
+        f"line {line}: {hit.group(0)!r}"
+        for line, text in sentences(source)
+        for hit in BANNED.finditer(plain(text))
+    ]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DEFINITIONS) and (text := ast.get_docstring(node)):
+            if OPENINGS.match(text):
+                place = getattr(node, "name", "the file")
+                found.append(f"{place} opens with {text.split()[0]!r}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({str(p.relative_to(PROJECT)) for g in PAGES for p in PROJECT.glob(g)})
+)
+def test_pages_speak_plainly(name: str) -> None:
+    text = (PROJECT / name).read_text()
+    found = sorted({hit.group(0).lower() for hit in BANNED.finditer(plain(text))})
+    assert not found, found
+
+
+def test_the_list_catches_what_it_names() -> None:
+    assert BANNED.search(plain("Mend the reward.")) and not BANNED.search(plain("`told` is code"))
+    assert OPENINGS.match("What a run is.") and not OPENINGS.match("A run as data.")
