@@ -1,59 +1,79 @@
-"""Write the parts of README.md that follow from the code: the table of recipes and the file tree.
+"""Write the pages' parts that follow from the code: README's table and words, and docs/files.md.
 
     python scripts/generate/readme.py
 
-A test holds README.md against this, so a new file or recipe cannot be forgotten.
+A test holds both pages against this, so a new file, recipe or word cannot be forgotten.
 """
 
 import ast
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-FOLDERS = (
-    *("samplers", "rewards", "rewards/perception", "rewards/judging", "rewards/serving"),
-    *("rewards/sandbox", "flowrl", "flowrl/recipes", "flowrl/credit", "flowrl/likelihoods"),
-    *("flowrl/losses", "flowrl/models", "flowrl/models/diffusers", "flowrl/models/language"),
-    *("flowrl/settings", "flowrl/budget", "flowrl/processes", "flowrl/run", "flowrl/media"),
-    *("flowrl/evaluation", "flowrl/cli", "flowrl/demo"),
-    *("scripts", "scripts/demo_models", "scripts/benchmarks", "scripts/generate"),
-    *("scripts/mutants", "scripts/launch"),
-)
+PACKAGES = ("samplers", "rewards", "flowrl", "scripts")
 
 
 def docstring(path: Path) -> str:
     return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
+def summary(path: Path) -> str:
+    """The first sentence of a file's docstring."""
+    paragraph = " ".join(docstring(path).split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z`)])\.(?:\s|$)", paragraph, maxsplit=1)[0]
+
+
+def folders() -> list[Path]:
+    """All folders with Python files, parents first."""
+    found = {path.parent for package in PACKAGES for path in (PROJECT / package).rglob("*.py")}
+    return sorted(
+        found, key=lambda path: (PACKAGES.index(path.relative_to(PROJECT).parts[0]), path)
+    )
+
+
 def tree() -> str:
     """Every source file with the first sentence of its docstring."""
     lines = ["```text"]
-    for folder in FOLDERS:
-        lines.append(f"{folder}/")
-        for path in sorted((PROJECT / folder).glob("*.py")):
-            paragraph = " ".join(docstring(path).split("\n\n")[0].split())
-            said = re.split(r"(?<=[a-z`)])\.(?:\s|$)", paragraph, maxsplit=1)[0]
-            if said:
-                lines.append(f"  {path.name:<20} {said}")
-    return "\n".join([*lines, "```"])
+    for folder in folders():
+        own = folder / "__init__.py"
+        about = summary(own) if own.is_file() else ""
+        lines.append(f"{folder.relative_to(PROJECT)}/".ljust(25) + about)
+        for path in sorted(folder.glob("*.py")):
+            if path.name != "__init__.py" and (text := summary(path)):
+                lines.append(f"  {path.name:<22} {text}")
+    return "\n".join([*(line.rstrip() for line in lines), "```"])
 
 
 def table() -> str:
+    """The recipes of images and videos; those of language models stand in docs/recipes.md."""
     lines = docstring(PROJECT / "flowrl" / "recipes" / "table.py").splitlines()
-    return "\n".join(line for line in lines if line.startswith("|"))
+    return "\n".join(row for row in lines if row.startswith("|") and not row.startswith("| text"))
 
 
-def written(readme: str) -> str:
-    for name, text in (("table", table()), ("tree", tree())):
-        start, end = (
-            f"<!-- {name}, written by scripts/generate/readme.py -->",
-            f"<!-- end of {name} -->",
-        )
-        before, rest = readme.split(start)
-        readme = f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}"
-    return readme
+def words() -> str:
+    from flowrl.settings.words import markdown
+
+    return markdown()
+
+
+PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"table": table, "words": words},
+    "docs/files.md": {"tree": tree},
+}
+
+
+def written(page: str, text: str) -> str:
+    """The page with its generated parts as the code has them now."""
+    for name, make in PARTS[page].items():
+        start = f"<!-- {name}, written by scripts/generate/readme.py -->"
+        end = f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        text = f"{before}{start}\n{make()}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 if __name__ == "__main__":
-    page = PROJECT / "README.md"
-    page.write_text(written(page.read_text()))
+    for name in PARTS:
+        page = PROJECT / name
+        page.write_text(written(name, page.read_text()))

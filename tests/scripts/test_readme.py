@@ -1,12 +1,15 @@
-import importlib
-
 from flowrl.paths import PROJECT
-from flowrl.recipes import RECIPES
+from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
+from scripts.generate import readme
 
 
-def test_the_readme_lists_every_file_and_recipe(monkeypatch):
-    monkeypatch.syspath_prepend(str(PROJECT / "scripts"))
-    readme = importlib.import_module("readme")
-    text = (PROJECT / "README.md").read_text()
-    assert readme.written(text) == text, "run: python scripts/generate/readme.py"
-    assert all(f"| {name} " in text for name in RECIPES)
+def test_the_pages_list_every_file_recipe_and_word() -> None:
+    for name in readme.PARTS:
+        text = (PROJECT / name).read_text()
+        assert readme.written(name, text) == text, "run: python scripts/generate/readme.py"
+
+
+def test_every_recipe_has_its_place() -> None:
+    image_page, text_page = (PROJECT / name for name in ("README.md", "docs/recipes.md"))
+    assert all(f"| {name} " in image_page.read_text() for name in IMAGE_RECIPES)
+    assert all(name in text_page.read_text() for name in TEXT_RECIPES)
