@@ -1,7 +1,7 @@
 """Runs that are hacked, and healthy ones: does an alarm come in time, and is nobody accused?
 
-    python scripts/benchmarks/alarm_runs.py --table decide        the twenty that decide
-    python scripts/benchmarks/alarm_runs.py --table tune          ten others, to choose thresholds on
+    python scripts/benchmarks/alarm_runs.py --table decide    the twenty that decide
+    python scripts/benchmarks/alarm_runs.py --table tune      ten others, to choose thresholds on
 
 Each run is made once (about a minute or two of one core) and kept in `--out`. The alarms are then
 replayed over its metrics.jsonl, so that a changed threshold needs no new run.
