@@ -37,7 +37,7 @@ def findings() -> Iterator[Finding]:
 
 
 def print_findings() -> int:
-    """Print a line per finding. Return 1 where something that every run needs is missing, else 0."""
+    """Print a line per finding. Return 1 where something that every run needs is missing."""
     found = list(findings())
     width = max(len(each.subject) for each in found)
     for each in found:
