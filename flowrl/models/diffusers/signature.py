@@ -23,16 +23,17 @@ from flowrl.models.diffusers.conditioning import (
     learn,
 )
 from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.image_to_image import RecordedNoise, clean_part
+from flowrl.models.diffusers.image_to_image import CleanPart, RecordedNoise, clean_part, noise_size
 from flowrl.models.diffusers.latents import Entry
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Start, Way
 from flowrl.models.diffusers.scheduler_standin import Received
-from samplers.adapt import flow_velocity, to_vp
+from samplers.adapt import flow_velocity, scale, to_vp
 
 PROBE_SIZE = 64  # pixels of a picture for trying out, where the call gives no size
 PROBE_FRAMES = 9  # of a film for trying out, likewise
 MANY = 20  # steps of a call that ends before the first
+FLOAT = torch.float32
 TRIED = 2.0  # guidance of calls that try something out: with negative prompts
 
 
@@ -126,7 +127,10 @@ class Loop:
             given = self.arguments(blank.prompts, steps, self._guided, blank.extras)
             call = PipelineCall(given, blank.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
-                first = self.driver.received(call, None).folded(1).sample
+                draws = RecordedNoise(1.0)
+                first = self.driver.first(call, draws, own_scale=False).folded(1).sample
+                seen = self.driver.first(call, RecordedNoise(1.0), own_scale=True).folded(1).state
+                assert seen is not None
                 shape = tuple(first.shape[1:])
                 if self._entry is None:
                     self._entry = self.driver.learned(call, shape)
@@ -137,14 +141,55 @@ class Loop:
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
                     "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
                 )
-            self._starts[steps] = Start(schedule, shape, first.dtype, first.device)
+            size = noise_size(first, seen, draws.drawn)
+            if schedule.levels is not None:
+                size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
+            self._starts[steps] = Start(schedule, shape, first.dtype, first.device, size)
         return self._starts[steps]
 
-    def picture(self, conditioning: Conditioning, steps: int) -> Tensor | None:
+    def first(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """The loop's first states [n *d], unscaled, of the noise that its own call draws."""
+        if self.single and len(conditioning) > 1:
+            rows = range(len(conditioning))
+            return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
+        given = self.arguments(conditioning.prompts, steps, self._guided, conditioning.extras)
+        call = PipelineCall(given, conditioning.calls())
+        with torch.no_grad(), checks.its_own(self.name, self.call):
+            return self.driver.received(call, None).folded(len(conditioning)).sample
+
+    def first_flow(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """The same as flow states, as our samplers begin with that noise."""
+        start, part = self.start(steps), self.picture(conditioning, steps)
+        scale = start.noise if part is None else part.scale
+        return scale * self.first(conditioning, steps).to(torch.promote_types(start.dtype, FLOAT))
+
+    def state(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """The loop's states, as its denoiser sees them, of flow states x [n *d] at sigma [n]."""
+        return x if self.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
+
+    def latents(self, x: Tensor, steps: int) -> Tensor:
+        """What is decoded, of flow states x [n *d] at the schedule's last level."""
+        last = self.start(steps).schedule.sigmas[-1]
+        return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
+
+    def follows_pictures(self, extra: Extra) -> bool:
+        """Whether a wider picture makes latents of another shape; never where a size is given."""
+        names = columns.images(extra)
+        sized = {"height", "width"} <= set(self.call)
+        if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
+            return False
+        shapes = []
+        for factor in (1, 2):
+            wide = {**extra, **{name: columns.widened(extra[name], factor) for name in names}}
+            steps = MANY if "strength" in self.driver.parameters else 2
+            shapes.append(self.first(self.encode([SHORT_PROMPT], (wide,)), steps).shape)
+        return shapes[0] != shapes[1]
+
+    def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
         """What the first states [n *d] hold beside noise, as flow states; None where nothing."""
         if not conditioning.extras or not columns.images(conditioning.extras[0]):
             return None
-        sigma, parts = self.start(steps).schedule.sigmas[0], {}
+        sigma, parts, scale = self.start(steps).schedule.sigmas[0], {}, 1.0
         for rows in columns.by_image(conditioning.extras):
             one = conditioning.take(rows[:1])
             given = self.arguments(one.prompts, steps, self._guided, one.extras)
@@ -153,11 +198,12 @@ class Loop:
                 made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
             if made is None:  # what begins at noise alone does so for every picture
                 return None
-            parts |= dict.fromkeys(rows, made)
-        return torch.cat([parts[i] for i in range(len(conditioning))])
+            scale = made.scale
+            parts |= dict.fromkeys(rows, made.state)
+        return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), scale)
 
     def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
-        state = self.driver.begun(call, draws)
+        state = self.driver.first(call, draws, own_scale=False).sample
         return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
@@ -165,7 +211,7 @@ class Loop:
         if self.kind in ("flow", "inverted"):
             output = self.received(x, sigma, conditioning, way).output
             return output if self.sign > 0 else -output
-        state = to_vp(x, sigma.to(x.device))
+        state = self.state(x, sigma)
         return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
@@ -285,10 +331,15 @@ class Loop:
         return self._layouts[names]
 
     def _learned(self, extra: Extra) -> EncodingLayout:
-        """Try prompts out, and whether the denoiser bears two rows."""
+        """Probe the encoder, and whether the denoiser takes two rows.
+
+        Every text argument takes the probes' lengths: a mask may be left out where none differ.
+        """
+        texts = [name for name in extra if columns.TEXT_COLUMNS.fullmatch(name)]
 
         def encode(prompts: Sequence[str]) -> Calls:
-            return self._encoded(prompts, [extra] * len(prompts) if extra else ())
+            rows = [{**extra, **dict.fromkeys(texts, prompt)} for prompt in prompts]
+            return self._encoded(prompts, rows if extra else ())
 
         layout = SINGLE if self.single else learn(encode, self.name)
         prompts = [SHORT_PROMPT] if self.single else [SHORT_PROMPT] * 2
