@@ -1,12 +1,21 @@
 """The whole sample: flowrl's first state, steps and last level against the pipeline's own call."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, EulerDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverMultistepScheduler,
+    EulerAncestralDiscreteScheduler,
+    EulerDiscreteScheduler,
+    LCMScheduler,
+)
 from torch import Tensor
 
+from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers import Ode
@@ -25,11 +34,17 @@ SCHEDULERS: dict[str, tuple[type, dict[str, Any]]] = {
     "Euler leading": (EulerDiscreteScheduler, LEADING),
     "Euler trailing": (EulerDiscreteScheduler, TRAILING),
 }
+OTHERS: dict[str, tuple[type, dict[str, Any]]] = {
+    "EulerAncestral": (EulerAncestralDiscreteScheduler, {}),
+    "LCM": (LCMScheduler, {"original_inference_steps": 50}),
+    "DPM++": (DPMSolverMultistepScheduler, {}),
+    "DPM++ SDE": (DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++"}),
+}
 
 
 def with_scheduler(pipe: Any, name: str) -> Any:
-    scheduler, settings = SCHEDULERS[name]
-    clip = {"clip_sample": False} if scheduler is DDIMScheduler else {}
+    scheduler, settings = (SCHEDULERS | OTHERS)[name]
+    clip = {"clip_sample": False} if scheduler in (DDIMScheduler, LCMScheduler) else {}
     pipe.scheduler = scheduler.from_config(pipe.scheduler.config, **clip | settings)
     return pipe
 
@@ -57,6 +72,50 @@ def test_a_sample_is_the_pipelines_own(name: str, build: Any, guidance: float) -
     own = theirs(with_scheduler(build(), name), noise, 4, guidance)
     torch.testing.assert_close(images, own, rtol=0, atol=2e-5)
     assert own.std() > 0.01
+
+
+@pytest.mark.parametrize("build", [sd15, sdxl, sd3])
+def test_a_first_state_that_is_not_the_pipelines_is_refused(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = PipelinePolicy(build(), call=SIZE)
+    start = policy.loop.start(4)
+    policy.loop._starts[4] = replace(start, scale=1.001 * start.scale)
+    with pytest.raises(UserError, match="first state is .* away from the one"):
+        policy.prove(PROMPTS, steps=4, guidance=4.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "note"),
+    [
+        ("DDIM to alpha_0", sd15, "Euler steps are DDIMScheduler's own"),
+        ("Euler trailing", sdxl, "Euler steps are EulerDiscreteScheduler's own"),
+        ("EulerAncestral", sdxl, "EulerAncestralDiscreteScheduler draws noise.*agrees to"),
+        ("LCM", sd15, "LCMScheduler draws noise.*agrees to"),
+        ("DPM++ SDE", sd15, "DPMSolverMultistepScheduler draws noise.*agrees to"),
+        ("DPM++", sd15, "Euler steps stand in for DPMSolverMultistepScheduler, whose first step"),
+    ],
+)
+def test_the_line_of_a_proof_names_the_solver(name: str, build: Any, note: str) -> None:
+    policy = PipelinePolicy(with_scheduler(build(), name), call=SIZE)
+    assert re.search(note, str(policy.prove(PROMPTS, steps=4, guidance=4.5)))
+
+
+def test_a_list_of_levels_that_is_rounded_is_told() -> None:
+    """7 trailing steps of 1000: DDIM steps to times beside those that it visits next."""
+    policy = PipelinePolicy(sd15(timestep_spacing="trailing"), call=SIZE)
+    assert "rounds its levels" in str(policy.prove(PROMPTS, steps=7, guidance=4.5))
+
+
+@pytest.mark.parametrize("name", ["EulerAncestral", "LCM", "DPM++ SDE"])
+def test_a_noisy_schedulers_prediction_that_is_read_wrongly_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = with_scheduler(sd15(prediction_type="v_prediction"), name)
+    policy = PipelinePolicy(pipe, call=SIZE)
+    monkeypatch.setattr(policy.loop, "kind", "epsilon")
+    with pytest.raises(UserError, match="reads a clean sample"):
+        policy.prove(PROMPTS, steps=4, guidance=4.5)
 
 
 @pytest.mark.parametrize("build", [sd3, flux])

@@ -79,8 +79,8 @@ def clean_part(
     return CleanPart(nothing * (sigma / size), sigma / size)
 
 
-def noise_size(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> float:
-    """Size of the state that the denoiser sees first, for noise of size 1.
+def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[float, float]:
+    """Size of the pipeline's own noise, and how many times that is what the denoiser sees first.
 
     `first` is the loop's first state on a stand-in that scales nothing, `seen` what the denoiser
     sees in the pipeline's own call, both of the draws `drawn`. Measured, not derived: schedulers
@@ -91,9 +91,9 @@ def noise_size(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> float:
     own = sizes[-1] if sizes else 1.0
     own = 1.0 if math.isclose(own, 1.0, rel_tol=NEAR_STATE) else own
     if torch.equal(first, seen):
-        return own
+        return own, 1.0
     a, b = first.double().flatten(), seen.double().flatten()
-    return own * float(a @ b / (a @ a))
+    return own, float(a @ b / (a @ a))
 
 
 def _ratio(drawn: Tensor, first: Tensor) -> float | None:

@@ -19,7 +19,7 @@ from flowrl.models.diffusers.checks import its_own
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.proof_checks import largest_difference, shown
-from flowrl.models.diffusers.proof_neighbours import Neighbours, three_rows
+from flowrl.models.diffusers.proof_neighbours import Neighbours
 from flowrl.models.diffusers.proof_steps import StepProof
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Way
 from flowrl.models.diffusers.scheduler_standin import FAILURES, Received
@@ -210,13 +210,12 @@ class Subject:
         """What prompts encoded together change; UserError where rows depend on each other."""
         if not self.neighbours or self.loop.single:
             return None
-        prompts, extras = three_rows(self.prompts[0], self.extras)
         states = []
         for step in dict.fromkeys((0, len(self.own) // 2)):
             x = self.state(step)
             states.append((torch.cat([x, -x[:1]]), self.schedule.visits[step]))
         with its_own(self.loop.name, self.loop.call):
-            return Neighbours(self.loop, prompts, extras, states, way).check()
+            return Neighbours(self.loop, self.prompts[0], self.extras, states, way).check()
 
     def _check_sizes(self) -> None:
         """Pictures that decide the size of the latents would be of several sizes in a batch."""

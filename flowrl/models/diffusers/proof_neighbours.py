@@ -20,18 +20,18 @@ from flowrl.models.diffusers.schedule import Way
 from flowrl.models.diffusers.signature import Loop
 
 LONGEST_PROMPT = " and ".join([LONG_PROMPT] * 3)
-MARGIN = 8.0  # times what one unit of rounding does: other kernels for other batch sizes
+MARGIN = 4.0  # times what one unit of rounding does: other kernels for other batch sizes
 PLACES = 4.0  # times what another place does
 FLOOR = 1e-4  # of the prediction: in no dtype more than rounding
-SAME_SHAPES = 0.5  # times one unit of rounding, where both batches have the same shapes
+SAME_SHAPES = 1 / 16  # times one unit of rounding, where shapes, and so kernels, are the same
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """`states` are [3 *d] of the loop, with their levels; `prompts` and `extras` have three rows."""
+    """`states` are [3 *d] of the loop, with their levels; `extras` are of the prompt's row."""
 
     loop: Loop
-    prompts: Sequence[str]
+    prompt: str
     extras: Sequence[Extra]
     states: Sequence[tuple[Tensor, float]]
     way: Way
@@ -42,8 +42,7 @@ class Neighbours:
         That is diffusers' own padding to the longest prompt without a mask (CogView4); None where
         it is rounding. Raises UserError where the network mixes rows.
         """
-        joint = self.loop.encode(self.prompts, self.extras)
-        alone = self.loop.encode(self.prompts[1:2], self.extras[1:2])
+        joint, alone = self.joint(), self.loop.encode([self.prompt], self.extras[:1])
         x, sigma = self.states[0]
         single = self.predict(x[1:2], sigma, alone)
         copies = self.predict(x[[1, 1, 1]], sigma, alone.take([0, 0, 0]))
@@ -58,7 +57,15 @@ class Neighbours:
         if not changed <= PLACES * place + SAME_SHAPES * rounding + 1e-6 * size:
             self.refuse("the other rows of its batch", changed, size)
         padding = rms(beside[1] - copies[1])
-        return padding / size if padding > limit else None
+        told = padding > rounding + PLACES * away + FLOOR * size
+        return padding / size if told else None
+
+    def joint(self) -> Conditioning:
+        """A short prompt, the given one and a long one, encoded together."""
+        try:
+            return self.loop.encode(*three_rows(self.prompt, self.extras, LONGEST_PROMPT))
+        except UserError:  # some refuse prompts above their max_sequence_length
+            return self.loop.encode(*three_rows(self.prompt, self.extras, LONG_PROMPT))
 
     def changed(self, joint: Conditioning) -> tuple[float, Tensor]:
         """(what another first row changes in the others, the first state's prediction with it).
@@ -99,10 +106,13 @@ def rms(values: Tensor) -> float:
     return size if size == size else float("inf")
 
 
-def three_rows(prompt: str, extras: Sequence[Extra]) -> tuple[list[str], tuple[Extra, ...]]:
-    """A short prompt, the given one and a long one, with texts of other lengths beside them."""
+def three_rows(
+    prompt: str, extras: Sequence[Extra], long: str
+) -> tuple[list[str], tuple[Extra, ...]]:
+    """(prompts, extras): other texts, such as negative prompts, are of other lengths beside them."""
+    prompts = [SHORT_PROMPT, prompt, long]
     if not extras:
-        return [SHORT_PROMPT, prompt, LONGEST_PROMPT], ()
+        return prompts, ()
     texts = [name for name in extras[0] if columns.TEXT_COLUMNS.fullmatch(name)]
-    short, long = ({**extras[0], **dict.fromkeys(texts, t)} for t in (SHORT_PROMPT, LONGEST_PROMPT))
-    return [SHORT_PROMPT, prompt, LONGEST_PROMPT], (long, extras[0], short)
+    above, below = ({**extras[0], **dict.fromkeys(texts, text)} for text in (long, SHORT_PROMPT))
+    return prompts, (above, extras[0], below)

@@ -104,7 +104,7 @@ class StepProof:
         does not return its clean sample. Raises UserError for another reading.
         """
         clean, state = self.own[0].clean, self.own[0].state
-        if clean is None or state is None:
+        if self.quiet or clean is None or state is None:
             return None
         sigma = torch.full((len(state),), self.schedule.visits[0])
         v = self.loop.read(state, self.own[0].output, sigma).float().cpu()

@@ -173,8 +173,9 @@ class Start:
     """The loop's first state: its schedule, and the shape [*d] of a row, its dtype and device.
 
     `noise` is the size of that state for standard normal noise, as a flow state: a model of a
-    variance-preserving process is handed N(0, 1), which is alpha + s times a flow state. The
-    pipeline is on its device before this is made.
+    variance-preserving process is handed N(0, 1), which is alpha + s times a flow state. `scale`
+    turns the loop's unscaled first state into a flow state. The pipeline is on its device before
+    this is made.
     """
 
     schedule: PipelineSchedule
@@ -182,6 +183,7 @@ class Start:
     dtype: torch.dtype
     device: torch.device
     noise: float = 1.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -226,6 +226,7 @@ def _clean(scheduler: Any, seen: Received, result: Any) -> Tensor | None:
         clean = (outputs["denoised"] - skip * seen.sample) / out
     solver = str(scheduler.config.get("algorithm_type") or "")
     if clean is None and solver.endswith("dpmsolver++"):
+        vars(scheduler)["_step_index"] -= 1  # back to the step that was made
         clean = scheduler.convert_model_output(seen.output, sample=seen.sample)
     return clean if isinstance(clean, Tensor) and clean.shape == seen.sample.shape else None
 

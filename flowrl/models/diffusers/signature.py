@@ -4,7 +4,9 @@ Nothing here knows a family. What a pipeline needs (an image, a packed state, a 
 found by trying it out once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +21,13 @@ from flowrl.models.diffusers.conditioning import (
     Calls,
     Conditioning,
     EncodingLayout,
+    check_constants,
     flatten,
     learn,
+    same_form,
 )
 from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.image_to_image import CleanPart, RecordedNoise, clean_part, noise_size
+from flowrl.models.diffusers.image_to_image import CleanPart, RecordedNoise, clean_part, noise_sizes
 from flowrl.models.diffusers.latents import Entry
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Start, Way
@@ -34,7 +38,8 @@ PROBE_SIZE = 64  # pixels of a picture for trying out, where the call gives no s
 PROBE_FRAMES = 9  # of a film for trying out, likewise
 MANY = 20  # steps of a call that ends before the first
 FLOAT = torch.float32
-TRIED = 2.0  # guidance of calls that try something out: with negative prompts
+TRIED = 2.0  # guidance of probing calls: with negative prompts
+UNGUIDED = 1.0
 
 
 class Loop:
@@ -53,6 +58,8 @@ class Loop:
         self.shared = columns.shared_images(given)
         self.call = {k: v for k, v in given.items() if not columns.images([k])}
         self._layouts: dict[tuple[str, ...], tuple[EncodingLayout, bool]] = {}
+        self._plain: dict[tuple[str, ...], EncodingLayout] = {}  # without guidance, where another
+        self._probe = TRIED  # guidance of probing calls
         self._starts: dict[int, Start] = {}
         self._entry: Entry | None = None
         self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than pictures
@@ -90,12 +97,31 @@ class Loop:
         """In one call. Rows of `extras`, if there are any, have the same images."""
         with checks.its_own(self.name, self.call):
             layout, _ = self._layout(extras[0] if extras else {})
-            if self.single:
-                each = [self._encoded([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
-                return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
-            counts, values = flatten(self._encoded(prompts, extras))
+            whole = self._cut(layout, prompts, extras)
+            layout = self._plain.get(tuple(extras[0]) if extras else ())
+            if layout is None:
+                return whole
+            with self._unguided():
+                return replace(whole, plain=self._cut(layout, prompts, extras))
+
+    def _cut(
+        self, layout: EncodingLayout, prompts: Sequence[str], extras: Sequence[Extra]
+    ) -> Conditioning:
+        if self.single:
+            each = [self._encoded([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+            return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+        counts, values = flatten(self._encoded(prompts, extras))
         assert counts == layout.counts
+        check_constants(layout, values, self.name)
         return Conditioning(layout, values, tuple(prompts), tuple(extras))
+
+    @contextmanager
+    def _unguided(self) -> Iterator[None]:
+        self._probe = UNGUIDED
+        try:
+            yield
+        finally:
+            self._probe = TRIED
 
     def extras(self, meta: Sequence[Mapping[str, Any]], rows: int) -> tuple[Extra, ...]:
         """What each prompt brings along: columns of its row, and the pictures that all share.
@@ -141,10 +167,11 @@ class Loop:
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
                     "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
                 )
-            size = noise_size(first, seen, draws.drawn)
+            own, size = noise_sizes(first, seen, draws.drawn)
             if schedule.levels is not None:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
-            self._starts[steps] = Start(schedule, shape, first.dtype, first.device, size)
+            sizes = own * size, size
+            self._starts[steps] = Start(schedule, shape, first.dtype, first.device, *sizes)
         return self._starts[steps]
 
     def first(self, conditioning: Conditioning, steps: int) -> Tensor:
@@ -160,8 +187,8 @@ class Loop:
     def first_flow(self, conditioning: Conditioning, steps: int) -> Tensor:
         """The same as flow states, as our samplers begin with that noise."""
         start, part = self.start(steps), self.picture(conditioning, steps)
-        scale = start.noise if part is None else part.scale
-        return scale * self.first(conditioning, steps).to(torch.promote_types(start.dtype, FLOAT))
+        factor = start.scale if part is None else part.scale
+        return factor * self.first(conditioning, steps).to(torch.promote_types(start.dtype, FLOAT))
 
     def state(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The loop's states, as its denoiser sees them, of flow states x [n *d] at sigma [n]."""
@@ -287,6 +314,7 @@ class Loop:
         else:
             self.single = True
             self._layouts.clear()
+            self._plain.clear()
 
     def _at(
         self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
@@ -296,7 +324,8 @@ class Loop:
         assert len(x) == len(conditioning)
         given = self.arguments(conditioning.prompts, steps, guidance, conditioning.extras)
         x = x.to(start.device, start.dtype)
-        return PipelineCall(given, conditioning.calls(), x, self._entry)
+        guided = guidance is None or guidance > 1
+        return PipelineCall(given, conditioning.calls(guided=guided), x, self._entry)
 
     def _encoded(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Calls:
         return self.driver.encoded(self._tried(prompts, extras))
@@ -310,7 +339,7 @@ class Loop:
     @property
     def _guided(self) -> float | None:
         """Some cannot be called without any guidance (Ideogram 4)."""
-        return None if self.guidance is None else TRIED
+        return None if self.guidance is None else self._probe
 
     def _layout(self, extra: Extra) -> tuple[EncodingLayout, bool]:
         """How encodings are cut, and whether a pipeline wants its image once a row."""
@@ -321,6 +350,7 @@ class Loop:
                 self._layouts[names] = SINGLE, each  # for the arguments of the probes
                 try:
                     self._layouts[names] = self._learned(extra), each
+                    self._learn_unguided(extra)
                     return self._layouts[names]
                 except torch.OutOfMemoryError:
                     raise
@@ -342,11 +372,30 @@ class Loop:
             return self._encoded(prompts, rows if extra else ())
 
         layout = SINGLE if self.single else learn(encode, self.name)
+        if self._probe == UNGUIDED:
+            return layout
         prompts = [SHORT_PROMPT] if self.single else [SHORT_PROMPT] * 2
         given = self._tried(prompts, [extra] * len(prompts) if extra else ())
         with torch.no_grad():
             self.driver.received(PipelineCall(given, encode(prompts)), Target(torch.empty(0), 0))
         return layout
+
+    def _learn_unguided(self, extra: Extra) -> None:
+        """Find out whether outputs have another form without guidance.
+
+        Older pipelines return negative prompts and prompts as one tensor, or prompts alone.
+        """
+        rows = (extra,) if extra else ()
+        if self.guidance is None:
+            return
+        guided = self._encoded([SHORT_PROMPT], rows)
+        with self._unguided():
+            try:
+                plain = self._encoded([SHORT_PROMPT], rows)
+            except checks.FAILURES:  # it cannot be called without guidance (Ideogram 4)
+                return
+            if not same_form(guided, plain):
+                self._plain[tuple(extra)] = self._learned(extra)
 
     def _needed(self) -> Extra:
         """A picture for each image that the pipeline cannot go without.
