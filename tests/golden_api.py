@@ -204,7 +204,7 @@ def diffusion_dpo(
     return Preference(beta / 2)(likelihood, {"new": new, "ref": ref}, rows).value.mean()
 
 
-def pipeline_sample(  # noqa: PLR0913
+def pipeline_sample(
     pipe: Any, prompts: Sequence[str], *, steps: int, guidance: float | None,
     negative_prompts: Sequence[str] | None = None, call: Mapping[str, Any] | None = None,
     seed: int = 0, scheduler: Literal["own", "flowrl"] = "own",

@@ -81,7 +81,7 @@ def test_a_first_state_that_is_not_the_pipelines_is_refused(
     policy = PipelinePolicy(build(), call=SIZE)
     start = policy.loop.start(4)
     policy.loop._starts[4] = replace(start, scale=1.001 * start.scale)
-    with pytest.raises(UserError, match="first state is .* away from the one"):
+    with pytest.raises(UserError, match=r"first state is .* away from the one"):
         policy.prove(PROMPTS, steps=4, guidance=4.5)
 
 
@@ -144,7 +144,7 @@ def optimal(spacing: str) -> Any:
 @pytest.mark.parametrize("steps", [10, 20, 50])
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 def test_the_contrast_of_an_optimal_model_is_the_pipelines(spacing: str, steps: int) -> None:
-    """Spread of clean latents within 1 %; begun at N(0, 1) as a flow's state it is 5 to 11 % more."""
+    """Spread of clean latents within 1 %; from N(0, 1) as a flow state it is 5 to 11 % more."""
     policy = PipelinePolicy(optimal(spacing), call=SIZE)
     policy.guidance = Scales(1.0, 1.0)
     batch = policy.open(PROMPTS, (), steps)

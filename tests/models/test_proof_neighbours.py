@@ -35,7 +35,7 @@ def test_a_hundredth_of_a_neighbour_is_refused(
     dtype: torch.dtype, guidance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = mixing(sd3().to(dtype), 0.01, monkeypatch)
-    with pytest.raises(UserError, match="depends on .* of (its|the) batch|the batch's size"):
+    with pytest.raises(UserError, match=r"depends on .* batch"):
         made.prove(PROMPTS, steps=STEPS, guidance=guidance)
 
 
@@ -100,7 +100,9 @@ def test_the_proof_asks_its_network_at_most_twelve_times_more(name: str) -> None
     assert before < counts[True] <= before + 12
 
 
-@pytest.mark.parametrize("name", ["StableDiffusionPipelineSafe", "KandinskyInpaintPipeline", "BriaFiboPipeline"])
+@pytest.mark.parametrize(
+    "name", ["StableDiffusionPipelineSafe", "KandinskyInpaintPipeline", "BriaFiboPipeline"]
+)
 def test_guidance_of_one_is_proved_as_any(name: str) -> None:
     """Prompts without negative ones are another encoding there."""
     made = tiny(getattr(diffusers, name), SPECIALS, SIZES)

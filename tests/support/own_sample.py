@@ -54,11 +54,10 @@ class OwnSample:
         That is the noise itself, prepare_latents' own output with the noise in it (fixed frames),
         or the noise as it is before it is packed.
         """
-        draws, loop = RecordedNoise(1.0), self.policy.loop
-        entry = loop._entry
+        draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
+        entry = loop._entry  # known once the shape is
         prepared: list[Any] = []
-        own = self._seen(None, draws)
-        assert entry is not None and own.shape == self.noise.shape
+        assert entry is not None and self._seen(None, draws).shape == shape
         if entry.place is None:
             return self.noise
         loop.driver._prepared(self._call(None), prepared)
@@ -167,7 +166,7 @@ class OwnSample:
             return None
 
 
-def own_sample(  # noqa: PLR0913
+def own_sample(
     pipe: Any,
     prompts: Sequence[str],
     *,

@@ -44,7 +44,7 @@ class RecordedNoise:
 
 
 class CleanPart(NamedTuple):
-    """The flow state without its noise [1 *d]; the loop's first state times `scale` is a flow's."""
+    """The flow state without its noise [1 *d]. `scale` turns the loop's state into a flow state."""
 
     state: Tensor
     scale: float
@@ -98,7 +98,10 @@ def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[f
 
 def _ratio(drawn: Tensor, first: Tensor) -> float | None:
     """What the drawn numbers were multiplied by, in whatever order; None for other numbers."""
-    a, b = drawn.double().cpu().flatten().sort().values, first.double().cpu().flatten().sort().values
+    a, b = (
+        drawn.double().cpu().flatten().sort().values,
+        first.double().cpu().flatten().sort().values,
+    )
     ratio = float(a @ b / (a @ a))
     away = (b - ratio * a).abs().max()
     return ratio if float(away) <= NEAR_STATE * float(b.abs().max()) else None

@@ -87,8 +87,8 @@ class Replay:
         if self.euler <= EXACT:
             return f"Euler steps are {name}'s own (to {self.euler:.1g})"
         return (
-            f"Euler steps stand in for {name}, which rounds its levels and steps by {self.euler:.1g}"
-            " elsewhere"
+            f"Euler steps stand in for {name}, which rounds its levels: its own steps differ by "
+            f"{self.euler:.1g}"
         )
 
 

@@ -109,7 +109,7 @@ def rms(values: Tensor) -> float:
 def three_rows(
     prompt: str, extras: Sequence[Extra], long: str
 ) -> tuple[list[str], tuple[Extra, ...]]:
-    """(prompts, extras): other texts, such as negative prompts, are of other lengths beside them."""
+    """(prompts, extras). Other texts, such as negative prompts, get other lengths."""
     prompts = [SHORT_PROMPT, prompt, long]
     if not extras:
         return prompts, ()
