@@ -55,8 +55,8 @@ def clean_part(
 ) -> CleanPart | None:
     """The clean part of the flow state at `sigma`; None where a loop begins at noise alone.
 
-    `first` returns the loop's first state [1 *d] under some draws. Raises UserError where that state
-    is no sum of a picture and of noise as large as the level says.
+    `first` returns the loop's first state [1 *d] under some draws. Raises UserError where that is
+    no sum of a picture and of noise as large as the level says.
     """
     nothing = first(RecordedNoise(0.0))
     if not bool(nothing.any()):
@@ -80,7 +80,7 @@ def clean_part(
 
 
 def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[float, float]:
-    """Size of the pipeline's own noise, and how many times that is what the denoiser sees first.
+    """Return the size of the pipeline's noise, and what the denoiser first sees as a share of it.
 
     `first` is the loop's first state on a stand-in that scales nothing, `seen` what the denoiser
     sees in the pipeline's own call, both of the draws `drawn`. Measured, not derived: schedulers

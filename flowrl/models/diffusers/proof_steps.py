@@ -12,6 +12,7 @@ from diffusers.schedulers import (
     EulerDiscreteScheduler,
 )
 from diffusers.schedulers import scheduling_flow_match_euler_discrete as flow_match
+from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.conditioning import Conditioning
