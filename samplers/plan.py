@@ -16,6 +16,8 @@ from samplers.kernels import Kernel
 from samplers.particles import FeynmanKac
 from samplers.solvers import Euler, Solver
 
+LAST_LEVEL = 0.1  # the highest level that a plan may end on; SD1.5's alpha_0 is 0.028
+
 
 @dataclass(frozen=True)
 class Step:
@@ -29,6 +31,8 @@ class Step:
 @dataclass(frozen=True)
 class Plan:
     """Steps from the first noise level (at most 1) down to 0. The kernel is bound to their levels.
+
+    The last level may be a scheduler's own, just above 0 (DDIM with set_alpha_to_one false).
 
     `split` correlates the noise of siblings: xi = (xi_parent + split eta) / sqrt(1 + split^2), so
     each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4);
@@ -50,7 +54,7 @@ class Plan:
     def __post_init__(self) -> None:
         if not self.steps:
             raise ValueError("a plan needs a step: give at least two noise levels")
-        if not 0 < self.steps[0].sigma <= 1 or self.steps[-1].sigma_next != 0:
+        if not 0 < self.steps[0].sigma <= 1 or not 0 <= self.steps[-1].sigma_next <= LAST_LEVEL:
             first, last = self.steps[0].sigma, self.steps[-1].sigma_next
             raise ValueError(
                 f"a plan runs from a level in (0, 1] down to 0, this one from {first} to {last}"

@@ -19,7 +19,7 @@ from torch import Tensor
 from samplers.noise import uniform
 from samplers.particles import FeynmanKac, Particles, ParticleScore, normalised, systematic
 from samplers.plan import Plan
-from samplers.walk import Velocity, Walk
+from samplers.walk import Begin, Velocity, Walk
 
 
 def _flat(index: Int[Tensor, "n m"], group: int) -> Int[Tensor, " nm"]:
@@ -113,6 +113,7 @@ def steer(  # noqa: PLR0913 the settings behind the star are one call's, by name
     *,
     seed: int,
     iteration: int = 0,
+    begin: Begin | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Steered:
@@ -121,7 +122,7 @@ def steer(  # noqa: PLR0913 the settings behind the star are one call's, by name
     Copies part at the next noisy step: steer a plan that has some after the steps of `how.at`.
     """
     like = torch.empty(0, device=device, dtype=dtype)
-    walk = Walk(velocity, tuple(shape), tuple(draws), (seed, iteration), like)
+    walk = Walk(velocity, tuple(shape), tuple(draws), (seed, iteration), like, begin=begin)
     way = Steering(how, walk, plan, 0, score)
     x0, particles, parents = way.descend()
     index, particles = way.weigh(particles, x0, len(plan.steps), last=True)

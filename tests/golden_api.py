@@ -2,7 +2,9 @@
 names inside become. Shapes: n samples, k decision points, r rewards, `*d` the latent's dims.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,10 +20,11 @@ from samplers import CPS, DDIM, Columns, ConstantSDE, FlowSDE, Gaussian, Kernel,
 from samplers import mean_log_prob as product_density
 from tests.support.golden_estimators import estimator
 from tests.support.golden_tokens import token_loss
+from tests.support.own_sample import own_sample
 
 __all__ = [
     "clipped", "diffusion_dpo", "estimator", "group_advantage", "log_density", "matching_logp",
-    "nft", "ratio_norm", "step", "token_loss", "tree_credit",
+    "nft", "pipeline_sample", "ratio_norm", "step", "token_loss", "tree_credit",
 ]  # fmt: skip
 
 
@@ -199,3 +202,23 @@ def diffusion_dpo(
     likelihood = Matching(paired=True)
     new, ref = (_says(likelihood, pairs(*both), rows) for both in ((v_w, v_l), (ref_w, ref_l)))
     return Preference(beta / 2)(likelihood, {"new": new, "ref": ref}, rows).value.mean()
+
+
+def pipeline_sample(
+    pipe: Any, prompts: Sequence[str], *, steps: int, guidance: float | None,
+    negative_prompts: Sequence[str] | None = None, call: Mapping[str, Any] | None = None,
+    seed: int = 0, scheduler: Literal["own", "flowrl"] = "own",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(initial latents, media): a sample a prompt, made with flowrl's velocities.
+
+    The latents are what the pipeline's own argument `latents` takes, so that the media [n 3 h w] or
+    [n f 3 h w] in 0..1 compare with `pipe(prompts, latents=latents, output_type="pt", ...)`.
+
+    scheduler   own: the pipeline's scheduler steps; one that draws noise takes a
+                `torch.Generator().manual_seed(seed)`. flowrl: Euler steps down flowrl's levels
+    """
+    made = own_sample(
+        pipe, prompts, steps=steps, guidance=guidance, negative_prompts=negative_prompts,
+        call=call, seed=seed,
+    )  # fmt: skip
+    return made.latents, made.media(made.own() if scheduler == "own" else made.flowrl())

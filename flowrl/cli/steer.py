@@ -70,12 +70,13 @@ def paint_steered(painter: Painter, how: SteeredSampler) -> tuple[Samples, int]:
     trial, policy = painter.trial, painter.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
     conditioning = policy.encode(texts)
-    if policy.begin(conditioning, trial.steps) is not None:
+    if policy.pictured(conditioning, trial.steps):
         raise UserError("steering begins at noise alone, this pipeline at a picture (strength)")
     sigmas, shape = policy.schedule(trial.steps).sigmas, policy.shape(trial.steps)
     velocity = policy.bind(conditioning, steps=trial.steps, guidance=painter.guidance)
     draws = range(len(texts))
-    common = {"seed": trial.seed, "iteration": 0, "device": painter.device}
+    begin = policy.begin(conditioning, trial.steps)
+    common = {"seed": trial.seed, "iteration": 0, "begin": begin, "device": painter.device}
     if how.method == "particles":
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)
@@ -89,6 +90,7 @@ def paint_steered(painter: Painter, how: SteeredSampler) -> tuple[Samples, int]:
         (plan,) = Ode(how.particles)(sigmas, 0, trial.seed)
         (rollout,) = roll((plan,), velocity, shape, draws, **common)
         x0, prompt = rollout.x0, rollout.prompt
+    x0 = policy.latents(x0, trial.steps)
     scores = painter.score(painter.samples(x0, conditioning, prompt))
     if how.method == "importance":
         keys = [(trial.seed, 0, draw) for draw in draws]

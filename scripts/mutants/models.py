@@ -8,12 +8,14 @@ BEGUN = f"{ZOO}::test_a_loop_that_begins_at_a_picture"
 PAINTED = f"{ZOO}::test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance"
 DRIVEN = f"{ZOO}::test_any_pipeline_is_driven_to_the_bit"
 REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
+START = "models/test_pipeline_start.py::test_a_sample_is_the_pipelines_own"
+NEIGHBOURS = "models/test_proof_neighbours.py::test_a_hundredth_of_a_neighbour_is_refused"
 EPSILON = "models/test_pipeline_epsilon.py"
 
 # fmt: off
 ROWS = (
-    ("beginning-size", "flowrl/models/diffusers/image_to_image.py", "return nothing * (sigma / size)",
-     "return nothing", BEGUN),
+    ("beginning-size", "flowrl/models/diffusers/image_to_image.py", "CleanPart(nothing * (sigma / size),",
+     "CleanPart(nothing,", BEGUN),
     ("beginning-level", "flowrl/models/diffusers/image_to_image.py",
      "if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in known):", "if False:",
      f"{ZOO}::test_a_beginning_of_another_kind_is_refused"),
@@ -26,13 +28,26 @@ ROWS = (
      "self.meter(self._bind(self.owner.guidance.train))", PAINTED),
     ("painting-media", "flowrl/models/diffusers/batch.py", "self.conditioning.take(rollout.prompt.cpu())",
      "self.conditioning.take([0] * len(rollout.x0))", PAINTED),
-    ("replay-euler", "flowrl/models/diffusers/proof.py",
-     "if self.recorded[2] and away > STEP_TOLERANCE[self.own[0].output.dtype] * size:", "if False:",
+    ("replay-euler", "flowrl/models/diffusers/proof_steps.py",
+     "if type(self.scheduler) is FLOW_EULER and away > self.tolerance * size:", "if False:",
      f"{ZOO}::test_a_loop_whose_later_steps_are_not_eulers_is_refused"),
-    ("replay-first", "flowrl/models/diffusers/proof.py", "if away > near * size or turned < away:",
+    ("replay-first", "flowrl/models/diffusers/proof_steps.py",
+     "if away > self.tolerance * size or turned < away:",
      "if False:", f"{ZOO} {EPSILON} models/test_pipeline_refusals.py"),
-    ("replay-alone", "flowrl/models/diffusers/proof.py", "if away > STEP_TOLERANCE[beside.dtype] * size:", "if False:",
+    ("replay-alone", "flowrl/models/diffusers/proof_neighbours.py", "if not away <= limit:", "if False:",
      f"{ZOO}::test_rows_that_know_of_each_other_are_refused"),
+    ("replay-start", "flowrl/models/diffusers/proof_steps.py",
+     "if not away <= ROUNDINGS *", "if False and away <= ROUNDINGS *",
+     "models/test_pipeline_start.py::test_a_first_state_that_is_not_the_pipelines_is_refused"),
+    ("start-scale", "flowrl/models/diffusers/signature.py", "size /= scale(", "size *= scale(", START),
+    ("last-level", "flowrl/models/diffusers/schedule.py", "return min(last, 0.9999 * before)",
+     "return 0.0", START),
+    ("last-latents", "flowrl/models/diffusers/signature.py", "return x if last == 0 else to_vp(",
+     "return x if True else to_vp(", START),
+    ("neighbours-kept", "flowrl/models/diffusers/proof_neighbours.py", "same, away, beside = [1, 1, 2],",
+     "same, away, beside = [0, 1, 2],", NEIGHBOURS),
+    ("probe-texts", "flowrl/models/diffusers/signature.py", "**dict.fromkeys(texts, prompt)}",
+     "}", "models/test_proof_neighbours.py::test_negative_prompts_as_a_column_of_any_lengths"),
     ("replay-between", "flowrl/models/diffusers/proof_checks.py", "if away != 0:", "if False:",
      "models/test_pipeline_refusals.py models/test_pipeline_images.py"),
     ("replay-states", "flowrl/models/diffusers/proof_checks.py", "if seen != {rows}:", "if False:", REFUSED),

@@ -2,6 +2,8 @@
 
 import functools
 import logging
+from inspect import Parameter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ from diffusers import (
     FlowMatchHeunDiscreteScheduler,
     StableDiffusion3Pipeline,
 )
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers import lora
+from flowrl.models.diffusers import checks, columns, lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy
-from tests.support.tiny_pipelines import FAMILIES, SQUARE, flux, qwen_image, sd3
+from tests.support.tiny_pipelines import FAMILIES, SIZE, SQUARE, flux, qwen_image, sd3
+from tests.support.tiny_pipelines_image import qwen_image_edit
 
 
 @pytest.mark.parametrize("family", ["sd3", "sd3 with skipped layers"])
@@ -225,3 +229,29 @@ def test_driven_calls_do_not_repeat_the_pipelines_warnings() -> None:
         logger.setLevel(level)
     assert [record.levelname for record in seen] == ["WARNING"]  # of its own call
     assert not logger.disabled
+
+
+def test_a_class_that_is_not_diffusers_own_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": ["pipeline", "MyPipeline"]}')
+    with pytest.raises(UserError, match="pipelines of own code cannot be loaded"):
+        checks.from_pretrained(str(tmp_path), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["denoising_end", "denoising_start"])
+def test_a_part_of_the_noise_levels_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="leaves a part of the noise levels to another pipeline"):
+        checks.arguments("Some", {name: 0.8}, {name: Parameter(name, Parameter.KEYWORD_ONLY)}, None)
+
+
+def test_latents_of_the_pictures_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen-Image-Edit without height and width: other shapes would fail in the middle of a run."""
+    call = {key: value for key, value in SQUARE.items() if key not in SIZE}
+    picture = columns.placeholder_images(["image"], 16, 16)
+    pipe = qwen_image_edit()
+    sizes = lambda area, ratio: (16 * max(1, round(ratio)), 16, None)
+    monkeypatch.setitem(vars(pipeline_qwenimage_edit), "calculate_dimensions", sizes)
+    made = PipelinePolicy(pipe, call=call | picture | {"negative_prompt": "bad"})
+    with pytest.raises(UserError, match=r"latents of its picture's shape.*set height and width"):
+        made.prove(PROMPTS, steps=STEPS, guidance=4.5)
+    sized = PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"})
+    assert sized.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"

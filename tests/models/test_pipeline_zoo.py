@@ -163,7 +163,8 @@ def test_a_beginning_of_another_kind_is_refused() -> None:
         return make
 
     found = clean_part(first(0.5), 0.5, "Some")
-    assert found is not None and torch.equal(found, torch.ones(1, 64))
+    assert found is not None and torch.equal(found.state, torch.ones(1, 64))
+    assert found.scale == pytest.approx(1.0)
     with pytest.raises(UserError, match=r"noise of size 0\.7 on a picture, at the level 0\.6"):
         clean_part(first(0.7), 0.6, "Some")
     with pytest.raises(UserError, match="without the noise"):
@@ -177,7 +178,7 @@ def test_media_that_are_no_pictures_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         pipe.image_processor, "postprocess", lambda image, **named: shown(image, **named) * 2 - 1
     )
-    with pytest.raises(UserError, match=r"no pictures in 0\.\.1"):
+    with pytest.raises(UserError, match=r"not to images in 0\.\.1"):
         made.prove(PROMPTS, steps=STEPS, guidance=1.0)
 
 
@@ -197,7 +198,7 @@ def test_what_a_pipelines_own_code_raises_is_said_as_its_own(
 
 def test_rows_that_know_of_each_other_are_refused() -> None:
     """Its prior draws noise for all rows together, in every call."""
-    with pytest.raises(UserError, match="something else of a prompt alone than beside another"):
+    with pytest.raises(UserError, match="depends on its place in the batch"):
         zoo("StableUnCLIPPipeline").prove(PROMPTS, steps=STEPS, guidance=4.5)
 
 

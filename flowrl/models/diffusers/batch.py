@@ -1,7 +1,7 @@
 """Prompts of a pipeline, encoded once, and what is painted of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,8 @@ class Driven(Protocol):
     def schedule(self, steps: int) -> PipelineSchedule: ...
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None: ...
+
+    def latents(self, x: Tensor, steps: int) -> Tensor: ...
 
     def shape(self, steps: int) -> tuple[int, ...]: ...
 
@@ -81,7 +83,10 @@ class Painting:
             assert score is not None  # roll asks only if it is there
             return score(Rollout(plans[0], x0, prompt, tuple(draws), (), seed, iteration, 0))
 
-        return roll(
+        def decoded(rollout: Rollout) -> Rollout:
+            return replace(rollout, x0=self.owner.latents(rollout.x0, self.steps))
+
+        rollouts = roll(
             plans,
             self.meter(self._bind(self.owner.guidance.sample)),
             self.owner.shape(self.steps),
@@ -90,11 +95,12 @@ class Painting:
             iteration=iteration,
             keep_mean=keep_mean,
             score=None if score is None else guess,
-            on_rollout=on_rollout,
+            on_rollout=None if on_rollout is None else lambda r: on_rollout(decoded(r)),
             begin=self.owner.begin(self.conditioning, self.steps),
             device=self.owner.device,
             dtype=self.owner.arithmetic,
         )
+        return tuple(decoded(rollout) for rollout in rollouts)
 
     def media(self, rollout: Rollout) -> Tensor:
         """Leaves to pictures, with their encodings row by row, since decoders may read them."""

@@ -27,6 +27,7 @@ OURS = frozenset(
     )
 )  # fmt: skip
 
+PARTIAL = frozenset(("denoising_start", "denoising_end"))  # a base and its refiner share a list
 Parameters = Mapping[str, inspect.Parameter]
 
 
@@ -157,6 +158,11 @@ def arguments(
         if key in OURS or key == guidance:
             said = "guidance" if key == guidance else "flowrl itself"
             raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
+        if key in PARTIAL and call[key] is not None:
+            raise UserError(
+                f"{owner}: {key!r} leaves a part of the noise levels to another pipeline, and "
+                "flowrl samples all of them: leave it out of `call`"
+            )
         if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")
     for key, parameter in parameters.items():
@@ -176,6 +182,11 @@ def from_pretrained(source: str, dtype: torch.dtype) -> Any:
         index: Any = DiffusionPipeline.load_config(source)
     except OSError as error:
         raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
+    if not isinstance(index.get("_class_name"), str):
+        raise UserError(
+            f"{source}: model_index.json has no class of diffusers as `_class_name` but "
+            f"{index.get('_class_name')!r}: pipelines of own code cannot be loaded"
+        )
     kind = getattr(diffusers, index["_class_name"], None)
     if kind is None:
         raise UserError(

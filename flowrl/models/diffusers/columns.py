@@ -90,6 +90,15 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
     return given
 
 
+def widened(value: Any, factor: int) -> Any:
+    """A picture, or each of several, `factor` times as wide as it is high; others as they are."""
+    if isinstance(value, list):
+        return [widened(each, factor) for each in value]
+    if not isinstance(value, Image.Image):
+        return value
+    return value.resize((factor * value.height, value.height))
+
+
 def shared_images(call: Mapping[str, Any]) -> Extra:
     """Pictures among the arguments of a call: the same ones for all rows."""
     names = images(name for name, value in call.items() if value is not None)

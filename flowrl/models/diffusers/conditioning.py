@@ -29,6 +29,7 @@ class Slot:
     listed: bool = False  # a list with one entry a row
     length: int | None = None  # axis of the tokens, where it follows the prompts
     mask: torch.dtype | None = None  # of a mask [n tokens] that is 0 on padding
+    absent: bool = False  # None in all probes: unknown, so that it must stay None
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,15 @@ class Conditioning:
     """The rows of a batch of prompts, encoded once. Row i belongs to prompt i.
 
     `extras` are the arguments of the pipeline's call that a row has for itself: a negative prompt,
-    a conditioning image. Rows have the same names, or there are no extras.
+    a conditioning image. Rows have the same names, or there are no extras. `plain` is the same
+    encoded without guidance, for pipelines whose outputs then have another layout.
     """
 
     layout: EncodingLayout
     values: tuple[Any, ...]  # one a slot
     prompts: tuple[str, ...]
     extras: tuple[Mapping[str, Any], ...] = ()
+    plain: "Conditioning | None" = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -76,7 +79,8 @@ class Conditioning:
         values = tuple(_take(s, v, index) for s, v in pairs)
         extras = tuple(self.extras[i] for i in index.tolist()) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in index.tolist())
-        return Conditioning(self.layout, values, prompts, extras)
+        plain = None if self.plain is None else self.plain.take(index)
+        return Conditioning(self.layout, values, prompts, extras, plain)
 
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
@@ -94,10 +98,14 @@ class Conditioning:
         values = tuple(_join(slot, column, tokens, parts) for slot, column in pairs)
         extras = tuple(extra for part in parts for extra in part.extras)
         prompts = tuple(prompt for part in parts for prompt in part.prompts)
-        return Conditioning(layout, values, prompts, extras)
+        plains = [part.plain for part in parts if part.plain is not None]
+        plain = Conditioning.cat(plains) if plains else None
+        return Conditioning(layout, values, prompts, extras, plain)
 
-    def calls(self) -> Calls:
+    def calls(self, *, guided: bool = True) -> Calls:
         """The outputs in the form in which `encode_prompt` returned them."""
+        if self.plain is not None and not guided:
+            return self.plain.calls()
         if self.layout is SINGLE:
             (alone,) = self.values[0]
             return alone
@@ -114,6 +122,29 @@ def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
     counts = tuple(len(call) if isinstance(call, tuple) else None for call in calls)
     values = [v for call in calls for v in (call if isinstance(call, tuple) else (call,))]
     return counts, tuple(values)
+
+
+def same_form(a: Calls, b: Calls) -> bool:
+    """Whether one set of outputs can stand for the other; one that is absent is not read."""
+    (counts, values), (others, against) = flatten(a), flatten(b)
+    pairs = [(_form(v), _form(w)) for v, w in zip(values, against, strict=False)]
+    return counts == others and all(v == w for v, w in pairs if v is not None and w is not None)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    return len(value) if isinstance(value, list) else None
+
+
+def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -> None:
+    """Raise UserError for a tensor where no probe returned one: whether it has rows is unknown."""
+    for i, (slot, value) in enumerate(zip(layout.slots, values, strict=True)):
+        if slot.absent and value is not None:
+            raise UserError(
+                f"{owner}: output {i} of encode_prompt is {type(value).__name__} for these prompts "
+                "and was None for all that were tried: rows of it could not be told from each other"
+            )
 
 
 def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayout:
@@ -158,7 +189,7 @@ def _slot(column: Sequence[Any], name: str) -> Slot:
     if all(isinstance(v, list | tuple) for v in column) and [len(v) for v in equal] == [1, 2, 3]:
         return Slot(listed=True)
     if all(type(v) is type(one) and not isinstance(v, Tensor) and v == one for v in column):
-        return Slot()
+        return Slot(absent=one is None)
     raise UserError(f"{name} of encode_prompt has no row for each prompt: {type(one).__name__}")
 
 

@@ -96,6 +96,17 @@ class Driver:
             self._run(self.raw, self._seeded(arguments), Control(), patches)
         return tuple(outputs)
 
+    def first(self, call: PipelineCall, draws: RecordedNoise, *, own_scale: bool) -> Received:
+        """What the loop's first `step` receives; the denoiser is stubbed.
+
+        Noise comes from `draws`. With `own_scale` the real scheduler scales the noise and the
+        denoiser's input, as in the pipeline's own call, and `state` is that input.
+        """
+        control = Control(own_scale=own_scale)
+        stop = self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+        assert isinstance(stop, Stop) and stop.received is not None
+        return stop.received
+
     def received(self, call: PipelineCall, target: Target | None) -> Received:
         """What `step` gets at the target; at the loop's first step where the target is None.
 
@@ -141,12 +152,6 @@ class Driver:
         control = Control("own")
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
         return control.records, result, control.repeatable
-
-    def begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
-        """The loop's first state, made of the given draws."""
-        stop = self._driven(call, Control(), draws.patches(self.pipe), until=NEVER_STOP)
-        assert isinstance(stop, Stop) and stop.received is not None
-        return stop.received.sample
 
     def learned(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
         """How the state of a row [1 *shape] that a step sees comes in."""

@@ -7,9 +7,10 @@ of a call whose noise is 0. What is left must be noise of the level's size, or i
 
 import math
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -42,11 +43,20 @@ class RecordedNoise:
         return draw
 
 
-def clean_part(first: Callable[[RecordedNoise], Tensor], sigma: float, owner: str) -> Tensor | None:
-    """The flow state at `sigma` without its noise; None where a loop begins at noise alone.
+class CleanPart(NamedTuple):
+    """The flow state without its noise [1 *d]. `scale` turns the loop's state into a flow state."""
 
-    `first` gives the loop's first state [1 *d] under some draws. Raises UserError where that state
-    is no sum of a picture and of noise as large as the level says.
+    state: Tensor
+    scale: float
+
+
+def clean_part(
+    first: Callable[[RecordedNoise], Tensor], sigma: float, owner: str
+) -> CleanPart | None:
+    """The clean part of the flow state at `sigma`; None where a loop begins at noise alone.
+
+    `first` returns the loop's first state [1 *d] under some draws. Raises UserError where that is
+    no sum of a picture and of noise as large as the level says.
     """
     nothing = first(RecordedNoise(0.0))
     if not bool(nothing.any()):
@@ -66,4 +76,32 @@ def clean_part(first: Callable[[RecordedNoise], Tensor], sigma: float, owner: st
             f"{owner} begins with noise of size {size:.4g} on a picture, at the level {sigma:.4g}: "
             "our samplers would begin elsewhere"
         )
-    return nothing * (sigma / size)
+    return CleanPart(nothing * (sigma / size), sigma / size)
+
+
+def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the size of the pipeline's noise, and what the denoiser first sees as a share of it.
+
+    `first` is the loop's first state on a stand-in that scales nothing, `seen` what the denoiser
+    sees in the pipeline's own call, both of the draws `drawn`. Measured, not derived: schedulers
+    scale their noise by 1, by their highest sigma, or by sqrt(sigma^2 + 1).
+    """
+    same = [values for values in drawn if values.numel() == first.numel()]
+    sizes = [size for values in same if (size := _ratio(values, first)) is not None]
+    own = sizes[-1] if sizes else 1.0
+    own = 1.0 if math.isclose(own, 1.0, rel_tol=NEAR_STATE) else own
+    if torch.equal(first, seen):
+        return own, 1.0
+    a, b = first.double().flatten(), seen.double().flatten()
+    return own, float(a @ b / (a @ a))
+
+
+def _ratio(drawn: Tensor, first: Tensor) -> float | None:
+    """What the drawn numbers were multiplied by, in whatever order; None for other numbers."""
+    a, b = (
+        drawn.double().cpu().flatten().sort().values,
+        first.double().cpu().flatten().sort().values,
+    )
+    ratio = float(a @ b / (a @ a))
+    away = (b - ratio * a).abs().max()
+    return ratio if float(away) <= NEAR_STATE * float(b.abs().max()) else None

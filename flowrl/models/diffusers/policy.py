@@ -92,10 +92,17 @@ class PipelinePolicy:
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """The replay at the guidance of sampling and of training."""
-        scales = sorted(set(self.guidance), key=lambda scale: scale or 0.0)
-        two, rows = prompts[:2], meta[:2]
-        return [str(self.prove(two, steps=steps, guidance=g, meta=rows)) for g in scales]
+        """The proof at the guidance of sampling and of training.
+
+        Rows are compared with their neighbours at the higher scale, which has negative prompts too.
+        """
+        default = math.inf  # the pipeline's own scale
+        scales = sorted(set(self.guidance), key=lambda scale: default if scale is None else scale)
+        given = {"steps": steps, "meta": meta[:2]}
+        return [
+            str(self.prove(prompts[:2], guidance=g, neighbours=g == scales[-1], **given))
+            for g in scales
+        ]
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -135,12 +142,27 @@ class PipelinePolicy:
         return Conditioning.cat(parts).take(order)
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
-        """First states of noise [n *d], where a picture is in them; None where there is none."""
-        picture = self.loop.picture(conditioning, steps)
-        if picture is None:
-            return None
-        sigma = self.schedule(steps).sigmas[0]
-        return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
+        """First states of noise [n *d]; None where they are the noise itself.
+
+        They are what the pipeline's own call hands to its network for that noise.
+        """
+        part, start = self.loop.picture(conditioning, steps), self._start(steps)
+        if part is not None:
+            picture, sigma = part.state, start.schedule.sigmas[0]
+            return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
+        size = start.noise
+        return None if size == 1.0 else lambda noise, prompt: size * noise
+
+    def pictured(self, conditioning: Conditioning, steps: int) -> bool:
+        """Whether the first states hold a picture beside noise (a `strength`)."""
+        return self.loop.picture(conditioning, steps) is not None
+
+    def latents(self, x: Tensor, steps: int) -> Tensor:
+        """What `decode` takes, of states x [n *d] at the schedule's last level.
+
+        They are the same but for schedulers that end above 0 (DDIM, set_alpha_to_one false).
+        """
+        return self.loop.latents(x, steps).to(x.dtype)
 
     def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
         """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
@@ -191,6 +213,7 @@ class PipelinePolicy:
         steps: int,
         guidance: float | None,
         meta: Sequence[Mapping[str, Any]] = (),
+        neighbours: bool = True,
     ) -> proof.Replay:
         """Compare with the pipeline's own call, step by step. Raises UserError if not equal.
 
@@ -199,7 +222,7 @@ class PipelinePolicy:
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
         extras = self.loop.extras(meta, 2) if extras else ()
-        return self._prove(prompts, extras, steps, guidance)
+        return self._prove(prompts, extras, steps, guidance, neighbours=neighbours)
 
     def _prove(
         self,
@@ -207,8 +230,11 @@ class PipelinePolicy:
         extras: Sequence[Extra],
         steps: int,
         guidance: float | None,
+        *,
+        neighbours: bool = True,
     ) -> proof.Replay:
-        subject = proof.Subject(self.loop, prompts, self.loop.tried(extras), steps, guidance)
+        tried = self.loop.tried(extras)
+        subject = proof.Subject(self.loop, prompts, tried, steps, guidance, neighbours)
         self._proofs[steps, guidance] = subject.prove()
         self.frozen.rest()
         return self._proofs[steps, guidance]

@@ -1,4 +1,9 @@
-"""The proof that a driven pipeline is the pipeline: replay its own call and compare, to the bit."""
+"""The proof that a driven pipeline is the pipeline: replay its own call and compare, to the bit.
+
+Two claims are kept apart. The pipeline's own scheduler, stepped with flowrl's velocities from
+flowrl's first state, reproduces its latents and media: shown by the first state, every prediction
+and the decoder. Flowrl's own solver does so too only where its steps are the scheduler's.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +11,6 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from diffusers.schedulers import scheduling_flow_match_euler_discrete as flow_match
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -15,28 +19,22 @@ from flowrl.models.diffusers.checks import its_own
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.proof_checks import largest_difference, shown
+from flowrl.models.diffusers.proof_neighbours import Neighbours
+from flowrl.models.diffusers.proof_steps import StepProof
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Way
 from flowrl.models.diffusers.scheduler_standin import FAILURES, Received
 from flowrl.models.diffusers.signature import Loop
-from samplers import euler
-from samplers.adapt import from_vp
 
-# of a scheduler's first step from ours, beside the state: rounding, of half precision too
-STEP_TOLERANCE = {
-    torch.float32: 2e-3,
-    torch.float64: 2e-3,
-    torch.bfloat16: 5e-2,
-    torch.float16: 2e-2,
-}
+EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but for rounding
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What one replay showed, for one pipeline, dtype, number of steps and guidance.
+    """The result of one proof, for one pipeline, dtype, number of steps and guidance.
 
-    What the model predicts and the decoder differ by 0 from the pipeline's own call, or there is
-    no Replay. The first step of a scheduler that draws no noise is of first order, so it must be
-    our Euler step but for rounding: that proves how the prediction is read.
+    Predictions and decoder differ by 0 from the pipeline's own call and the first state by
+    rounding, or there is no Replay. The first step of a scheduler that draws no noise is of first
+    order, so it must be our Euler step but for rounding: that proves how the prediction is read.
     """
 
     pipeline: str
@@ -46,10 +44,13 @@ class Replay:
     guidance: float | None
     way: Literal["pinned", "forward"]
     mixed: bool  # rows of several sigmas share a call, differing by 0
-    euler: float | None  # largest difference of our Euler step; None: another scheduler
+    euler: float | None  # largest difference of our Euler steps, as a share of the state
     kind: ModelOutput = "flow"
-    first: float | None = None  # of the first step, beside the state; None: it draws noise
+    first: float | None = None  # of the first step, as a share of the state; None: it draws noise
     through: bool = False  # decoding goes through the loop
+    noisy: bool = False  # the scheduler's step draws noise
+    reading: float | None = None  # of its clean sample from ours, as a share; None: not shown
+    padding: float | None = None  # share of a prediction due to prompts encoded beside its own
 
     @property
     def to_way(self) -> Way:
@@ -60,39 +61,67 @@ class Replay:
         way = {"pinned": "pinned timestep", "forward": "fast-forward"}[self.way]
         rows = "share a call" if self.mixed else "are grouped"
         what = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
-        step = "is another" if self.euler is None else f"differs by {self.euler:.3g}"
-        if self.euler is None and self.first is not None:
-            step = f"begins {self.first:.1g} away"
+        padding = "" if self.padding is None else (
+            f"; a prompt's prediction depends by {self.padding:.1%} on the prompts encoded with it "
+            "(the pipeline pads them without a mask)"
+        )  # fmt: skip
         return (
             f"{self.pipeline}, {self.dtype}, {self.steps} steps, guidance {self.guidance}: "
-            f"{what} and decoder equal the pipeline's own call to the bit ({way}); "
-            f"rows of several sigmas {rows}; {self.scheduler}'s own step {step} from Euler's"
+            f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
+            f"to rounding; rows of several sigmas {rows}; {self.solver}{padding}"
+        )
+
+    @property
+    def solver(self) -> str:
+        """How flowrl's Euler steps relate to the scheduler's own."""
+        name = self.scheduler
+        if self.noisy:
+            read = "is not shown" if self.reading is None else f"agrees to {self.reading:.1g}"
+            return (
+                f"{name} draws noise in its steps, and Euler steps without noise stand in; its "
+                f"reading of the prediction {read}"
+            )
+        if self.euler is None:
+            begins = "" if self.first is None else f", whose first step is {self.first:.1g} away"
+            return f"Euler steps stand in for {name}{begins}"
+        if self.euler <= EXACT:
+            return f"Euler steps are {name}'s own (to {self.euler:.1g})"
+        return (
+            f"Euler steps stand in for {name}, which rounds its levels: its own steps differ by "
+            f"{self.euler:.1g}"
         )
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is replayed: a loop with two prompts (and their images), steps and guidance."""
+    """A loop to be proved, with two prompts (and their images), steps and guidance.
+
+    `neighbours`: also check that rows do not depend on each other.
+    """
 
     loop: Loop
     prompts: Sequence[str]
     extras: Sequence[Extra]
     steps: int
     guidance: float | None
+    neighbours: bool = True
 
     def prove(self) -> Replay:
         """Replay every step of an own call.
 
-        Raises UserError where neither way in gives what the pipeline's own steps received, where
-        the state changes between steps, where the decoder differs, where the prediction is not
-        what the scheduler takes it for, where guidance has no effect, and where no gradient comes
-        through.
+        Raises UserError where neither way reproduces what the pipeline's own steps received, where
+        the first state or the decoder differs, where the state changes between steps, where rows
+        depend on each other, where the prediction is not what the scheduler takes it for, where
+        guidance has no effect, and where no gradient comes through.
         """
         proof_checks.unbroken(self.loop.name, self.own)
+        self._check_sizes()
         way = self._way()
-        self._check_alone(way)
         through = self._decoder(way)
-        first = self._first()
+        steps = StepProof(self.loop, self.own, self.schedule, self.recorded[2])
+        first = steps.first()
+        steps.check_start(self.conditioning, self.steps)
+        padding = self._padding(way)
         self._check_guidance(way)
         self._check_gradient(way)
         return Replay(
@@ -103,10 +132,13 @@ class Subject:
             guidance=self.guidance,
             way="forward" if way.forward else "pinned",
             mixed=way.mixed,
-            euler=self._euler(),
+            euler=steps.euler(),
             kind=self.loop.kind,
             first=first,
             through=through,
+            noisy=not self.recorded[2],
+            reading=steps.reading(),
+            padding=padding,
         )
 
     @cached_property
@@ -137,7 +169,7 @@ class Subject:
         return torch.full((len(self.prompts),), self.schedule.visits[step])
 
     def state(self, step: int) -> Tensor:
-        """Of the loop, as the denoiser saw it."""
+        """The state [n *d] at a step, as the denoiser saw it."""
         state = self.own[step].state
         assert state is not None
         return state
@@ -153,13 +185,13 @@ class Subject:
             reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
         raise UserError(
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance {self.guidance}, "
-            f"{self.steps} steps: its own steps integrate something else than is seen from outside "
+            f"{self.steps} steps: driven from outside, its steps receive something else "
             f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, or use "
             "another pipeline"
         )
 
     def _mismatch(self, way: Way) -> str | None:
-        """Where and by how much a driven prediction differs; None if it does not at all."""
+        """Where and by how much a driven prediction differs; None where all are equal."""
         for step, received in enumerate(self.own):
             try:
                 with torch.no_grad():
@@ -174,26 +206,32 @@ class Subject:
                 return f"is off by {away:.3g} at step {step}"
         return None
 
-    def _check_alone(self, way: Way) -> None:
-        """A row says the same alone, or its densities would change with the rows beside it."""
-        with torch.no_grad():
-            x, taken = self.state(0)[1:2], self.conditioning.take([1])
-            alone = self.loop.received(x, self.sigma(0)[1:2], taken, way).output
-        beside = self.own[0].output[1:2]
-        away, size = largest_difference(alone, beside), float(beside.float().abs().max())
-        if away > STEP_TOLERANCE[beside.dtype] * size:
+    def _padding(self, way: Way) -> float | None:
+        """What prompts encoded together change; UserError where rows depend on each other."""
+        if not self.neighbours or self.loop.single:
+            return None
+        states = []
+        for step in dict.fromkeys((0, len(self.own) // 2)):
+            x = self.state(step)
+            states.append((torch.cat([x, -x[:1]]), self.schedule.visits[step]))
+        with its_own(self.loop.name, self.loop.call):
+            return Neighbours(self.loop, self.prompts[0], self.extras, states, way).check()
+
+    def _check_sizes(self) -> None:
+        """Pictures that decide the size of the latents would be of several sizes in a batch."""
+        if self.extras and self.loop.follows_pictures(self.extras[0]):
             raise UserError(
-                f"{self.loop.name} says something else of a prompt alone than beside another "
-                f"(by {away:.3g} of {size:.3g}): its ratios of densities would be wrong"
+                f"{self.loop.name} makes latents of its picture's shape, so pictures of other "
+                "shapes could not be trained on together: set height and width"
             )
 
     def _mixes(self, way: Way) -> bool:
-        """Whether rows of different steps in one call give what each gave in its own."""
+        """Whether rows of several steps in one call predict what each does in its own."""
         count, rows = len(self.own), len(self.prompts)
         if count < 2 or rows < 2:
             return False
         for first in range(count):
-            # every step is once each row's, so that every timestep is seen beside another one
+            # each row takes each step once, so that every timestep shares a call with another
             at = [(first + row) % count for row in range(rows)]
             x = torch.stack([self.state(step)[row] for row, step in enumerate(at)])
             wanted = torch.stack([self.own[step].output[row] for row, step in enumerate(at)])
@@ -210,7 +248,7 @@ class Subject:
         return True
 
     def _decoder(self, way: Way) -> bool:
-        """Whether the loop must be gone through to decode; UserError if that is not it either."""
+        """Whether decoding needs the loop to run; UserError where both ways differ."""
         last, reasons = self.own[-1].following, []
         assert last is not None
         for through in (False, True):
@@ -229,66 +267,16 @@ class Subject:
             if away == 0:
                 raise UserError(
                     f"{self.loop.name} decodes to numbers from {float(decoded.min()):.3g} to "
-                    f"{float(decoded.max()):.3g}, which are no pictures in 0..1"
+                    f"{float(decoded.max()):.3g}, not to images in 0..1"
                 )
             reasons.append(f"is off by {away:.3g}")
         raise UserError(
-            f"{self.loop.name}: decoding its own last state {reasons[0]}, after an unmoved loop "
-            f"it {reasons[1]}"
+            f"{self.loop.name}: decoding its own last state {reasons[0]}, and after a loop that "
+            f"moves nothing it {reasons[1]}"
         )
 
-    def _first(self) -> float | None:
-        """How far the scheduler's first step is from ours, beside the state's size."""
-        if not self.recorded[2] or len(set(self.schedule.visits[:2])) < 2:
-            return None
-        away, size = self._step(0)
-        turned, _ = self._step(0, -1)
-        if turned < away and self.loop.kind == "flow":  # its loop hands on -v, or its step adds v
-            self.loop.sign *= -1
-            away, turned = turned, away
-        near = STEP_TOLERANCE[self.own[0].output.dtype]
-        if away > near * size or turned < away:
-            raise UserError(
-                f"{self.loop.name}: the first step of {type(self.loop.pipe.scheduler).__name__} is "
-                f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction is "
-                f"not the {self.loop.kind} that it is taken for"
-            )
-        return away / size
-
-    def _euler(self) -> float | None:
-        """Largest difference of our Euler step from the scheduler's own, in its dtype."""
-        if type(self.loop.pipe.scheduler) is not flow_match.FlowMatchEulerDiscreteScheduler:
-            return None
-        steps = [self._step(step) for step in range(len(self.own))]
-        away, size = max(steps)
-        if self.recorded[2] and away > STEP_TOLERANCE[self.own[0].output.dtype] * size:
-            raise UserError(
-                f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, in "
-                f"states of size {size:.3g}: its loop steps by something else"
-            )
-        return away
-
-    def _step(self, step: int, sign: int = 1) -> tuple[float, float]:
-        """Our Euler step from the scheduler's: (largest difference, size of the state).
-
-        With `sign` -1 the one against the velocity, which must be farther away.
-        """
-        received, sigma = self.own[step], self.sigma(step)
-        following = torch.full_like(sigma, (*self.schedule.visits, 0.0)[step + 1])
-        assert received.following is not None
-        v = sign * self.loop.read(self.state(step), received.output, sigma).float().cpu()
-        x, theirs = self.state(step).float().cpu(), received.following.cpu()
-        if self.loop.kind in ("flow", "inverted"):
-            ours = euler(x, v, sigma, following).to(theirs.dtype)
-            return largest_difference(ours, theirs), float(theirs.abs().max())
-        ours = euler(from_vp(x, sigma), v, sigma, following)
-        scaled = not torch.equal(received.sample, self.state(step))  # x0 + (s / alpha) noise
-        theirs = theirs.float()
-        theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)
-        return largest_difference(ours, theirs), float(theirs.abs().max())
-
     def _check_guidance(self, way: Way) -> None:
-        """Guidance that does nothing (a missing negative prompt) is a mistake, not a setting."""
+        """Refuse guidance without effect (a missing negative prompt): it is a mistake."""
         if way.guidance is None or way.guidance <= 1:
             return
         more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
@@ -296,7 +284,7 @@ class Subject:
             return
         raise UserError(
             f"guidance {way.guidance} has no effect on {self.loop.name} with {self.loop.call}: "
-            "give a negative_prompt, or leave guidance out (null)"
+            "set a negative_prompt, or leave guidance out (null)"
         )
 
     def _check_gradient(self, way: Way) -> None:

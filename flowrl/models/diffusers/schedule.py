@@ -24,7 +24,7 @@ ModelOutput = Literal["flow", "inverted"] | Prediction
 class PipelineSchedule:
     """The scheduler's own lists for a resolution and number of steps, dynamic shifting included.
 
-    sigmas     steps + 1 falling noise levels, the last 0
+    sigmas     steps + 1 falling noise levels; the last is where the scheduler ends, 0 for flows
     timesteps  [steps] what the loop passes for them, in its own dtype
     train      timesteps a unit of sigma (of a flow)
     visits     the level at each call of `scheduler.step`: some solvers look at a level twice
@@ -56,7 +56,7 @@ class PipelineSchedule:
         if kind == "inverted":
             visits = [1 - s for s in visits]
         first = [i for i, s in enumerate(visits) if i == 0 or s < min(visits[:i])]
-        sigmas = (*(visits[i] for i in first), 0.0)
+        sigmas = (*(visits[i] for i in first), _last_level(scheduler, visits[-1], levels))
         away = [s for s in visits if s not in sigmas]
         if away or len(sigmas) < 2 or not all(a > b for a, b in pairwise(sigmas)):
             raise UserError(
@@ -120,6 +120,23 @@ class PipelineSchedule:
         return 1 - sigma if self.inverted else sigma
 
 
+def _last_level(scheduler: Any, before: float, levels: Tensor | None) -> float:
+    """The level that the scheduler's last step ends on.
+
+    SD1.5's common DDIM (set_alpha_to_one false) ends at alpha_0, and its decoder sees that state.
+    """
+    if levels is None:
+        return 0.0
+    sigmas, alpha = vars(scheduler).get("sigmas"), vars(scheduler).get("final_alpha_cumprod")
+    last = 0.0
+    if sigmas is not None:
+        ratio = float(torch.as_tensor(sigmas).double()[-1])  # s / alpha
+        last = ratio / (1 + ratio)
+    elif alpha is not None:
+        last = float(level(torch.as_tensor(alpha).double()))
+    return min(last, 0.9999 * before)  # a last step that stays at its level is a very short one
+
+
 def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float]:
     """The noise level at each visited timestep."""
     own = vars(scheduler).get("sigmas")
@@ -153,15 +170,20 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
 
 @dataclass(frozen=True)
 class Start:
-    """The loop's first state: its schedule, and of its latents a row's shape, dtype, device.
+    """The loop's first state: its schedule, and the shape [*d] of a row, its dtype and device.
 
-    The pipeline is put on its device before any of this is asked for.
+    `noise` is the size of that state for standard normal noise, as a flow state: a model of a
+    variance-preserving process is handed N(0, 1), which is alpha + s times a flow state. `scale`
+    turns the loop's unscaled first state into a flow state. The pipeline is on its device before
+    this is made.
     """
 
     schedule: PipelineSchedule
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    noise: float = 1.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

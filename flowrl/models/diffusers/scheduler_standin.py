@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,8 @@ class Received(NamedTuple):
     following: Tensor | None = None
     # `sample` as the denoiser sees it: some schedulers scale it (Euler-discrete), most do not
     state: Tensor | None = None
+    # the scheduler's own prediction of the clean sample, in its first step, where it returns one
+    clean: Tensor | None = None
 
     @classmethod
     def joined(cls, parts: Sequence["Received"]) -> "Received":
@@ -37,6 +39,7 @@ class Received(NamedTuple):
             sample=torch.cat([part.sample for part in parts]),
             following=_joined([part.following for part in parts]),
             state=_joined([part.state for part in parts]),
+            clean=_joined([part.clean for part in parts]),
         )
 
     def folded(self, rows: int) -> "Received":
@@ -46,6 +49,7 @@ class Received(NamedTuple):
             sample=_folded(self.sample, rows),
             following=None if self.following is None else _folded(self.following, rows),
             state=None if self.state is None else _folded(self.state, rows),
+            clean=None if self.clean is None else _folded(self.clean, rows),
         )
 
 
@@ -123,6 +127,11 @@ class Control:
     count: int = 0
     records: list[Received] = field(default_factory=list)
     repeatable: bool = True  # whether the first own step, made twice, gave the same
+    own_scale: bool = False  # "stop" with the real scheduler's scaling of noise and inputs
+
+    @property
+    def scales(self) -> bool:
+        return self.mode == "own" or self.own_scale
 
 
 def stand_in(real: Any, control: Control) -> Any:
@@ -139,15 +148,14 @@ def stand_in(real: Any, control: Control) -> Any:
         return vars(self)["timesteps"] if control.pinned is None else control.pinned
 
     def init_noise_sigma(self: Any) -> Any:
-        if control.mode != "own":
+        if not control.scales:
             return 1.0
         if isinstance(first_sigma, property) and first_sigma.fget is not None:
             return first_sigma.fget(self)
         return vars(self)["init_noise_sigma"]
 
     def scale(self: Any, sample: Tensor, timestep: Any = None) -> Tensor:
-        scales = control.mode == "own" and "scale_model_input" in dir(kind)
-        return kind.scale_model_input(self, sample, timestep) if scales else sample
+        return _as_seen(self, kind, sample, timestep) if control.scales else sample
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         given = signature.bind(self, *args, **named).arguments
@@ -160,6 +168,8 @@ def stand_in(real: Any, control: Control) -> Any:
         if control.mode == "visit":
             control.records.append(seen)
         elif index == control.stop_at:
+            if control.own_scale:
+                seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
             raise Stop(seen)
         return Unmoved(seen.sample)
 
@@ -183,16 +193,42 @@ def _setter(name: str) -> Any:
 
 def _own_step(control: Control, scheduler: Any, kind: Any, seen: Received, given: Any) -> Any:
     args, named = given
-    state = seen.sample
-    if "scale_model_input" in dir(kind):
-        state = kind.scale_model_input(scheduler, seen.sample, seen.timestep)
+    state = _as_seen(scheduler, kind, seen.sample, seen.timestep)
     twin = copy.deepcopy(scheduler) if not control.records else None
     result = kind.step(scheduler, *args, **named)
-    following = _moved(result)
+    following, clean = _moved(result), None
     if twin is not None:
-        control.repeatable = torch.equal(following, _moved(kind.step(twin, *args, **named)))
-    control.records.append(seen._replace(following=following, state=state))
+        given = inspect.signature(kind.step).bind(twin, *args, **named).arguments
+        again = kind.step(**given | {"return_dict": True})
+        control.repeatable = torch.equal(following, _moved(again))
+        clean = _clean(twin, seen, again)
+    control.records.append(seen._replace(following=following, state=state, clean=clean))
     return result
+
+
+def _as_seen(scheduler: Any, kind: Any, sample: Tensor, timestep: Any) -> Tensor:
+    """The sample as the real scheduler hands it to the denoiser."""
+    if "scale_model_input" not in dir(kind):
+        return sample
+    return kind.scale_model_input(scheduler, sample, timestep)
+
+
+def _clean(scheduler: Any, seen: Received, result: Any) -> Tensor | None:
+    """The clean sample as the scheduler itself reads it from the prediction, where it says so.
+
+    LCM blends it with the state near the data (the boundary scalings); the blend is undone.
+    """
+    outputs = dict(result) if isinstance(result, Mapping) else {}
+    clean = outputs.get("pred_original_sample")
+    if clean is None and outputs.get("denoised") is not None:
+        boundary = getattr(scheduler, "get_scalings_for_boundary_condition_discrete", None)
+        skip, out = (0.0, 1.0) if boundary is None else boundary(seen.timestep)
+        clean = (outputs["denoised"] - skip * seen.sample) / out
+    solver = str(scheduler.config.get("algorithm_type") or "")
+    if clean is None and solver.endswith("dpmsolver++"):
+        vars(scheduler)["_step_index"] -= 1  # back to the step that was made
+        clean = scheduler.convert_model_output(seen.output, sample=seen.sample)
+    return clean if isinstance(clean, Tensor) and clean.shape == seen.sample.shape else None
 
 
 def _moved(result: Any) -> Tensor:

@@ -4,7 +4,9 @@ Nothing here knows a family. What a pipeline needs (an image, a packed state, a 
 found by trying it out once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,21 +21,25 @@ from flowrl.models.diffusers.conditioning import (
     Calls,
     Conditioning,
     EncodingLayout,
+    check_constants,
     flatten,
     learn,
+    same_form,
 )
 from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
-from flowrl.models.diffusers.image_to_image import RecordedNoise, clean_part
+from flowrl.models.diffusers.image_to_image import CleanPart, RecordedNoise, clean_part, noise_sizes
 from flowrl.models.diffusers.latents import Entry
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Start, Way
 from flowrl.models.diffusers.scheduler_standin import Received
-from samplers.adapt import flow_velocity, to_vp
+from samplers.adapt import flow_velocity, scale, to_vp
 
 PROBE_SIZE = 64  # pixels of a picture for trying out, where the call gives no size
 PROBE_FRAMES = 9  # of a film for trying out, likewise
 MANY = 20  # steps of a call that ends before the first
-TRIED = 2.0  # guidance of calls that try something out: with negative prompts
+FLOAT = torch.float32
+TRIED = 2.0  # guidance of probing calls: with negative prompts
+UNGUIDED = 1.0
 
 
 class Loop:
@@ -52,6 +58,8 @@ class Loop:
         self.shared = columns.shared_images(given)
         self.call = {k: v for k, v in given.items() if not columns.images([k])}
         self._layouts: dict[tuple[str, ...], tuple[EncodingLayout, bool]] = {}
+        self._plain: dict[tuple[str, ...], EncodingLayout] = {}  # without guidance, where another
+        self._probe = TRIED  # guidance of probing calls
         self._starts: dict[int, Start] = {}
         self._entry: Entry | None = None
         self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than pictures
@@ -89,12 +97,31 @@ class Loop:
         """In one call. Rows of `extras`, if there are any, have the same images."""
         with checks.its_own(self.name, self.call):
             layout, _ = self._layout(extras[0] if extras else {})
-            if self.single:
-                each = [self._encoded([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
-                return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
-            counts, values = flatten(self._encoded(prompts, extras))
+            whole = self._cut(layout, prompts, extras)
+            layout = self._plain.get(tuple(extras[0]) if extras else ())
+            if layout is None:
+                return whole
+            with self._unguided():
+                return replace(whole, plain=self._cut(layout, prompts, extras))
+
+    def _cut(
+        self, layout: EncodingLayout, prompts: Sequence[str], extras: Sequence[Extra]
+    ) -> Conditioning:
+        if self.single:
+            each = [self._encoded([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+            return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+        counts, values = flatten(self._encoded(prompts, extras))
         assert counts == layout.counts
+        check_constants(layout, values, self.name)
         return Conditioning(layout, values, tuple(prompts), tuple(extras))
+
+    @contextmanager
+    def _unguided(self) -> Iterator[None]:
+        self._probe = UNGUIDED
+        try:
+            yield
+        finally:
+            self._probe = TRIED
 
     def extras(self, meta: Sequence[Mapping[str, Any]], rows: int) -> tuple[Extra, ...]:
         """What each prompt brings along: columns of its row, and the pictures that all share.
@@ -126,7 +153,10 @@ class Loop:
             given = self.arguments(blank.prompts, steps, self._guided, blank.extras)
             call = PipelineCall(given, blank.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
-                first = self.driver.received(call, None).folded(1).sample
+                draws = RecordedNoise(1.0)
+                first = self.driver.first(call, draws, own_scale=False).folded(1).sample
+                seen = self.driver.first(call, RecordedNoise(1.0), own_scale=True).folded(1).state
+                assert seen is not None
                 shape = tuple(first.shape[1:])
                 if self._entry is None:
                     self._entry = self.driver.learned(call, shape)
@@ -137,14 +167,56 @@ class Loop:
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
                     "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
                 )
-            self._starts[steps] = Start(schedule, shape, first.dtype, first.device)
+            own, size = noise_sizes(first, seen, draws.drawn)
+            if schedule.levels is not None:
+                size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
+            sizes = own * size, size
+            self._starts[steps] = Start(schedule, shape, first.dtype, first.device, *sizes)
         return self._starts[steps]
 
-    def picture(self, conditioning: Conditioning, steps: int) -> Tensor | None:
+    def first(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """The loop's first states [n *d], unscaled, of the noise that its own call draws."""
+        if self.single and len(conditioning) > 1:
+            rows = range(len(conditioning))
+            return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
+        given = self.arguments(conditioning.prompts, steps, self._guided, conditioning.extras)
+        call = PipelineCall(given, conditioning.calls())
+        with torch.no_grad(), checks.its_own(self.name, self.call):
+            return self.driver.received(call, None).folded(len(conditioning)).sample
+
+    def first_flow(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """The same as flow states, as our samplers begin with that noise."""
+        start, part = self.start(steps), self.picture(conditioning, steps)
+        factor = start.scale if part is None else part.scale
+        return factor * self.first(conditioning, steps).to(torch.promote_types(start.dtype, FLOAT))
+
+    def state(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """The loop's states, as its denoiser sees them, of flow states x [n *d] at sigma [n]."""
+        return x if self.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
+
+    def latents(self, x: Tensor, steps: int) -> Tensor:
+        """What is decoded, of flow states x [n *d] at the schedule's last level."""
+        last = self.start(steps).schedule.sigmas[-1]
+        return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
+
+    def follows_pictures(self, extra: Extra) -> bool:
+        """Whether a wider picture makes latents of another shape; never where a size is given."""
+        names = columns.images(extra)
+        sized = {"height", "width"} <= set(self.call)
+        if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
+            return False
+        shapes = []
+        for factor in (1, 2):
+            wide = {**extra, **{name: columns.widened(extra[name], factor) for name in names}}
+            steps = MANY if "strength" in self.driver.parameters else 2
+            shapes.append(self.first(self.encode([SHORT_PROMPT], (wide,)), steps).shape)
+        return shapes[0] != shapes[1]
+
+    def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
         """What the first states [n *d] hold beside noise, as flow states; None where nothing."""
         if not conditioning.extras or not columns.images(conditioning.extras[0]):
             return None
-        sigma, parts = self.start(steps).schedule.sigmas[0], {}
+        sigma, parts, scale = self.start(steps).schedule.sigmas[0], {}, 1.0
         for rows in columns.by_image(conditioning.extras):
             one = conditioning.take(rows[:1])
             given = self.arguments(one.prompts, steps, self._guided, one.extras)
@@ -153,11 +225,12 @@ class Loop:
                 made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
             if made is None:  # what begins at noise alone does so for every picture
                 return None
-            parts |= dict.fromkeys(rows, made)
-        return torch.cat([parts[i] for i in range(len(conditioning))])
+            scale = made.scale
+            parts |= dict.fromkeys(rows, made.state)
+        return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), scale)
 
     def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
-        state = self.driver.begun(call, draws)
+        state = self.driver.first(call, draws, own_scale=False).sample
         return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
@@ -165,7 +238,7 @@ class Loop:
         if self.kind in ("flow", "inverted"):
             output = self.received(x, sigma, conditioning, way).output
             return output if self.sign > 0 else -output
-        state = to_vp(x, sigma.to(x.device))
+        state = self.state(x, sigma)
         return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
@@ -241,6 +314,7 @@ class Loop:
         else:
             self.single = True
             self._layouts.clear()
+            self._plain.clear()
 
     def _at(
         self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
@@ -250,7 +324,8 @@ class Loop:
         assert len(x) == len(conditioning)
         given = self.arguments(conditioning.prompts, steps, guidance, conditioning.extras)
         x = x.to(start.device, start.dtype)
-        return PipelineCall(given, conditioning.calls(), x, self._entry)
+        guided = guidance is None or guidance > 1
+        return PipelineCall(given, conditioning.calls(guided=guided), x, self._entry)
 
     def _encoded(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Calls:
         return self.driver.encoded(self._tried(prompts, extras))
@@ -264,7 +339,7 @@ class Loop:
     @property
     def _guided(self) -> float | None:
         """Some cannot be called without any guidance (Ideogram 4)."""
-        return None if self.guidance is None else TRIED
+        return None if self.guidance is None else self._probe
 
     def _layout(self, extra: Extra) -> tuple[EncodingLayout, bool]:
         """How encodings are cut, and whether a pipeline wants its image once a row."""
@@ -275,6 +350,7 @@ class Loop:
                 self._layouts[names] = SINGLE, each  # for the arguments of the probes
                 try:
                     self._layouts[names] = self._learned(extra), each
+                    self._learn_unguided(extra)
                     return self._layouts[names]
                 except torch.OutOfMemoryError:
                     raise
@@ -285,17 +361,41 @@ class Loop:
         return self._layouts[names]
 
     def _learned(self, extra: Extra) -> EncodingLayout:
-        """Try prompts out, and whether the denoiser bears two rows."""
+        """Probe the encoder, and whether the denoiser takes two rows.
+
+        Every text argument takes the probes' lengths: a mask may be left out where none differ.
+        """
+        texts = [name for name in extra if columns.TEXT_COLUMNS.fullmatch(name)]
 
         def encode(prompts: Sequence[str]) -> Calls:
-            return self._encoded(prompts, [extra] * len(prompts) if extra else ())
+            rows = [{**extra, **dict.fromkeys(texts, prompt)} for prompt in prompts]
+            return self._encoded(prompts, rows if extra else ())
 
         layout = SINGLE if self.single else learn(encode, self.name)
+        if self._probe == UNGUIDED:
+            return layout
         prompts = [SHORT_PROMPT] if self.single else [SHORT_PROMPT] * 2
         given = self._tried(prompts, [extra] * len(prompts) if extra else ())
         with torch.no_grad():
             self.driver.received(PipelineCall(given, encode(prompts)), Target(torch.empty(0), 0))
         return layout
+
+    def _learn_unguided(self, extra: Extra) -> None:
+        """Find out whether outputs have another form without guidance.
+
+        Older pipelines return negative prompts and prompts as one tensor, or prompts alone.
+        """
+        rows = (extra,) if extra else ()
+        if self.guidance is None:
+            return
+        guided = self._encoded([SHORT_PROMPT], rows)
+        with self._unguided():
+            try:
+                plain = self._encoded([SHORT_PROMPT], rows)
+            except checks.FAILURES:  # it cannot be called without guidance (Ideogram 4)
+                return
+            if not same_form(guided, plain):
+                self._plain[tuple(extra)] = self._learned(extra)
 
     def _needed(self) -> Extra:
         """A picture for each image that the pipeline cannot go without.

@@ -1,0 +1,111 @@
+"""Rows that know of each other: refused or told, by a tolerance that is measured."""
+
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.policy import PipelinePolicy
+from tests.support.driving import PROMPTS, STEPS
+from tests.support.tiny_pipelines import NAMED, SQUARE, qwen_image, sd3
+from tests.support.zoo.calls import SIZES, SPECIALS
+from tests.support.zoo.pipelines import tiny
+
+torch.set_num_threads(1)
+
+
+def mixing(pipe: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> PipelinePolicy:
+    """Each row's output has a share of the next row's in it."""
+    forward = pipe.transformer.forward
+
+    def mixed(*args: Any, **named: Any) -> Any:
+        output = forward(*args, **named)[0]
+        return (output + share * output.roll(1, 0),)
+
+    monkeypatch.setattr(pipe.transformer, "forward", mixed)
+    return PipelinePolicy(pipe, call=SQUARE | {"negative_prompt": "bad"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("guidance", [1.0, 4.5])
+def test_a_hundredth_of_a_neighbour_is_refused(
+    dtype: torch.dtype, guidance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = mixing(sd3().to(dtype), 0.01, monkeypatch)
+    with pytest.raises(UserError, match=r"depends on .* batch"):
+        made.prove(PROMPTS, steps=STEPS, guidance=guidance)
+
+
+@pytest.mark.parametrize("name", ["SD3", "Qwen-Image", "Z-Image", "Wan 2.1", "SD1.5"])
+def test_rounding_of_half_precision_under_guidance_is_not(name: str) -> None:
+    family = NAMED[name]
+    made = PipelinePolicy(family.build().to(torch.bfloat16), call=family.call)
+    proof = made.prove(PROMPTS, steps=STEPS, guidance=5.0)
+    assert proof.padding is None
+
+
+def test_padding_without_a_mask_is_told() -> None:
+    """CogView4 pads to the longest prompt of a batch: diffusers' own, so it is no refusal."""
+    made = tiny(diffusers.CogView4Pipeline, SPECIALS, SIZES)
+    proof = PipelinePolicy(made.pipe, call=made.call).prove(PROMPTS, steps=STEPS, guidance=4.5)
+    assert proof.padding is not None and proof.padding > 1e-4
+    assert "on the prompts encoded with it" in str(proof)
+
+
+def test_negative_prompts_as_a_column_of_any_lengths() -> None:
+    """Of other lengths in the first two rows, and of equal ones there and others behind."""
+    for negatives in (
+        ["bad", "a bad blurry photo of the table", "bad blurry"],
+        ["bad", "bad", "a bad blurry photo of the table"],
+    ):
+        meta = [{"negative_prompt": text} for text in negatives]
+        prompts = [*PROMPTS, "a dog on the left"]
+        made = PipelinePolicy(qwen_image(), call=SQUARE)
+        made.prove(prompts, steps=STEPS, guidance=4.5, meta=meta)
+        conditioning = made.encode(prompts, meta)
+        velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
+        x = torch.randn(3, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
+        sigma, rows = torch.full((3,), made.schedule(STEPS).sigmas[1]), torch.arange(3)
+        for row in range(3):
+            alone = made.encode(prompts[row : row + 1], meta[row : row + 1])
+            single = made.bind(alone, steps=STEPS, guidance=4.5)
+            with torch.no_grad():
+                ours = velocity(x, sigma, rows)[row : row + 1]
+                theirs = single(x[row : row + 1], sigma[:1], torch.tensor([0]))
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Wan 2.1", "SD3"])
+def test_the_proof_asks_its_network_at_most_twelve_times_more(name: str) -> None:
+    """Beside what it takes without comparing neighbours, which was one comparison before."""
+    counts = {}
+    for neighbours in (False, True):
+        family = NAMED[name]
+        made = PipelinePolicy(family.build(), call=family.call)
+        made.guidance = Scales(4.5, 1.0)
+        made.schedule(STEPS)
+        calls: list[int] = []
+        for denoiser in made.denoisers:
+            denoiser.register_forward_hook(lambda *args: calls.append(1))  # noqa: B023
+        if neighbours:
+            made.proofs(PROMPTS, STEPS)
+        else:
+            for guidance in made.guidance:
+                made.prove(PROMPTS, steps=STEPS, guidance=guidance, neighbours=False)
+        counts[neighbours] = len(calls)
+    before = counts[False] + 2 + 1 if name == "Wan 2.1" else counts[False] + 2
+    assert before < counts[True] <= before + 12
+
+
+@pytest.mark.parametrize(
+    "name", ["StableDiffusionPipelineSafe", "KandinskyInpaintPipeline", "BriaFiboPipeline"]
+)
+def test_guidance_of_one_is_proved_as_any(name: str) -> None:
+    """Prompts without negative ones are another encoding there."""
+    made = tiny(getattr(diffusers, name), SPECIALS, SIZES)
+    policy = PipelinePolicy(made.pipe, call=made.call)
+    for guidance in (1.0, 4.5):
+        assert policy.prove(PROMPTS, steps=STEPS, guidance=guidance).first is not None
