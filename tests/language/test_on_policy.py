@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "text_treerl": {"length": 6, "roots": 3},
     "text_stream": {"length": 6, "group": 1, "uncertain": False},
     "text_riskpo": {"length": 6, "group": 6, "bundle": 3},
+    "awm": {"steps": 4, "group": 4, "draws": 2},
     "temp_flow": {"steps": 4, "roots": 2, "branch": 2},
     "branch_grpo": {"steps": 4, "at": [0, 1]},
     "branch_grpo_mix": {"steps": 4, "at": [0, 1]},
@@ -162,12 +163,15 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
     assert 0.03 < metrics["mismatch"] < 0.3 and metrics["ratio_max"] > 1.1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=PER_CALL if name == "text_forking" else ())
-        for name in (*IMAGE_RECIPES, *TEXT_RECIPES)
+        *(pytest.param(name, marks=pytest.mark.slow) for name in IMAGE_RECIPES),
+        *(
+            pytest.param(name, marks=PER_CALL if name == "text_forking" else ())
+            for name in TEXT_RECIPES
+        ),
     ],
 )
 def test_no_gradient_depends_on_the_size_of_calls_or_on_the_order_of_rows(
