@@ -3,6 +3,7 @@
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.media.statistics import Alarms
+from flowrl.models.language.advice import learning_rate_warning
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
@@ -84,6 +85,9 @@ def prove_pipeline(session: Session) -> None:
     meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
     for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):
         session.terminal.say(sentence)
+    weights = sum(p.numel() for p in session.policies.parameters.values())
+    if (warning := learning_rate_warning(session.run, weights)) is not None:
+        session.terminal.warn(warning)
     for sentence in session.parallel.proofs():
         session.terminal.say(sentence)
     for sentence in prove_rewards(session.rewards, session.run, session.prompts):

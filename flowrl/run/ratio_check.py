@@ -8,6 +8,7 @@ from flowrl.run.session import Session
 from flowrl.run.update import share_of
 
 FAR_ABOVE_CLIP = 10.0  # a noise floor of so many clip ranges would train on noise alone
+UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
 
 
 @torch.no_grad()
@@ -34,17 +35,24 @@ def check_ratio(session: Session, experience: Experience) -> float | None:
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
-    clip = session.algorithm.loss.clip
+    clip, anew = session.algorithm.loss.clip, session.run.recomputes_old
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
+    then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
     terminal.say(
-        f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}"
+        f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
     )
-    if clip is None or session.run.train.recompute_old:
+    if anew:
         return floor
     advice = (
         "set train.recompute_old: true (old log-densities at the training batch's shape), "
         "or a model.dtype with more digits, or a wider clip"
     )
+    if clip is None:
+        if floor > UNCLIPPED:
+            terminal.warn(
+                f"the noise floor {floor:.1e} multiplies ratios that no clip bounds; {advice}"
+            )
+        return floor
     if floor > FAR_ABOVE_CLIP * min(clip):
         raise UserError(
             f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "

@@ -31,7 +31,7 @@ def reference_log_ratios(session: Session, policy: Any, rollout: Any) -> Float[T
     likelihood, behaviour = session.algorithm.likelihood, session.algorithm.behaviour
     assert isinstance(likelihood, Whole), "Algorithm refuses others"
     rows, samples = likelihood.whole(rollout)
-    if rows.old is None or session.run.train.recompute_old:
+    if rows.old is None or session.run.recomputes_old:
         old = _says(session, behaviour, policy, rows)
     else:
         old = rows.old.logp

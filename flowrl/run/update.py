@@ -1,6 +1,7 @@
 """Rows to optimizer steps. One place for shares, denominators, chunks and gradients."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -8,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, Rows, take
+from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows, take
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
 from flowrl.models.evaluation_counter import Meter
@@ -67,17 +68,16 @@ def update(session: Session, experience: Experience, progress: Progress) -> dict
         share_of(session, experience, progress.iteration, number)
         for number in range(settings.updates)
     ]
-    with session.parallel.together():
-        if settings.recompute_old:
-            shares = [with_old(session, experience, share, anew=True) for share in shares]
-        else:  # only the first may wait: later ones want the weights that sampled
-            shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
+    if session.run.recomputes_old:
+        shares = [[without_old(chunk) for chunk in share] for share in shares]
+    with session.parallel.together():  # only the first may wait for the weights that sampled
+        shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
     norms: list[float] = []
     for share in shares:
         counts = denominators(session, share)
         with session.parallel.together():
             for chunk in share:
-                entries, mask = chunk_loss(session, experience, chunk)
+                entries, mask = chunk_loss(session, experience, chunk, share is shares[0])
                 session.parallel.backward(session.scaler.scale(reduced(entries, mask, counts)))
                 tally.add("loss", entries.value, mask)
                 for name, values in entries.metrics.items():
@@ -120,25 +120,36 @@ def share_of(session: Session, experience: Experience, iteration: int, number: i
     return chunks
 
 
+def without_old(chunk: Rows) -> Rows:
+    """The rows without the sampler's log-probabilities, so that the trainer computes them. Tokens
+    keep them as `sampled`, like those of another engine: the difference is logged."""
+    if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
+        return replace(chunk, old=None, sampled=chunk.old.logp)
+    return replace(chunk, old=None)
+
+
 @torch.no_grad()
-def with_old(
-    session: Session, experience: Experience, chunks: Chunks, anew: bool = False
-) -> Chunks:
-    """Fill in what the policy that sampled says, where rows do not carry it (or everywhere)."""
+def with_old(session: Session, experience: Experience, chunks: Chunks) -> Chunks:
+    """Evaluate the policy that sampled, where rows do not carry its log-probabilities."""
     if "old" not in session.algorithm.loss.roles:
         return chunks
     likelihood = session.algorithm.likelihood
     with session.policies.using(session.algorithm.behaviour):
         return [
             chunk
-            if chunk.old is not None and not anew
+            if chunk.old is not None
             else replace(chunk, old=likelihood.evaluate(experience.policy, chunk))
             for chunk in chunks
         ]
 
 
-def chunk_loss(session: Session, experience: Experience, chunk: Rows) -> tuple[Entries, Tensor]:
-    """The loss on a chunk: evaluate every role that the loss asks for, the trained one last."""
+def chunk_loss(
+    session: Session, experience: Experience, chunk: Rows, first: bool = False
+) -> tuple[Entries, Tensor]:
+    """The loss on a chunk: evaluate every role that the loss asks for, the trained one last.
+
+    first: no optimizer step was taken since the samples were drawn
+    """
     algorithm, policies = session.algorithm, session.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
     says: dict[str, Evaluation] = {}
@@ -154,7 +165,30 @@ def chunk_loss(session: Session, experience: Experience, chunk: Rows) -> tuple[E
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
         new = says["new"]
         says["old"] = Evaluation(new.logp.detach(), None if new.out is None else new.out.detach())
-    return loss(likelihood, says, chunk), chunk.mask
+    entries = loss(likelihood, says, chunk)
+    if "old" in says:
+        stored = first and algorithm.behaviour == "current" and not session.run.budget.replay
+        own = mismatch_metric(chunk, says, stored)
+        entries = entries._replace(metrics=own | entries.metrics)
+    return entries, chunk.mask
+
+
+def mismatch_metric(
+    chunk: Rows, evaluations: Mapping[str, Evaluation], stored: bool
+) -> dict[str, Tensor]:
+    """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the weights that
+    sampled.
+
+    stored: compare log-probabilities that rows carry as `old` with the trained weights, which are
+    still those that sampled
+    """
+    if isinstance(chunk, TokenRows) and chunk.sampled is not None:
+        difference = evaluations["old"].logp - chunk.sampled
+    elif stored and chunk.old is not None:
+        difference = evaluations["new"].logp.detach() - chunk.old.logp
+    else:
+        return {}
+    return {"mismatch": difference.abs().nan_to_num(0.0)}
 
 
 def denominators(session: Session, share: Chunks) -> Counts:

@@ -108,6 +108,14 @@ class Run(Settings):
         whole = "pipeline" if self.model.pipeline else "model"
         return "adapter" if self.model.lora else whole
 
+    @property
+    def recomputes_old(self) -> bool:
+        """`train.recompute_old`, or its default: where rounding moves log-probabilities by more
+        than a clip range, and no replayed sample has to keep those that it was drawn with."""
+        if self.train.recompute_old is not None:
+            return self.train.recompute_old
+        return self.model.dtype in ("bfloat16", "float16") and not self.budget.replay
+
     @model_validator(mode="after")
     def _consistent(self) -> "Run":
         for place, specs in (

@@ -29,8 +29,10 @@ class Train(Settings):
     max_grad_norm: float = Field(default=1.0, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=1e-4, ge=0)
-    recompute_old: bool = False
-    """Score stored steps again at the training batch's shape before the first update."""
+    recompute_old: bool | None = None
+    """Compute the log-probabilities of what was sampled again, at the training batch's shape: the
+    first ratio is then exactly 1. null: where the model's dtype is of half precision, unless
+    successes are replayed. With one update this costs nothing."""
     on_failure: Literal["raise", "skip_group"] = "raise"
     """What to do when a whole group has no score."""
     alarms: Literal["warn", "stop", "off"] = "warn"

@@ -1,5 +1,6 @@
 """A language model as a policy: what it draws, what it says of it, and that the two agree."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -275,14 +276,39 @@ def test_published_generation_settings_do_not_act_but_are_saved_again(tmp_path):
     assert saved.generation_config.repetition_penalty == 1.7
 
 
-def test_a_model_that_padding_spoils_is_refused(policy, monkeypatch):
-    proven = policy.proofs(PROMPTS, 7)
-    assert "left padding moves" in proven[-1]
-    plain = CausalPolicy._next
-    monkeypatch.setattr(
-        CausalPolicy, "_next", lambda self, contexts: plain(self, contexts) + 0.1 * len(contexts)
-    )
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_depends_on_padding_is_refused(monkeypatch, dtype):
+    policy = CausalPolicy(tiny_lm.llama().to(dtype), tiny_lm.tokenizer())
+    assert "left padding moves" in policy.proofs(PROMPTS, 7)[-1]
+    plain = policy.model.forward
+
+    def blind(*args, attention_mask=None, position_ids=None, **named):
+        return plain(*args, **named)
+
+    monkeypatch.setattr(policy.model, "forward", blind)
     with pytest.raises(UserError, match="rows_per_call: 1"):
+        policy.proofs(PROMPTS, 7)
+
+
+def test_padding_may_move_unlikely_tokens_in_half_precision_alone(monkeypatch):
+    """Rounding in bfloat16 moves the logits of a large vocabulary's tail by half a nat, and hardly
+    changes what is drawn."""
+    plain = CausalPolicy._next
+
+    def rounded(self, contexts):
+        logp = plain(self, contexts).clone()
+        if len(contexts) == 1:
+            return logp
+        likely, rare = logp[0].argmax(), logp[0].argmin()
+        logp[0, rare] += 0.6
+        logp[0, likely] += math.log(0.99)
+        return logp
+
+    policy = CausalPolicy(tiny_lm.llama().bfloat16(), tiny_lm.tokenizer())
+    monkeypatch.setattr(CausalPolicy, "_next", rounded)
+    assert "left padding moves" in policy.proofs(PROMPTS, 7)[-1]
+    policy = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer())
+    with pytest.raises(UserError, match="total variation"):
         policy.proofs(PROMPTS, 7)
 
 

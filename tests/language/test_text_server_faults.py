@@ -11,6 +11,7 @@ pytest.importorskip("httpx")
 from flowrl.errors import UserError
 from flowrl.losses.weights import Mismatch
 from flowrl.models.language.served_adapters import fingerprint
+from flowrl.models.language.server import CompletionChoice, CompletionLogprobs
 from flowrl.run.collect import collect
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
@@ -93,6 +94,43 @@ def test_a_server_in_trouble_is_asked_again_and_then_told(model, tmp_path):
         collect(kept, 0)
     with pytest.raises(UserError, match=r"start a server, or leave model\.server out"):
         kept.policy.proofs(PROMPTS, 4)
+
+
+GOOD = (
+    '{"choices": [{"finish_reason": "stop", "token_ids": [1], "logprobs": '
+    '{"token_logprobs": [-1.0]}}], "usage": %s}'
+)
+BROKEN = {
+    "a token of 400 digits": (200, {}, GOOD.replace("[1]", f"[{'9' * 400}]") % "null"),
+    "a log-probability of 400 digits": (200, {}, GOOD.replace("-1.0", "9" * 400) % "null"),
+    "a log-probability that is no number": (200, {}, GOOD.replace("-1.0", "NaN") % "null"),
+    "a negative token": (200, {}, GOOD.replace("[1]", "[-1]") % "null"),
+    "a huge usage": (
+        200,
+        {},
+        GOOD % '{"prompt_tokens": 1%s, "completion_tokens": 1%s}' % ("0" * 400, "0" * 400),
+    ),
+    "100,000 brackets": (200, {}, "[" * 100_000),
+    "bad gzip": (200, {"Content-Encoding": "gzip"}, GOOD % "null"),
+    "a wait that is no number": (503, {"Retry-After": "\xb2"}, "busy"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_answer_is_asked_for_again(model, tmp_path, broken):
+    status, headers, text = BROKEN[broken]
+    with CompletionsServer(model) as server:
+        kept = opened(tree(server, tmp_path), tmp_path)
+        want = only(collect(kept, 0).rows)
+        server.raw_answers = [(status, headers, text.encode())] * 2
+        got = only(collect(kept, 0).rows)
+        assert server.raw_answers == [] and torch.equal(got.ids, want.ids)
+
+
+@pytest.mark.parametrize("word", ["token_id:\u00b2", "token_id:" + "9" * 5000, "token_id:"])
+def test_a_token_by_a_word_that_is_no_number_has_no_id(word):
+    choice = CompletionChoice(logprobs=CompletionLogprobs(tokens=["token_id:5", word]))
+    assert choice.ids is None
 
 
 def test_what_the_start_finds_out(model, tmp_path):

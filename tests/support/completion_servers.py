@@ -39,6 +39,7 @@ class CompletionsServer:
     spoil   changes the one choice of an answer on its way
     trouble statuses that the next requests are answered with
     ailing  statuses that the next loads of an adapter are answered with
+    raw_answers bytes, with further headers, that the next requests are answered with
     forgets how many requests it answers before it is started anew, once
     """
 
@@ -51,6 +52,7 @@ class CompletionsServer:
     spoil: Any = None
     trouble: list[int] = field(default_factory=list)
     ailing: list[int] = field(default_factory=list)
+    raw_answers: list[tuple[int, dict[str, str], bytes]] = field(default_factory=list)
     forgets: int | None = None
     loaded: dict[str, Any] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -165,6 +167,13 @@ def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with server.lock:
+                answers = self.path == "/v1/completions" and server.raw_answers
+                broken = server.raw_answers.pop(0) if answers else None
+            if broken is not None:
+                status, headers, data = broken
+                self.send(status, data, headers)
+                return
             try:
                 self.reply(200, server.answer(self.path, body))
             except Gone as gone:
@@ -173,9 +182,12 @@ def _handler(server: CompletionsServer) -> type[BaseHTTPRequestHandler]:
                     self.reply(gone.args[0], json.dumps({"error": error}))
 
         def reply(self, status: int, text: str) -> None:
-            data = text.encode()
+            self.send(status, text.encode(), {})
+
+        def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            for name, value in (headers | {"Content-Length": str(len(data))}).items():
+                self.send_header(name, value)
             with suppress(ConnectionError):  # a client that heard a 404 waits for no more
                 self.end_headers()
                 self.wfile.write(data)

@@ -5,9 +5,10 @@ another probability. The server's log-probabilities come along, and what its num
 trainer's is weighed in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, Field, ValidationError
@@ -24,7 +25,7 @@ from samplers.generate import TokenRequest, Writer, WrittenTokens
 PROMPTS, TOKENS = 8, 8  # what is drawn to see that a server says what the model says
 ANOTHER = 1.0  # nats a token that only another model is away from ours
 APART = 0x9E3779B1  # odd, so that requests of one key and unlike `first` have unlike seeds
-ID = "token_id:"
+NUMBERED = re.compile("token_id:([0-9]{1,9})")
 PLAIN_SAMPLING: Mapping[str, Any] = {  # what servers else take from the model's generation settings
     "n": 1,
     "top_k": -1,
@@ -39,15 +40,19 @@ PLAIN_SAMPLING: Mapping[str, Any] = {  # what servers else take from the model's
 }
 
 
+Count = Annotated[int, Field(ge=0, lt=2**31)]  # larger ones are a broken answer, asked for again
+LogProb = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class CompletionLogprobs(BaseModel):
     tokens: list[str] = []
-    token_logprobs: list[float | None] = []
+    token_logprobs: list[LogProb | None] = []
 
 
 class CompletionChoice(BaseModel):
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[Count] | None = None
+    prompt_token_ids: list[Count] | None = None
     logprobs: CompletionLogprobs | None = None
 
     @property
@@ -56,13 +61,13 @@ class CompletionChoice(BaseModel):
         if self.token_ids is not None:
             return self.token_ids
         words = [] if self.logprobs is None else self.logprobs.tokens
-        numbers = [word.removeprefix(ID) for word in words if word.startswith(ID)]
-        whole = len(numbers) == len(words) > 0 and all(number.isdigit() for number in numbers)
-        return [int(number) for number in numbers] if whole else None
+        numbers = [NUMBERED.fullmatch(word) for word in words]
+        ids = [int(number[1]) for number in numbers if number is not None]
+        return ids if len(ids) == len(words) > 0 else None
 
 
 class Usage(BaseModel):
-    prompt_tokens: int | None = None
+    prompt_tokens: Count | None = None
 
 
 class CompletionAnswer(BaseModel):
