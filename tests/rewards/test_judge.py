@@ -9,7 +9,15 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from rewards import Samples, load
-from rewards.judging.chat import completion, expected_in, questions_in, score_in, verdict_in, yes_in
+from rewards.judging.answers import (
+    expected_in,
+    questions_in,
+    score_in,
+    verdict_in,
+    which_in,
+    yes_in,
+)
+from rewards.judging.chat import completion
 from rewards.load import load_judge
 from rewards.perception.media import to_pil, to_tensor
 from rewards.reports import reports
@@ -49,7 +57,8 @@ def level(picture: torch.Tensor) -> float:
         ("<answer>Image 1</answer>", 1.0),
         ("<answer>a tie</answer>", 0.5),
         ("<answer>Both are equal.</answer>", 0.5),
-        ("Image 1 is better", None),
+        ("Image 1 is better", 1.0),
+        ("Image 1 is better at colours", None),
         ("<think><answer>Image 1 is better</answer></think>", None),
         ("<answer>Image 1 is better, or Image 2 is better</answer>", None),
         ("<answer>Neither convinces me</answer>", None),
