@@ -14,13 +14,13 @@ from rewards.serving.requests import Unparsable
 
 LEAST_MASS = 0.5  # of the probability that must lie on the requested answers
 
-_RANGE = r"\s*\d+\s*(?:-|–|to)\s*\d+\s*"
+_RANGE = r"\s*\d+\s*(?:-|\u2013|to)\s*\d+\s*"
 _GAP = r"[^\w\[\](){}+\-]{0,8}"  # colons, stars, quotes, blanks
 _SCORE = re.compile(
     r"(?:\b(alignment|coherence|style|physics)\s+)?(?<![a-z])score"
     rf"{_GAP}(?:[(\[]{_RANGE}[)\]])?{_GAP}"  # the published range, as in "(1-5)", is no score
     r"(?P<bracket>\[\s*)?(-?\d++(?:\.\d++)?+)(?(bracket)\s*\]|)"
-    rf"(?!\s*(?:-|–|to)\s*\d)(?![\w%]|\.\d)(?:\s*(?:/|out of)\s*(\d+))?",
+    rf"(?!\s*(?:-|\u2013|to)\s*\d)(?![\w%]|\.\d)(?:\s*(?:/|out of)\s*(\d+))?",
     re.IGNORECASE,
 )
 _BETTER = re.compile(r"\b(?:image|video|text) ([12]) is (?:the )?better\b")

@@ -14,7 +14,6 @@ from rewards.judging.answers import (
     questions_in,
     score_in,
     verdict_in,
-    which_in,
     yes_in,
 )
 from rewards.judging.chat import completion
