@@ -280,7 +280,7 @@ def test_the_self_test_asks_once_and_knows_better_from_worse():
 
     with ChatServer(answer) as server:
         reward = load("judge", url=server.url, model="tiny")
-        assert "asked once" in self_test("judge", reward)
+        assert "called once" in self_test("judge", reward)
         assert len(server.bodies) == 2
         spec = {"name": "judge", "url": server.url, "model": "tiny"}
         assert "1 for the better" in self_test("pairs", load("win_rate", judge=spec))
