@@ -81,7 +81,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
         ("{own}:sharpness", {"powr": 1}, "no setting 'powr'; did you mean 'power'"),
         ("{own}:twice", {}, "needs the setting 'base'"),
         ("{own}:twice", {"base": "brightnes"}, "base: there is no reward 'brightnes'; did you"),
-        ("{own}:nothing", {}, "must take the samples as its first argument"),
+        ("{own}:nothing", {}, "takes no arguments; a reward takes"),
         ("{own}", {}, "has no 'load'; name one: .*:FUNCTION"),
         ("{own}x.py:f", {}, "there is no file .*; give it as seen from"),
         ("gate", {"reward": "brightness"}, "'gate' needs the setting 'where'"),
