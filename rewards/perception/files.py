@@ -12,6 +12,7 @@ from rewards.perception.media import to_tensor
 
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
 MOST_PIXELS = 2**26  # 8192 x 8192: 67 million
+_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_PIXELS) -> Image.I
                 raise ValueError(
                     f"{image.width} x {image.height} pixels; at most {most_pixels} are read"
                 )
-            return ImageOps.exif_transpose(image)
+            upright = ImageOps.exif_transpose(image)
+            upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
+            return upright
     except (FileNotFoundError, IsADirectoryError) as error:
         what = "a folder, not an image" if isinstance(error, IsADirectoryError) else "no such file"
         raise ValueError(f"{path}: {what}") from error

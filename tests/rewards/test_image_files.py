@@ -46,7 +46,8 @@ def png(width: int, height: int, *more: bytes) -> bytes:
 def test_the_three_formats_are_read(tmp_path, name):
     path = tmp_path / f"image.{name}"
     path.write_bytes(GOOD[name])
-    assert open_image_file(path).size == (24, 16)
+    turned = name in ("jpg", "webp")  # by the orientation in their EXIF data
+    assert open_image_file(path).size == ((16, 24) if turned else (24, 16))
     assert read_images([path]).broken == {}
 
 
