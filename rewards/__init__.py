@@ -1,6 +1,6 @@
-"""Score samples. Knows nothing of samplers, policies or training."""
+"""Scores of samples. This package depends on no sampler, policy or training code."""
 
-from rewards.combine import WinRate, score_all
+from rewards.combine import score_all
 from rewards.load import check_reward, load, load_judge
 from rewards.types import Judge, Reward, Samples, Scores
 
@@ -9,7 +9,6 @@ __all__ = [
     "Reward",
     "Samples",
     "Scores",
-    "WinRate",
     "check_reward",
     "load",
     "load_judge",

@@ -1,44 +1,25 @@
-"""Rewards from judges, judges from rewards, and all rewards of a run at once."""
+"""All rewards of a run at once, the check of their scores, and judges made from rewards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from numbers import Real
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rewards.types import Judge, Reward, Samples, Scores
-
-
-@dataclass(frozen=True)
-class WinRate:
-    """How often a sample beats the others of its group, 0..1: Pref-GRPO, arXiv:2508.20751.
-
-    Each pair is judged once, the earlier sample first. A pair without a verdict (NaN) is left out;
-    a sample without any verdict, or alone in its group, is unscored. The authors' code gives half
-    a win to both sides of a pair without a verdict: return 0.5 for that.
-    """
-
-    judge: Judge
-
-    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        group = samples.group.cpu()
-        same = group[:, None] == group[None, :]
-        a, b = torch.nonzero(same.triu(1), as_tuple=True)
-        p = self.judge(samples, a, b).double().cpu()
-        judged, won = (~p.isnan()).double(), p.nan_to_num(0.0)
-        none = torch.zeros(len(group), dtype=torch.float64)
-        wins = none.index_add(0, a, won).index_add(0, b, judged - won)
-        count = none.index_add(0, a, judged).index_add(0, b, judged)
-        return wins / count  # 0 / 0 is NaN: unscored
+from rewards.guard import guarded_call
+from rewards.types import Reward, Samples, Scores
 
 
 @dataclass(frozen=True)
 class ByScore:
     """A judge from a pointwise reward: 1 where a scores higher, 0 where lower, 1/2 where equal.
 
-    NaN where either is unscored. Each sample is scored once, in however many pairs it stands.
+    NaN where either is unscored. Each sample is scored once, however many pairs it is in.
     """
 
     reward: Reward
@@ -47,17 +28,17 @@ class ByScore:
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
         score = scored("judge", self.reward, samples)
-        apart = score[a.cpu()] - score[b.cpu()]
-        won = (torch.sign(apart) + 1) / 2
-        return won.masked_fill(apart.isnan(), torch.nan)  # the sign of NaN would be 0
+        difference = score[a.cpu()] - score[b.cpu()]
+        won = (torch.sign(difference) + 1) / 2
+        return won.masked_fill(difference.isnan(), torch.nan)  # the sign of NaN would be 0
 
 
 def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
-    """One column a reward, in the mapping's order, float64 on the CPU.
+    """One column per reward, in the mapping's order, float64 on the CPU.
 
-    NaN (or None, alone or in a list) is a sample that the reward could not score; samples whose
-    media are None are unscored by all and shown to none. What a reward raises passes through with
-    the reward's name noted. ValueError for an infinite score or a wrong number of them.
+    NaN (or None, alone or in a list) marks a sample that the reward could not score. Samples whose
+    media are None are unscored by all rewards and shown to none. An exception of a reward passes
+    through with the reward's name as a note; `scored` lists the errors of this function's own.
     """
     if not rewards:
         raise ValueError("score_all needs at least one reward")
@@ -68,7 +49,11 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
 
 
 def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
-    """What one reward gives, as float64 on the CPU, NaN for what it could not score."""
+    """Scores of one reward as float64 on the CPU, NaN where it could not score.
+
+    ValueError, naming the reward, for a result that is not one finite real number per sample, and
+    for a reward that changes the run (`rewards.guard`).
+    """
     n = len(samples.prompts)
     missing = torch.zeros(n, dtype=torch.bool)
     if not isinstance(samples.media, Tensor):
@@ -77,39 +62,61 @@ def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
     if missing.all():
         return column
     kept = torch.nonzero(~missing).flatten()
-    column[kept] = _asked(name, reward, samples if len(kept) == n else samples.take(kept))
+    shown = samples if len(kept) == n else samples.take(kept)
+    with _noted(name):
+        column[kept] = _column(name, guarded_call(name, reward, shown), len(kept))
     return column
 
 
-def _asked(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
-    n = len(samples.prompts)
-    with _Noted(name):
-        given: Tensor | Sequence[float | None] | None = reward(samples)
-        if not isinstance(given, Tensor):
-            listed = [None] * n if given is None else given
-            given = torch.tensor(
-                [torch.nan if s is None else float(s) for s in listed], dtype=torch.float64
-            )
-        if given.shape != (n,):
-            raise ValueError(f"a score a sample: {n} wanted, shape {tuple(given.shape)} given")
-        if given.isinf().any():
-            raise ValueError("an infinite score; give NaN for what cannot be scored")
-    return given.detach().double().cpu()
+def _column(name: str, result: Any, n: int) -> Float[Tensor, " n"]:
+    """The result of a reward as n numbers."""
+    try:
+        column = _numbers(result, n)
+        if column.shape != (n,):
+            raise ValueError(f"shape {list(column.shape)}")
+        if column.isinf().any():
+            raise ValueError("an infinite score")
+    except ValueError as error:
+        raise ValueError(
+            f"reward {name!r} returned {error}; wanted {n} finite numbers, one per sample, in a "
+            "tensor or list (None or NaN where it cannot score)"
+        ) from error
+    return column
 
 
-@dataclass(frozen=True)
-class _Noted:
-    """Adds the reward's name to whatever is raised inside."""
+def _numbers(result: Any, n: int) -> Tensor:
+    """ValueError, with a description of the result, for anything but real numbers."""
+    if result is None:
+        return torch.full((n,), torch.nan, dtype=torch.float64)
+    if isinstance(result, np.ndarray):
+        result = torch.from_numpy(result) if result.dtype.kind in "fiub" else result.tolist()
+    if isinstance(result, Tensor):
+        if result.is_complex():
+            raise ValueError("complex numbers")
+        return result.detach().to("cpu", torch.float64)
+    if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
+        raise ValueError(f"one {type(result).__name__}")
+    return torch.tensor([_number(value) for value in result], dtype=torch.float64)
 
-    name: str
 
-    def __enter__(self) -> None: ...
+def _number(value: Any) -> float:
+    if value is None:
+        return torch.nan
+    if isinstance(value, Tensor | np.ndarray) and value.shape == ():
+        value = value.item()
+    if not isinstance(value, Real | np.bool_):
+        raise ValueError(f"a list with a {type(value).__name__}, {value!r:.60}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("an infinite score") from None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            error.add_note(f"in reward {self.name!r}")
+
+@contextmanager
+def _noted(name: str) -> Iterator[None]:
+    """Add the reward's name to any exception."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in reward {name!r}")
+        raise

@@ -16,6 +16,7 @@ mmdet's; where the place is wrong the reward server adds a 1 after the 0, here i
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from torch.nn import functional
 from rewards.perception.detect import Box, Detection, Detector, detector
 from rewards.perception.embedding import Cosine, Placement, Towers, pictures, transformers_towers
 from rewards.perception.frames import OverFrames, check_frames, over_frames
+from rewards.self_test import ChecksPrompts
 from rewards.types import Reward, Samples
 
 COLOUR_NAMES = (
@@ -47,15 +49,32 @@ TEMPLATES = ("a photo of a {c} {n}", "a photo of a {c}-colored {n}", "a photo of
 MASK_BACKGROUND = "#999"  # painted over what is not the thing before its colour is named
 MOST_BOXES = 16  # things of a class, the surest
 OFFSET = 0.1  # two centres must be farther apart than this share of the boxes' sizes
-COCO_NAMES = {"computer keyboard": "keyboard", "computer mouse": "mouse", "tv remote": "remote"}
+_SPELLINGS = {  # other names of COCO's classes, of GenEval's files and of mmdet's label list
+    "aeroplane": "airplane",
+    "motorbike": "motorcycle",
+    "sofa": "couch",
+    "tvmonitor": "tv",
+    "television": "tv",
+    "computermouse": "mouse",
+    "tvremote": "remote",
+    "remotecontrol": "remote",
+    "computerkeyboard": "keyboard",
+    "hairdryer": "hairdrier",
+    "doughnut": "donut",
+    "mobilephone": "cellphone",
+}
 GENEVAL_KINDS = ("graded", "strict", "official")
 
 GenEvalRow = Mapping[str, Any]  # one entry of `include`
 
 
-def detector_name(wanted: GenEvalRow) -> str:
-    name: str = wanted["class"]
-    return COCO_NAMES.get(name, name)
+def coco_class(name: str) -> str:
+    """One key for all spellings of a class: "potted plant" and "pottedplant", "tv" and "tvmonitor".
+
+    Lower case without blanks, hyphens and underscores; then the synonyms of COCO's label lists.
+    """
+    key = re.sub(r"[\s_-]+", "", name.lower())
+    return _SPELLINGS.get(key, key)
 
 
 def relations(a: Box, b: Box) -> set[str]:
@@ -76,8 +95,11 @@ def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detectio
     """The things above `least`, the surest first, by their class."""
     by_name: dict[str, list[Detection]] = {}
     for thing in sorted(things, key=lambda thing: -thing.score):
-        if thing.score > least and len(by_name.setdefault(thing.name, [])) < MOST_BOXES:
-            by_name[thing.name].append(thing)
+        if thing.score <= least:
+            break
+        own = by_name.setdefault(coco_class(thing.name), [])
+        if len(own) < MOST_BOXES:
+            own.append(thing)
     return by_name
 
 
@@ -113,7 +135,7 @@ class Scene:
     colours: Any  # (image, things, name) -> a colour each
 
     def of(self, wanted: GenEvalRow) -> Sequence[Detection]:
-        return self.things.get(detector_name(wanted), ())
+        return self.things.get(coco_class(wanted["class"]), ())
 
     def in_colour(self, things: Sequence[Detection], wanted: GenEvalRow) -> int:
         """How many of the things have the wanted colour."""
@@ -203,30 +225,38 @@ class GenEval:
         graded, strict = grade_objects(scene, include)
         return graded if self.kind == "graded" else float(strict)
 
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError, naming the row, for one that the detector cannot be compared with."""
+        for row, columns in enumerate(meta, start=1):
+            for wanted in (*(columns.get("include") or ()), *(columns.get("exclude") or ())):
+                try:
+                    self._check(wanted)
+                except ValueError as error:
+                    prompt = prompts[row - 1][:60]
+                    raise ValueError(f"{error} (row {row}, prompt {prompt!r})") from error
+
     def _check(self, wanted: GenEvalRow) -> None:
-        if (
-            "class" not in wanted
-            or not isinstance(wanted.get("count"), int)
-            or (wanted["count"] < 1)
-        ):
+        name, count = wanted.get("class"), wanted.get("count")
+        if not isinstance(name, str) or not isinstance(count, int) or count < 1:
             raise ValueError(f"geneval: {dict(wanted)} needs a class and a count of 1 or more")
-        name = detector_name(wanted)
-        if name not in self.detect.names:
+        if coco_class(name) not in {coco_class(label) for label in self.detect.names}:
             near = difflib.get_close_matches(name, self.detect.names, 1)
-            raise ValueError(
-                f"geneval: the detector knows no {name!r}"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"geneval: the detector has no class {name!r}{hint}")
         if wanted.get("color") is not None and wanted["color"] not in COLOUR_NAMES:
             raise ValueError(f"geneval: {wanted['color']!r} is none of {', '.join(COLOUR_NAMES)}")
 
 
 @dataclass(frozen=True)
 class Tested(OverFrames):
-    """Its self-test is that of the CLIP that names colours: no picture that could be drawn for it
-    is sure to be found by every detector."""
+    """GenEval over frames. Its self-test covers the prompts and the CLIP that names colours: no
+    synthetic image is certain to be found by every detector."""
 
     parts: Mapping[str, Reward] = field(default_factory=dict)
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        if isinstance(self.reward, ChecksPrompts):
+            self.reward.check_prompts(prompts, meta)
 
 
 def load(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rewards.judging import chat
+from rewards.judging import answers, chat
 from rewards.judging.checklist import Checklist
 from rewards.judging.panel import (
     LONG_ANSWER,
@@ -29,13 +29,13 @@ from rewards.serving.requests import Patience
 from rewards.types import Judge, Reward, Samples
 
 SCORINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
-    "score": (chat.SCORE, chat.score_in, LONG_ANSWER),
-    "expected": (chat.EXPECTED, chat.expected_in, SHORT_ANSWER),
-    "yes_no": (chat.YES_NO, chat.yes_in, SHORT_ANSWER),
+    "score": (chat.SCORE, answers.score_in, LONG_ANSWER),
+    "expected": (chat.EXPECTED, answers.expected_in, SHORT_ANSWER),
+    "yes_no": (chat.YES_NO, answers.yes_in, SHORT_ANSWER),
 }
 COMPARINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
-    "verdict": (chat.VERDICT, chat.verdict_in, LONG_ANSWER),
-    "probability": (chat.WHICH, chat.which_in, SHORT_ANSWER),
+    "verdict": (chat.VERDICT, answers.verdict_in, LONG_ANSWER),
+    "probability": (chat.WHICH, answers.which_in, SHORT_ANSWER),
 }
 
 

@@ -25,7 +25,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.combine import ByScore
 from rewards.types import Judge, Reward
-from rewards.user_function import Own
+from rewards.user_function import function_parameters, function_settings, user_reward
 
 REWARD_FOLDERS = [str(Path(__file__).parent)]
 MAKERS = ("load", "judge")  # functions of a reward's file
@@ -103,7 +103,7 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
     }
     module, function = _found(name)
     if function is not None:
-        own = Own(vars(module)[function], built, vars(module).get("examples"))
+        own = user_reward(vars(module)[function], built, vars(module).get("examples"))
         return ByScore(own) if want == "judge" else own
     if want == "judge" and "judge" not in vars(module):
         return ByScore(module.load(**built))
@@ -114,21 +114,11 @@ def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
     """The settings of a reward."""
     module, function = _found(name)
     if function is not None:
-        own = list(_signature(vars(module)[function]).values())
-        if not own:
-            raise ValueError(f"{name}: {function} must take the samples as its first argument")
-        return {parameter.name: parameter for parameter in own[1:]}
+        return function_settings(name, vars(module)[function])
     has = vars(module)
     if want == "load" and "load" not in has:
         raise ValueError(f"{name!r} has no function 'load', only 'judge': it compares pairs")
-    return _signature(has[want if want in has else "load"])
-
-
-def _signature(function: Maker) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # annotations in quotes of what is imported for type checkers only
-        return inspect.signature(function).parameters
+    return function_parameters(has[want if want in has else "load"])
 
 
 def _found(name: str) -> tuple[ModuleType, str | None]:

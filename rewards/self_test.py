@@ -1,9 +1,9 @@
-"""Is a reward fit to be trained on? A test of a second, before hours are spent.
+"""A short test of a reward before a run: sensitivity, sign, repeatability, independence of batches.
 
-A reward may say how: with `examples() -> Samples` it gives two samples, the better one first; one
-that costs money or has state sets `one_call`, and is then asked once; one that is made of others
-names them in `parts`. A reward without examples is shown a few pictures (or texts) that nobody
-would call alike.
+A reward can take part in its own test. `examples() -> Samples` returns two samples, the better one
+first. `one_call` is True for a reward that costs money or has state: it is called once. `parts`
+names the rewards that a composite reward is made of; they are tested instead. A reward without
+examples is shown four images (or texts) that any reward should score differently.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,24 +15,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import scored
-from rewards.perception.media import WrongMedia
+from rewards.perception.media import WrongMedia, items
 from rewards.types import Kind, Reward, Samples
 
-TEST_IMAGE_SIZE = 64  # pixels of the pictures that are shown
-ALIKE = 1e-6  # scores nearer than this, relative to their size, are the same
-BATCHED = 0.01  # how far batched scores may be from single ones: half precision is no fault
+_SIDE = 64  # pixels of the test images
+_ALIKE = 1e-6  # scores closer than this, relative to their size, count as equal
+_BATCHED = 0.01  # allowed difference of batched scores from single ones, as of half precision
+_ROUNDING = 1e-5  # allowed difference of two equal calls, relative to the scores, as of a GPU
+_NOISE = 0.1  # allowed difference of two equal calls, in standard deviations within a group
+_NEAR = 0.02  # how far images of one group are blended towards others
 
 
 @runtime_checkable
 class Exemplary(Protocol):
-    """A reward that knows two samples which it must tell apart, the better one first."""
+    """A reward with two samples that it must score differently, the better one first."""
 
     def examples(self) -> Samples | None: ...
 
 
 @runtime_checkable
 class OneCall(Protocol):
-    """A reward that is asked only once by the self-test, if `one_call` is True."""
+    """A reward that the self-test calls only once if `one_call` is True."""
 
     @property
     def one_call(self) -> bool: ...
@@ -40,7 +43,7 @@ class OneCall(Protocol):
 
 @runtime_checkable
 class Made(Protocol):
-    """A reward made of others: each of them is tested."""
+    """A reward made of others, each of which is tested."""
 
     @property
     def parts(self) -> Mapping[str, Reward]: ...
@@ -48,16 +51,16 @@ class Made(Protocol):
 
 @runtime_checkable
 class ChecksPrompts(Protocol):
-    """A reward that reads columns, and can tell from the prompt file alone what is wrong there."""
+    """A reward that reads columns and can check the prompt file without any sample."""
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError, naming a row, for one that could not be scored."""
+        """Raise ValueError, naming the row, for a row that could not be scored."""
         ...
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the run will ask for; shown to rewards that bring no examples."""
+    """Prompts of the run, for rewards without examples."""
 
     texts: Sequence[str] = ("a red circle", "a blue square left of a green triangle")
     meta: Sequence[Mapping[str, Any]] = field(default=())
@@ -65,67 +68,67 @@ class Prompts:
 
 
 def probe(kind: Kind, prompts: Prompts) -> Samples:
-    """Noise, a flat colour, a slope, a chequered board; or four texts. All in one group."""
+    """Noise, a flat colour, a gradient, a chequerboard; or four texts. All in one group."""
     texts = [prompts.texts[i % len(prompts.texts)] for i in range(4)]
     meta = [prompts.meta[i % len(prompts.meta)] for i in range(4)] if prompts.meta else ()
     group = torch.zeros(4, dtype=torch.long)
     if kind == "text":
         return Samples(["7", "I do not know.", texts[0], "word " * 200], texts, group, meta)
-    noise = torch.rand(
-        3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE, generator=torch.Generator().manual_seed(0)
-    )
-    slope = torch.linspace(0, 1, TEST_IMAGE_SIZE).expand(3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE)
-    place = torch.arange(TEST_IMAGE_SIZE) // 8
-    board = ((place[:, None] + place) % 2).float().expand(3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE)
-    flat = torch.tensor([0.7, 0.3, 0.1]).view(3, 1, 1).expand(3, TEST_IMAGE_SIZE, TEST_IMAGE_SIZE)
-    media = torch.stack([noise, flat, slope, board])
+    noise = torch.rand(3, _SIDE, _SIDE, generator=torch.Generator().manual_seed(0))
+    gradient = torch.linspace(0, 1, _SIDE).expand(3, _SIDE, _SIDE)
+    place = torch.arange(_SIDE) // 8
+    board = ((place[:, None] + place) % 2).float().expand(3, _SIDE, _SIDE)
+    flat = torch.tensor([0.7, 0.3, 0.1]).view(3, 1, 1).expand(3, _SIDE, _SIDE)
+    media = torch.stack([noise, flat, gradient, board])
     if kind == "video":
         media = media[:, None].repeat(1, 8, 1, 1, 1)
     return Samples(media, texts, group, meta)
 
 
 def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
-    """A sentence on what was seen. ValueError, in the reward's name, for what is wrong.
+    """Test a reward and return a sentence with its scores. ValueError, naming it, if it fails.
 
-    Wrong are: samples that must differ score alike or the wrong way round, nothing is scored, an
-    infinite score, a wrong number of scores, and scores that depend on what else is in the batch.
+    Failures: samples that must differ score alike or in the wrong order, nothing is scored, the
+    scores are not one finite number per sample, they differ between two equal calls by more than a
+    tenth of the spread in a group, or they depend on the rest of the batch.
     """
     if prompts is not None and isinstance(reward, ChecksPrompts):
         reward.check_prompts(prompts.texts, prompts.meta)
     prompts = Prompts() if prompts is None else prompts
     if isinstance(reward, Made):
-        said = [self_test(f"{name}: {part}", r, prompts) for part, r in reward.parts.items()]
-        return "; ".join(said)
-    shown = reward.examples() if isinstance(reward, Exemplary) else None
-    if shown is not None:
-        scores = scored(name, reward, shown)
-        _told_apart(name, scores)
-        said = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
+        lines = [self_test(f"{name}: {part}", r, prompts) for part, r in reward.parts.items()]
+        return "; ".join(lines)
+    samples = reward.examples() if isinstance(reward, Exemplary) else None
+    if samples is not None:
+        scores = scored(name, reward, samples)
+        _check_examples(name, scores)
+        line = f"{name}: {scores[0]:.4g} for the better of its examples, {scores[1]:.4g}"
     else:
-        shown, scores = _shown(name, reward, prompts)
-        _not_alike(name, scores, shown)
-        said = f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} unlike samples"
+        samples, scores = _probed(name, reward, prompts)
+        _check_different(name, scores, samples)
+        line = f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} unlike samples"
     if isinstance(reward, OneCall) and reward.one_call:
-        return f"{said}; asked once"
-    return f"{said}; {_single(name, reward, shown, scores)}"
+        return f"{line}; called once"
+    _check_repeatable(name, reward, samples, scores)
+    return f"{line}; {_check_batches(name, reward, samples, scores)}"
 
 
-def _shown(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float[Tensor, " n"]]:
-    """Samples of the run's kind, or of whichever kind the reward takes, and their scores."""
+def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float[Tensor, " n"]]:
+    """Samples of the run's kind, or of a kind that the reward takes, and their scores."""
     kinds: list[Kind] = [prompts.kind, *[k for k in ("image", "video") if k != prompts.kind]]
-    refused = ""
+    refusal = ""
     for kind in kinds if prompts.kind != "text" else kinds[:1]:
         samples = probe(kind, prompts)
         try:
             return samples, scored(name, reward, samples)
         except WrongMedia as error:
-            refused = refused or str(error)
-    raise ValueError(refused)
+            refusal = refusal or str(error)
+    raise ValueError(refusal)
 
 
-def _told_apart(name: str, scores: Float[Tensor, " n"]) -> None:
+def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
     if len(scores) != 2:
-        raise ValueError(f"reward {name}: `examples` gives two samples, not {len(scores)}")
+        raise ValueError(f"reward {name}: `examples` must return two samples, not {len(scores)}")
     if scores.isnan().any():
         raise ValueError(f"reward {name}: it does not score its own examples: {_list(scores)}")
     better, worse = scores.tolist()
@@ -138,27 +141,60 @@ def _told_apart(name: str, scores: Float[Tensor, " n"]) -> None:
         )
 
 
-def _not_alike(name: str, scores: Float[Tensor, " n"], samples: Samples) -> None:
+def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -> None:
     known = scores[~scores.isnan()]
-    what = (
-        "texts" if samples.kind == "text" else "noise, a flat colour, a slope and a chequered board"
+    shown = (
+        "texts" if samples.kind == "text" else "noise, a flat colour, a gradient, a chequerboard"
     )
     way_out = (
-        "if that is right, say what it tells apart: examples() -> Samples, two samples with the "
+        "if that is right, add examples() -> Samples: two samples that it scores differently, the "
         "better one first"
     )
     if len(known) == 0:
-        raise ValueError(f"reward {name}: it scores none of {what}; {way_out}")
+        raise ValueError(f"reward {name}: it scores none of {shown}; {way_out}")
     if _alike(known):
-        raise ValueError(f"reward {name}: {what} all score {known[0]:.6g}; {way_out}")
+        raise ValueError(f"reward {name}: {shown} all score {known[0]:.6g}; {way_out}")
 
 
 def _alike(scores: Float[Tensor, " n"]) -> bool:
-    return bool(scores.max() - scores.min() <= ALIKE * scores.abs().max().clamp(min=ALIKE))
+    return bool(scores.max() - scores.min() <= _ALIKE * scores.abs().max().clamp(min=_ALIKE))
 
 
-def _single(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]) -> str:
-    """One by one the same; or, for a groupwise reward, the same in another order."""
+def _check_repeatable(
+    name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]
+) -> None:
+    """A second, equal call returns the same, but for what does not matter within a group."""
+    again = scored(name, reward, samples)
+    noise = float(
+        (again - scores).abs().nan_to_num(torch.inf)[~(again.isnan() & scores.isnan())].max()
+    )
+    if noise <= _ROUNDING * float(scores.abs().nan_to_num(0).max()):
+        return
+    group = scored(name, reward, _similar(samples))
+    spread = float(group[~group.isnan()].std(correction=0).nan_to_num(0))
+    if noise > _NOISE * spread:
+        raise ValueError(
+            f"reward {name}: the same samples score {_list(scores)}, then {_list(again)}; the "
+            f"difference of {noise:.2g} is too large beside the spread of {spread:.2g} within a "
+            "group; make it repeatable, or set one_call if it cannot be"
+        )
+
+
+def _similar(samples: Samples) -> Samples:
+    """Samples as alike as those of one group: the first image, blended a little with each other.
+
+    Texts of a group differ as much as the test's own, and so do images of different sizes.
+    """
+    media = items(samples)
+    if samples.kind == "text" or len({item.shape for item in media}) > 1:
+        return samples
+    near = torch.stack([media[0].lerp(item, _NEAR) for item in media])
+    first = [samples.meta[0]] * len(media) if samples.meta else ()
+    return Samples(near, [samples.prompts[0]] * len(media), samples.group, first)
+
+
+def _check_batches(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]) -> str:
+    """Single samples score the same; or, for a groupwise reward, the group in another order."""
     rows = range(len(scores))
     alone = torch.cat([scored(name, reward, samples.take([row])) for row in rows])
     if not scores.isnan().all() and alone.isnan().all():
@@ -166,8 +202,8 @@ def _single(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, "
         how = "in another order"
     else:
         how = "one by one"
-    room = BATCHED * torch.maximum(scores.abs(), scores.nan_to_num(0).abs().max())
-    same = (alone - scores).abs() <= room.clamp(min=ALIKE)
+    room = _BATCHED * torch.maximum(scores.abs(), scores.nan_to_num(0).abs().max())
+    same = (alone - scores).abs() <= room.clamp(min=_ALIKE)
     if not (same | (alone.isnan() & scores.isnan())).all():
         raise ValueError(
             f"reward {name}: scores depend on the batch: {_list(scores)} together, {_list(alone)} "

@@ -1,17 +1,36 @@
-"""A user's own reward: a plain function of a file that the YAML names."""
+"""A function of a user's file as a reward: our own signature, Flow-GRPO's or TRL's.
 
+function(samples, ...)                    n scores, as a tensor or a list with None in it
+function(images, prompts, metadata, ...)  Flow-GRPO's: images [n 3 h w] or videos [n f 3 h w] as one
+                                          float tensor in 0..1, a list of prompts, one dict of
+                                          columns per sample; returns scores or (scores, info)
+function(prompts, completions, ...)       TRL's, by keyword: two lists of strings, and one list per
+                                          column that the function names or collects in **kwargs
+
+The remaining parameters are settings. TRL's may be columns of the prompt file too.
+"""
+
+import asyncio
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
-from rewards.types import Samples
+from rewards.combine import scored
+from rewards.perception.media import each_size, expect
+from rewards.types import Reward, Samples
+
+_FLOW_GRPO = ("images", "prompts")  # how its signature begins
+_TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
 class Own:
-    """`function(samples, **settings)`, which gives n scores: a tensor, or a list with None in it.
+    """`function(samples, **settings)`.
 
     shows   the file's function `examples`, if it has one: two samples, the better one first
     """
@@ -25,3 +44,104 @@ class Own:
 
     def examples(self) -> Samples | None:
         return self.shows() if self.shows is not None else None
+
+
+@dataclass(frozen=True)
+class FlowGrpoFunction(Own):
+    """`function(images, prompts, metadata, **settings)`, called once per size of the media."""
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        name = self.function.__name__
+        expect(samples, name, "image", "video")
+        return each_size(samples, lambda part: scored(name, self._scores, part))
+
+    def _scores(self, samples: Samples) -> Any:
+        metadata = [dict(row) for row in samples.meta] or [{} for _ in samples.prompts]
+        result: Any = self.function(samples.media, list(samples.prompts), metadata, **self.settings)
+        scores = result[0] if isinstance(result, tuple) else result
+        return scores["avg"] if isinstance(scores, Mapping) and "avg" in scores else scores
+
+
+@dataclass(frozen=True)
+class TrlFunction(Own):
+    """`function(prompts=, completions=, **columns, **settings)`, which may be asynchronous."""
+
+    def __call__(self, samples: Samples) -> Any:
+        expect(samples, self.function.__name__, "text")
+        self.check_prompts(samples.prompts, samples.meta)
+        rows, parameters = samples.meta, function_parameters(self.function)
+        every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {
+            name: [row.get(name) for row in rows]
+            for name in names
+            if (every or name in parameters) and name not in self.settings
+        }
+        own = {"prompts": list(samples.prompts), "completions": list(samples.media)}
+        given = {name: value for name, value in own.items() if every or name in parameters}
+        result = self.function(**{**columns, **given}, **self.settings)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """ValueError for a parameter that is neither a setting nor a column of the prompts."""
+        columns = {name for row in meta for name in row}
+        for name, parameter in _free(self.function).items():
+            required = parameter.default is parameter.empty and name not in self.settings
+            if required and name not in columns:
+                raise ValueError(
+                    f"{self.function.__name__} takes {name!r}: add a column {name!r} to the prompt "
+                    "file, or give it as a setting of the reward"
+                )
+
+
+def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters; annotations in quotes stay texts where they cannot be evaluated."""
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError:  # names that are imported for type checkers only
+        return inspect.signature(function).parameters
+
+
+def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters that the user gives a value for."""
+    known = [p for p in function_parameters(function).values() if p.kind not in _COLLECTED]
+    if _is_trl(function):
+        return {p.name: p for p in known if p.name not in ("prompts", "completions", *_TRAINER)}
+    return {p.name: p for p in known[3 if _is_flow_grpo(function) else 1 :]}
+
+
+def _is_flow_grpo(function: Callable[..., Any]) -> bool:
+    return tuple(function_parameters(function))[:2] == _FLOW_GRPO
+
+
+def _is_trl(function: Callable[..., Any]) -> bool:
+    return "completions" in function_parameters(function)
+
+
+def function_settings(name: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings of a function. ValueError for one that could not be called as a reward."""
+    parameters = function_parameters(function)
+    if not parameters:
+        raise ValueError(
+            f"{name} takes no arguments; a reward takes (samples), (images, prompts, metadata) or "
+            "(prompts, completions); call a factory in the file and name its result"
+        )
+    if not _is_trl(function):
+        return _free(function)
+    for trainer in _TRAINER:
+        if trainer in parameters and parameters[trainer].default is inspect.Parameter.empty:
+            raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer has")
+    return {key: p.replace(default=None) for key, p in _free(function).items()}
+
+
+def user_reward(
+    function: Callable[..., Any],
+    settings: Mapping[str, Any],
+    shows: Callable[[], Samples] | None = None,
+) -> Reward:
+    """The function as a reward, by its signature."""
+    if _is_trl(function):
+        return TrlFunction(function, settings, shows)
+    if _is_flow_grpo(function):
+        return FlowGrpoFunction(function, settings, shows)
+    return Own(function, settings, shows)

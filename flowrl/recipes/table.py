@@ -48,7 +48,7 @@
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
-(arXiv:2508.20751) is flow_grpo with the reward `rewards.WinRate(judge)`: it needs no line here.
+(arXiv:2508.20751) is flow_grpo with the reward `win_rate`: it needs no line here.
 The transition recipes are in `flowrl/recipes/grpo.py`, the matching ones in
 `flowrl/recipes/matching.py`, those of language models in `flowrl/recipes/text.py`,
 `further_recipes.py`, `baseline_recipes.py`, `tree_recipes.py` and `turn_recipes.py` beside it.

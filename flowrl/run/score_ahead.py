@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from rewards import Samples, Scores
+from rewards.guard import SharedState, beside_sampling
 
 
 class ScoreAhead:
@@ -23,6 +24,7 @@ class ScoreAhead:
         self.shown: list[Samples] = []
         self._found: list[Future[Scores]] = []
         self._pool: ThreadPoolExecutor | None = None
+        self._before = SharedState.now()
 
     def __enter__(self) -> "ScoreAhead":
         return self
@@ -43,7 +45,9 @@ class ScoreAhead:
         self._found.append(self._submit(samples))
 
     def _submit(self, samples: Samples) -> Future[Scores]:
-        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rewards")
+        self._pool = self._pool or ThreadPoolExecutor(
+            1, thread_name_prefix="rewards", initializer=beside_sampling
+        )
         return self._pool.submit(self.score, samples)
 
     def media(self, rollouts: Sequence[Any]) -> list[Samples]:
@@ -54,4 +58,6 @@ class ScoreAhead:
     def scores(self) -> list[Scores]:
         """Of the media; what a reward raised in the thread is raised here."""
         early = [found.result() for found in self._found]
+        if early:  # no sampling runs beside them any more
+            self._before.check(early[0].names)
         return [*early, *(self.score(samples) for samples in self.shown[len(early) :])]

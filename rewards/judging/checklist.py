@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.judging import chat
+from rewards.judging import answers, chat
 from rewards.judging.panel import LONG_ANSWER, SHORT_ANSWER, Panel
 from rewards.perception.media import items
 from rewards.serving.requests import Ask, Failure
@@ -39,7 +39,7 @@ class Checklist:
             for i in range(n)
             for question in lists[i]
         ]
-        yes = self.panel.values(about, chat.yes_in, SHORT_ANSWER)
+        yes = self.panel.values(about, answers.yes_in, SHORT_ANSWER)
         known = (~yes.isnan()).double()
         none = torch.zeros(n, dtype=torch.float64)
         total, answered = (none.index_add(0, rows, v) for v in (yes.nan_to_num(0.0), known))
@@ -58,7 +58,7 @@ class Checklist:
             for prompt in new
         ]
         found = self.panel.client.ask(
-            asks, lambda _, answer: chat.questions_in(chat.completion(answer))
+            asks, lambda _, answer: answers.questions_in(chat.completion(answer))
         )
         for prompt, questions in zip(new, found, strict=True):
             if not isinstance(questions, Failure):  # else asked again next time

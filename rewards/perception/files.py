@@ -1,18 +1,23 @@
-"""Pictures from files. A file that cannot be read names itself, and the others are read."""
+"""Images from files. A file that cannot be read is named; the others are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from struct import error as StructError
 
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from rewards.perception.media import to_tensor
 
+FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
+MOST_PIXELS = 2**26  # 8192 x 8192: 67 million
+_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
+
 
 @dataclass(frozen=True)
 class Read:
-    """media: one image [3 h w] in 0..1 a path, None where `broken` says why it could not be read.
+    """media: one image [3 h w] in 0..1 per path, None for those that `broken` explains.
 
     `Samples(read.media, ...)` may be scored as it is: those samples are then unscored.
     """
@@ -25,23 +30,47 @@ def read_images(paths: Sequence[str | Path]) -> Read:
     """Images of any sizes and modes. Never raises for a file that is missing or damaged."""
     media: list[Tensor | None] = []
     broken: dict[str, str] = {}
-    for path in map(Path, paths):
+    for path in paths:
         try:
-            with Image.open(path) as image:
-                media.append(to_tensor(image))
-        # PIL raises these for what is missing, no picture, cut off or too large to be sane;
-        # SyntaxError is what its PNG reader says of a damaged chunk
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            media.append(to_tensor(open_image_file(path)))
+        except ValueError as error:
             media.append(None)
-            broken[str(path)] = _sentence(path, error)
+            broken[str(path)] = str(error)
     return Read(media, broken)
 
 
-def _sentence(path: Path, error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"{path}: no such file"
-    if path.is_dir():
-        return f"{path}: a folder, not a picture"
-    if path.stat().st_size == 0:
-        return f"{path}: an empty file"
-    return f"{path}: not a readable picture ({error})"
+def open_image_file(path: str | Path, most_pixels: int = MOST_PIXELS) -> Image.Image:
+    """The decoded, upright image of a PNG, JPEG or WebP file, with at most `most_pixels`.
+
+    ValueError, one sentence with the path, if the file is missing, empty, too large, damaged or of
+    another format. Sizes are compared before any pixel is decoded.
+    """
+    try:
+        with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > most_pixels:
+                raise ValueError(
+                    f"{image.width} x {image.height} pixels; at most {most_pixels} are read"
+                )
+            upright = ImageOps.exif_transpose(image)
+            upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
+            return upright
+    except (FileNotFoundError, IsADirectoryError) as error:
+        what = "a folder, not an image" if isinstance(error, IsADirectoryError) else "no such file"
+        raise ValueError(f"{path}: {what}") from error
+    except UnidentifiedImageError as error:
+        empty = Path(path).stat().st_size == 0
+        what = "an empty file" if empty else "not a PNG, JPEG or WebP image"
+        raise ValueError(f"{path}: {what}") from error
+    # PIL raises all of these for damaged files: SyntaxError for chunks of a PNG, the others for
+    # lengths and numbers in headers and metadata
+    except (OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError) as error:
+        raise _unreadable(path, error) from error
+    except (AttributeError, EOFError, MemoryError, StructError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | Path, error: BaseException) -> ValueError:
+    why = " ".join(str(error).split()) or type(error).__name__
+    return ValueError(f"{path}: not a readable image ({why})")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rewards.combine import scored
 from rewards.perception.media import items
 from rewards.types import Judge, Reward, Samples
 
@@ -130,7 +131,7 @@ def joined_requests(batch: Sequence[Job]) -> Samples:
 
 def scoring(reward: Reward) -> Scoring:
     def score(batch: Sequence[Job]) -> list[list[float | None]]:
-        given = reward(joined_requests(batch))
+        given = scored("served", reward, joined_requests(batch)).tolist()
         return _split(given, [len(job.samples.prompts) for job in batch])
 
     return score

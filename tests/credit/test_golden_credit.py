@@ -9,7 +9,7 @@ from flowrl.credit.advantages import Context, Credit, Estimator, ScaleSteps, Sta
 from flowrl.credit.comparisons import PruneWidth
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes.matching import awm_times
-from rewards import Samples, Scores, WinRate
+from rewards import Samples, Scores, load
 from samplers import Columns
 from tests import golden_api as api
 from tests.support.golden_tools import arrays, close, columns, says, scores, transition_rows
@@ -214,4 +214,5 @@ def test_pref_win_rate():
         return torch.where(outcome == 1, 1.0, torch.where(outcome == 2, 0.0, 0.5))
 
     samples = Samples(["a"] * 5, ["p"] * 5, torch.zeros(5, dtype=torch.long))
-    close(WinRate(judge)(samples), z["think_win_rate"], 5.01e-4)  # published to 3 decimals
+    rates = load("win_rate", judge=judge)(samples)
+    close(rates, z["think_win_rate"], 5.01e-4)  # published to 3 decimals

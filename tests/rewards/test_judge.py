@@ -9,7 +9,14 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from rewards import Samples, load
-from rewards.judging.chat import completion, expected_in, questions_in, score_in, verdict_in, yes_in
+from rewards.judging.answers import (
+    expected_in,
+    questions_in,
+    score_in,
+    verdict_in,
+    yes_in,
+)
+from rewards.judging.chat import completion
 from rewards.load import load_judge
 from rewards.perception.media import to_pil, to_tensor
 from rewards.reports import reports
@@ -49,7 +56,8 @@ def level(picture: torch.Tensor) -> float:
         ("<answer>Image 1</answer>", 1.0),
         ("<answer>a tie</answer>", 0.5),
         ("<answer>Both are equal.</answer>", 0.5),
-        ("Image 1 is better", None),
+        ("Image 1 is better", 1.0),
+        ("Image 1 is better at colours", None),
         ("<think><answer>Image 1 is better</answer></think>", None),
         ("<answer>Image 1 is better, or Image 2 is better</answer>", None),
         ("<answer>Neither convinces me</answer>", None),
@@ -272,7 +280,7 @@ def test_the_self_test_asks_once_and_knows_better_from_worse():
 
     with ChatServer(answer) as server:
         reward = load("judge", url=server.url, model="tiny")
-        assert "asked once" in self_test("judge", reward)
+        assert "called once" in self_test("judge", reward)
         assert len(server.bodies) == 2
         spec = {"name": "judge", "url": server.url, "model": "tiny"}
         assert "1 for the better" in self_test("pairs", load("win_rate", judge=spec))

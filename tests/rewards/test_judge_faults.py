@@ -23,7 +23,8 @@ from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import run_from
 from rewards import Samples, load
-from rewards.judging.chat import completion, verdict_in
+from rewards.judging.answers import verdict_in
+from rewards.judging.chat import completion
 from rewards.load import load_judge
 from rewards.reports import reports
 from rewards.serving.client import Client, _seconds

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rewards import Samples, load
-from rewards.geneval import COLOUR_NAMES, Colours, GenEval, cut_out, relations, surest
+from rewards.geneval import (
+    COLOUR_NAMES,
+    Colours,
+    GenEval,
+    coco_class,
+    cut_out,
+    relations,
+    surest,
+)
 from rewards.perception.detect import Detection, box_of, detector
 from rewards.perception.embedding import Placement
 from rewards.self_test import self_test
@@ -139,7 +147,7 @@ def test_relations_are_the_published_ones(ax, ay, bx, by, size, other):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"class": "beer", "count": 1}, "knows no 'beer'; did you mean 'bear'"),
+        ({"class": "beer", "count": 1}, "has no class 'beer'; did you mean 'bear'"),
         ({"class": "bear"}, "needs a class and a count of 1 or more"),
         ({"class": "bear", "count": 0}, "needs a class and a count of 1 or more"),
         (bear(color="mauve"), "'mauve' is none of red, orange"),
@@ -284,3 +292,53 @@ def test_the_whole_way_from_folders_to_scores(folders):
 
     assert not check_contract(reward, factory, tolerance=1e-5).isnan().any()
     assert "colours" in self_test("geneval", reward)
+
+
+# all 80 classes of the 553 prompts of GenEval, in COCO's order
+COCO = (
+    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,"
+    "stop sign,parking meter,bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,"
+    "backpack,umbrella,handbag,tie,suitcase,frisbee,skis,snowboard,sports ball,kite,"
+    "baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,wine glass,cup,"
+    "fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,"
+    "cake,chair,couch,potted plant,bed,dining table,toilet,tv,laptop,computer mouse,tv remote,"
+    "computer keyboard,cell phone,microwave,oven,toaster,sink,refrigerator,book,clock,vase,"
+    "scissors,teddy bear,hair drier,toothbrush"
+)
+OFFICIAL = COCO.split(",")
+OTHER = {
+    "coco": {"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": "keyboard"},
+    "mmdet": {
+        **{"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": "keyboard"},
+        **{"motorcycle": "motorbike", "airplane": "aeroplane", "couch": "sofa"},
+        **{"potted plant": "pottedplant", "dining table": "diningtable", "tv": "tvmonitor"},
+    },
+    "others": {
+        **{"tv": "television", "hair drier": "hair dryer", "donut": "doughnut"},
+        **{"cell phone": "mobile phone", "dining table": "Dining_Table", "tv remote": "remote"},
+    },
+}
+
+
+@pytest.mark.parametrize("labels", OTHER)
+def test_every_official_class_is_found_under_every_list_of_labels(labels):
+    assert len(set(OFFICIAL)) == 80
+    names = [OTHER[labels].get(name, name) for name in OFFICIAL]
+    assert len({coco_class(name) for name in names}) == 80, "no two classes become one"
+    for name, label in zip(OFFICIAL, names, strict=True):
+        finder = Given([[at(label, 50, 50)]], frozenset(names))
+        reward = GenEval(finder, by_place, "official")
+        meta = [{"tag": "single_object", "include": [{"class": name, "count": 1}]}]
+        reward.check_prompts(["p"], meta)
+        sample = Samples(torch.zeros(1, 3, SIDE, SIDE), ["p"], torch.zeros(1).long(), meta)
+        assert reward(sample).item() == 1, name
+
+
+def test_a_row_that_the_detector_cannot_judge_is_named_before_the_run():
+    reward = GenEval(Given([]), by_place)
+    meta = [
+        {"include": [bear()]},
+        {"include": [bear()], "exclude": [{"class": "sofa", "count": 1}]},
+    ]
+    with pytest.raises(ValueError, match=r"no class 'sofa'.*row 2, prompt 'b'"):
+        reward.check_prompts(["a", "b"], meta)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rewards
-from rewards import Samples, Scores, WinRate, check_reward, load, score_all
+from rewards import Samples, Scores, check_reward, load, score_all
 from rewards.load import names
 
 
@@ -46,7 +46,7 @@ def test_an_error_names_its_reward():
 
     for reward, kind, message in (
         (broken, RuntimeError, "no answer"),
-        (lambda s: torch.ones(4), ValueError, "3 wanted"),
+        (lambda s: torch.ones(4), ValueError, r"shape \[4\]; wanted 3"),
         (lambda s: torch.tensor([1.0, float("inf"), 0.0]), ValueError, "infinite"),
     ):
         with pytest.raises(kind, match=message) as caught:
@@ -64,7 +64,7 @@ def test_a_total_order_wins_in_order():
         return (order[a] > order[b]).float()
 
     group = torch.tensor([0, 0, 0, 1, 1])
-    got = WinRate(judge)(Samples(["x"] * 5, ["p"] * 5, group))
+    got = load("win_rate", judge=judge)(Samples(["x"] * 5, ["p"] * 5, group))
     assert got.tolist() == [1, 0, 0.5, 0, 1]
 
 
@@ -75,7 +75,7 @@ def test_win_rates_of_a_group_share_out_its_pairs(size, groups, seed):
     def judge(s: Samples, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.rand(len(a), generator=rng)
 
-    got = WinRate(judge)(samples(size * groups, size)).view(groups, size)
+    got = load("win_rate", judge=judge)(samples(size * groups, size)).view(groups, size)
     torch.testing.assert_close(got.sum(1), torch.full((groups,), size / 2, dtype=torch.float64))
 
 
@@ -84,7 +84,7 @@ def test_pairs_without_a_verdict_are_left_out():
         return torch.tensor([1.0, float("nan"), float("nan")])
 
     group = torch.tensor([0, 0, 0, 1])
-    got = WinRate(judge)(Samples(["x"] * 4, ["p"] * 4, group))
+    got = load("win_rate", judge=judge)(Samples(["x"] * 4, ["p"] * 4, group))
     assert got[:2].tolist() == [1, 0]
     assert got[2:].isnan().all(), "no verdict, and alone in its group: unscored"
 
@@ -98,7 +98,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "hollow.py").write_text("")
     monkeypatch.setattr(rewards, "__path__", [*rewards.__path__, str(tmp_path)])
-    monkeypatch.setattr(sys.modules["rewards.load"], "FOLDERS", rewards.__path__)
+    monkeypatch.setattr(sys.modules["rewards.load"], "REWARD_FOLDERS", rewards.__path__)
     yield
     for name in ("constant", "hollow"):
         sys.modules.pop(f"rewards.{name}", None)

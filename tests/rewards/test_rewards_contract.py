@@ -126,7 +126,7 @@ class Shown:
         (lambda s: [None] * len(s.prompts), "scores none of noise"),
         (lambda s: torch.arange(len(s.prompts)).float(), "depend on the batch.*one by one"),
         (lambda s: s.media.flatten(1).mean(1) / len(s.prompts) + s.media[0, 0, 0, 0], "depend"),
-        (lambda s: torch.zeros(3), "a score a sample"),
+        (lambda s: torch.zeros(3), r"shape \[3\]; wanted 4 finite numbers"),
     ],
 )
 def test_the_self_test_says_what_is_wrong(reward, message):
@@ -144,7 +144,7 @@ def test_a_groupwise_reward_is_tested_in_another_order():
     assert "in another order the same" in self_test("rank", rank)
 
 
-def test_a_costly_reward_is_asked_once():
+def test_a_costly_reward_is_called_once():
     asked = []
 
     class Costly(Shown):
@@ -152,7 +152,7 @@ def test_a_costly_reward_is_asked_once():
             asked.append(len(samples.prompts))
             return super().__call__(samples)
 
-    assert self_test("judge", Costly((1.0, 0.0), one_call=True)).endswith("asked once")
+    assert self_test("judge", Costly((1.0, 0.0), one_call=True)).endswith("called once")
     assert asked == [2]
 
 
@@ -263,8 +263,8 @@ def test_a_groupwise_reward_keeps_the_contract_but_for_standing_alone():
 
 def test_rewards_stand_alone_and_import_nothing_heavy():
     code = (
-        "import sys, rewards, rewards.self_test; from rewards.load import check, names;"
-        "[check(n, s) for n, s in (('ocr', {}), ('gate', {'reward': 'ocr', 'where': 'ocr'}))];"
+        "import sys, rewards, rewards.self_test; from rewards.load import check_reward, names;"
+        "check_reward('ocr', {}); check_reward('gate', {'reward': 'ocr', 'where': 'ocr'});"
         "heavy = {'transformers', 'diffusers', 'open_clip', 'onnxruntime', 'rapidocr', 'cv2',"
         " 'datasets', 'accelerate', 'torchvision', 'httpx', 'fastapi', 'scipy', 'samplers',"
         " 'flowrl'} & set(sys.modules);"

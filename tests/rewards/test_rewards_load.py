@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rewards import Judge, Reward, Samples, check_reward, load
-from rewards.combine import ByScore, WinRate
+from rewards.combine import ByScore
 from rewards.load import load_judge
 from rewards.self_test import self_test
 from rewards.user_function import Own
@@ -81,7 +81,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
         ("{own}:sharpness", {"powr": 1}, "no setting 'powr'; did you mean 'power'"),
         ("{own}:twice", {}, "needs the setting 'base'"),
         ("{own}:twice", {"base": "brightnes"}, "base: there is no reward 'brightnes'; did you"),
-        ("{own}:nothing", {}, "must take the samples as its first argument"),
+        ("{own}:nothing", {}, "takes no arguments; a reward takes"),
         ("{own}", {}, "has no 'load'; name one: .*:FUNCTION"),
         ("{own}x.py:f", {}, "there is no file .*; give it as seen from"),
         ("gate", {"reward": "brightness"}, "'gate' needs the setting 'where'"),
@@ -139,7 +139,7 @@ def test_a_pointwise_reward_serves_as_a_judge():
     samples = Samples(media, ["a"] * 4, torch.zeros(4, dtype=torch.long))
     a, b = torch.tensor([0, 1, 0]), torch.tensor([1, 0, 2])
     assert judge(samples, a, b).tolist() == [0, 1, 0.5]
-    assert WinRate(judge)(samples).tolist() == [1 / 6, 1, 1 / 6, 2 / 3]
+    assert load("win_rate", judge=judge)(samples).tolist() == [1 / 6, 1, 1 / 6, 2 / 3]
     blind = ByScore(lambda s: [None, 1.0, 0.0, 2.0])
     assert blind(samples, a, b).isnan().tolist() == [True, True, True]
     assert blind(samples, torch.tensor([1]), torch.tensor([2])).tolist() == [1]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards import Samples, WinRate, load, score_all
+from rewards import Samples, load, score_all
 from rewards.perception.media import to_pil
 from tests.support.reward_contract import damaged
 
@@ -136,5 +136,5 @@ def test_a_win_rate_goes_through_a_gate_in_groups():
         prompts = [int(prompt) for prompt in s.prompts]
         return torch.tensor([float(prompts[i] > prompts[j]) for i, j in zip(a, b, strict=True)])
 
-    gate = load("gate", reward=WinRate(judge), where=fixed(1.0, 0.0, 1.0, 1.0))
+    gate = load("gate", reward=load("win_rate", judge=judge), where=fixed(1.0, 0.0, 1.0, 1.0))
     assert gate(numbered(4)).tolist() == [0, 0, 0.5, 1]

@@ -1,0 +1,112 @@
+"""The one reader of image files: damage, bombs and other formats become one sentence."""
+
+import io
+import struct
+import warnings
+import zlib
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from rewards.perception.files import MOST_PIXELS, open_image_file, read_images
+
+
+def encoded(form: str, mode: str = "RGB", **more) -> bytes:
+    file = io.BytesIO()
+    image = Image.effect_noise((24, 16), 80).convert(mode)
+    image.save(file, format=form, **more)
+    return file.getvalue()
+
+
+EXIF = Image.Exif()
+EXIF[0x0112], EXIF[0x010E] = 6, "a description"
+GOOD = {
+    "png": encoded("PNG"),
+    "gray.png": encoded("PNG", "L"),
+    "palette.png": encoded("PNG", "P"),
+    "jpg": encoded("JPEG", exif=EXIF),
+    "webp": encoded("WEBP", exif=EXIF),
+}
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    check = zlib.crc32(kind + data)
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
+
+
+def png(width: int, height: int, *more: bytes) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(more) + body + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_the_three_formats_are_read(tmp_path, name):
+    path = tmp_path / f"image.{name}"
+    path.write_bytes(GOOD[name])
+    turned = name in ("jpg", "webp")  # by the orientation in their EXIF data
+    assert open_image_file(path).size == ((16, 24) if turned else (24, 16))
+    assert read_images([path]).broken == {}
+
+
+@pytest.mark.parametrize("form", ["GIF", "TIFF", "BMP", "PPM", "EPS", "ICO", "SGI", "DDS", "IM"])
+def test_other_formats_are_refused_whatever_their_name(tmp_path, form):
+    path = tmp_path / "image.png"
+    path.write_bytes(encoded(form))
+    with pytest.raises(ValueError, match=r"image.png: not a PNG, JPEG or WebP image$"):
+        open_image_file(path)
+
+
+def test_large_images_are_refused_before_they_are_decoded(tmp_path):
+    path = tmp_path / "bomb.png"
+    for side in (8193, 30_000, 200_000, 2**31 - 1):
+        path.write_bytes(png(side, side))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = read_images([path])
+        assert found.media == [None] and "bomb.png" in found.broken[str(path)]
+    path.write_bytes(GOOD["png"])
+    with pytest.raises(ValueError, match=r"24 x 16 pixels; at most 383 are read"):
+        open_image_file(path, 24 * 16 - 1)
+    assert MOST_PIXELS == 8192**2
+
+
+def test_missing_empty_and_folders_are_named(tmp_path):
+    (tmp_path / "empty.png").write_bytes(b"")
+    for name, what in (
+        ("empty.png", "an empty file"),
+        ("none.png", "no such file"),
+        (".", "a fol"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            open_image_file(tmp_path / name)
+    with pytest.raises(ValueError, match="not a readable image"):
+        open_image_file("a\0b.png")
+
+
+def test_text_bombs_inside_a_png_are_refused(tmp_path):
+    path = tmp_path / "text.png"
+    text = b"Comment\0\0" + zlib.compress(b"a" * 2**27)
+    path.write_bytes(png(4, 4, chunk(b"zTXt", text)))
+    with pytest.raises(ValueError, match=r"text\.png: not a readable image"):
+        open_image_file(path)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(st.sampled_from(sorted(GOOD)), st.data())
+def test_damage_is_one_sentence_or_an_image(tmp_path, name, data):
+    content = bytearray(GOOD[name])
+    for _ in range(data.draw(st.integers(1, 6))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()) and b"Exif" in content:
+        place = content.index(b"Exif") + data.draw(st.integers(4, 60))
+        content[place : place + 2] = data.draw(st.binary(min_size=2, max_size=2))
+    cut = data.draw(st.none() | st.integers(0, len(content)))
+    path = tmp_path / "damaged"
+    path.write_bytes(content[:cut])
+    found = read_images([path])
+    if found.media[0] is None:
+        assert "\n" not in found.broken[str(path)]

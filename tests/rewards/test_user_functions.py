@@ -1,0 +1,128 @@
+"""Reward functions as Flow-GRPO's and TRL's users have them."""
+
+import pytest
+import torch
+
+from rewards import Samples, check_reward, load, score_all
+from rewards.perception.media import WrongMedia
+from rewards.self_test import Prompts, self_test
+from rewards.user_function import FlowGrpoFunction, TrlFunction
+
+PEERS = """
+import io
+import numpy as np
+import torch
+from PIL import Image
+
+
+def jpeg_incompressibility():
+    def _fn(images, prompts, metadata):
+        if isinstance(images, torch.Tensor):
+            images = (images * 255).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+            images = images.transpose(0, 2, 3, 1)  # NCHW -> NHWC
+        buffers = [io.BytesIO() for _ in images]
+        for image, buffer in zip(images, buffers):
+            Image.fromarray(image).save(buffer, format="JPEG", quality=95)
+        return np.array([buffer.tell() / 1000 for buffer in buffers]), {}
+    return _fn
+
+
+jpeg = jpeg_incompressibility()
+
+
+def several(images, prompts, metadata, scale: float = 1.0):
+    assert isinstance(prompts, list) and all(isinstance(row, dict) for row in metadata)
+    light = images.flatten(1).mean(1) * scale + torch.tensor([m.get("plus", 0) for m in metadata])
+    return {"light": light, "avg": light}, {}
+
+
+def strings(images, prompts, metadata):
+    return prompts, {}
+
+
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+
+def accuracy(prompts, completions, answer, **kwargs):
+    assert set(kwargs) == {"level"} and len(prompts) == len(completions)
+    return [None if a is None else float(a in c) for c, a in zip(completions, answer)]
+
+
+async def slow(completions, factor: int = 2):
+    return [float(len(completion) * factor) for completion in completions]
+
+
+def ids(completions, completion_ids):
+    return [float(len(i)) for i in completion_ids]
+"""
+
+
+@pytest.fixture
+def peers(tmp_path) -> str:
+    (tmp_path / "peers.py").write_text(PEERS)
+    return str(tmp_path / "peers.py")
+
+
+def pictures(n: int = 4, **more) -> Samples:
+    media = torch.rand(n, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    return Samples(media, ["a"] * n, torch.zeros(n, dtype=torch.long), **more)
+
+
+def test_flow_grpos_signature_is_taken(peers):
+    reward = load(f"{peers}:jpeg")
+    assert isinstance(reward, FlowGrpoFunction)
+    samples = pictures()
+    scores = score_all({"jpeg": reward}, samples)
+    ours = load("jpeg")(samples)
+    torch.testing.assert_close(scores.values[:, 0], ours, rtol=0, atol=1e-12)
+    listed = Samples([*samples.media, torch.zeros(3, 4, 6)], ["a"] * 5, torch.arange(5))
+    assert torch.equal(reward(listed)[:4], ours)
+    assert "one by one the same" in self_test("jpeg", reward)
+    with pytest.raises(WrongMedia, match="scores images or videos; it was given text"):
+        reward(Samples(["x"], ["p"], torch.zeros(1, dtype=torch.long)))
+
+
+def test_flow_grpos_sum_of_scores_and_settings_are_read(peers):
+    samples = pictures(meta=[{"plus": i} for i in range(4)])
+    reward = load(f"{peers}:several", scale=2.0)
+    light = samples.media.flatten(1).mean(1).double()
+    torch.testing.assert_close(reward(samples), 2 * light + torch.arange(4))
+    torch.testing.assert_close(load(f"{peers}:several")(pictures()), light)
+    videos = Samples(torch.rand(2, 5, 3, 4, 4), ["a"] * 2, torch.arange(2))
+    assert load(f"{peers}:several")(videos).shape == (2,)
+    with pytest.raises(ValueError, match="reward 'strings' returned a list with a str"):
+        load(f"{peers}:strings")(samples)
+    with pytest.raises(ValueError, match="no setting 'scal'; did you mean 'scale'"):
+        check_reward(f"{peers}:several", {"scal": 1})
+
+
+def texts(*completions: str, meta=()) -> Samples:
+    n = len(completions)
+    return Samples(list(completions), ["p"] * n, torch.arange(n), meta)
+
+
+def test_trls_signature_is_taken(peers):
+    reward = load(f"{peers}:reward_len")
+    assert isinstance(reward, TrlFunction)
+    assert score_all({"len": reward}, texts("x" * 20, "x")).values.flatten().tolist() == [0, -19]
+    meta = [{"answer": "7", "level": 1}, {"answer": None, "level": 2}]
+    assert load(f"{peers}:accuracy")(texts("7", "7", meta=meta)) == [1.0, None]
+    assert load(f"{peers}:slow", factor=3)(texts("abc")) == [9.0]
+    assert "one by one" in self_test("len", reward, Prompts(kind="text"))
+    with pytest.raises(WrongMedia, match="scores text; it was given images"):
+        reward(pictures())
+
+
+def test_trls_columns_are_checked_before_the_run(peers):
+    check_reward(f"{peers}:accuracy", {})
+    reward = load(f"{peers}:accuracy")
+    with pytest.raises(ValueError, match="accuracy takes 'answer': add a column 'answer'"):
+        self_test("accuracy", reward, Prompts(["p"], [{"level": 1}], "text"))
+    with pytest.raises(ValueError, match="takes 'completion_ids', which only TRL's trainer has"):
+        check_reward(f"{peers}:ids", {})
+
+
+def test_a_factory_is_refused_with_the_way_out(peers):
+    with pytest.raises(ValueError, match=r"takes no arguments; .* call a factory in the file"):
+        check_reward(f"{peers}:jpeg_incompressibility", {})
