@@ -27,8 +27,8 @@ class RemoteReward:
 
     client: Client
     batch: int = 16
-    pictures: wire.Pictures = "png"
-    videos: wire.Videos = "frames"
+    pictures: wire.ImageFormat = "png"
+    videos: wire.VideoFormat = "frames"
     one_call: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -164,8 +164,8 @@ def judge(  # noqa: PLR0913
 
 def _remote(client: Client, batch: int, pictures: str, videos: str) -> RemoteReward:
     for name, value, known in (
-        ("pictures", pictures, get_args(wire.Pictures)),
-        ("videos", videos, get_args(wire.Videos)),
+        ("pictures", pictures, get_args(wire.ImageFormat)),
+        ("videos", videos, get_args(wire.VideoFormat)),
     ):
         if value not in known:
             raise ValueError(f"remote: {name} is {' or '.join(known)}, not {value!r}")

@@ -89,7 +89,7 @@ class Bomb:
         (base64.b64encode(pickle.dumps(Bomb())).decode(), r"media\[1\]: neither PNG nor WebP"),
         ("%%%", r"media\[1\]: not base64"),
         (base64.b64encode(GIF).decode(), "neither PNG nor WebP"),
-        (wire.encode_image(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged picture"),
+        (wire.encode_image(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged image"),
         ({"frames": ["x"]}, "entry of kind image is a string"),
     ],
     ids=["pickle", "no base64", "GIF", "damaged", "no picture"],
