@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
+from rewards.serving.codec import encode_image
 from rewards.serving.requests import Malformed, Unparsable
-from rewards.serving.wire import encode_image
 from rewards.types import Kind
 
 LEAST_MASS = 0.5  # of the probability that must lie on the answers asked for

@@ -5,31 +5,21 @@ travel as 8 bits a channel, so a server sees them rounded to 1/255. Nothing that
 run: no pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
 """
 
-import base64
-import binascii
-import importlib.util
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from rewards.perception.media import items, to_pil, to_tensor
+from rewards.perception.media import items
+from rewards.serving import codec
 from rewards.types import Samples
 
 FORMAT = 1
-MOST_PIXELS = 2**24  # of one image: 4096 x 4096
-FRAMES_PER_SECOND = 8  # an MP4 must have a rate; nothing depends on it
-
-ImageFormat = Literal["png", "webp"]
-VideoFormat = Literal["frames", "mp4"]
 
 
 class WireVideo(BaseModel):
@@ -69,14 +59,14 @@ class ScoreAnswer(BaseModel):
 
 
 def encode_samples(
-    samples: Samples, pictures: ImageFormat = "png", videos: VideoFormat = "frames"
+    samples: Samples, pictures: codec.ImageFormat = "png", videos: codec.VideoFormat = "frames"
 ) -> dict:
     """Samples as the JSON of a `WireSamples`. ValueError for metadata that JSON cannot hold."""
     kind = samples.kind
     if kind == "text":
         media: list[Any] = items(samples)
     elif kind == "image":
-        media = [encode_image(item, pictures) for item in items(samples)]
+        media = [codec.encode_image(item, pictures) for item in items(samples)]
     else:
         media = [_clip(item, pictures, videos) for item in items(samples)]
     meta = [_plain(row) for row in samples.meta]
@@ -149,23 +139,13 @@ def _header_pixels(entry: str | WireVideo, kind: str) -> int:
     if kind == "text":
         return 0
     if isinstance(parts, str):
-        with _opened_mp4(_bytes(parts)) as container:
-            return _announced_pixels(container)
+        with codec.opened_mp4(parts) as container:
+            return codec.announced_pixels(container)
     total = 0
     for part in parts:
-        with _opened_image(part) as image:
+        with codec.opened_image(part) as image:
             total += image.width * image.height
     return total
-
-
-def encode_image(pixels: Tensor, kind: ImageFormat = "png") -> str:
-    """Encode one image [3 h w] in 0..1 as base64 of lossless PNG or WebP."""
-    file = io.BytesIO()
-    if kind == "png":
-        to_pil(pixels).save(file, "PNG", compress_level=1)  # 4 times as fast as 6, 10 % larger
-    else:
-        to_pil(pixels).save(file, "WEBP", lossless=True, quality=0, method=0)
-    return base64.b64encode(file.getvalue()).decode()
 
 
 def read_answer(body: Any, count: int) -> list[float | None] | None:
@@ -208,8 +188,8 @@ def _item(entry: str | WireVideo, kind: str) -> Any:
     """A text, or the 8-bit pixels of an image [3 h w] or of a video [f 3 h w]."""
     parts = _parts(entry, kind)
     if isinstance(parts, str):
-        return parts if kind == "text" else _from_mp4(_bytes(parts))
-    images = [_image(part) for part in parts]
+        return parts if kind == "text" else codec.decode_mp4(parts)
+    images = [codec.decode_image(part) for part in parts]
     if kind == "image":
         return images[0]
     if len({image.shape for image in images}) > 1:
@@ -217,97 +197,10 @@ def _item(entry: str | WireVideo, kind: str) -> Any:
     return torch.stack(images)
 
 
-def _bytes(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64: {error}") from error
-
-
-def _image(text: str) -> Tensor:
-    with _opened_image(text) as image:
-        return _bytes_of(image)
-
-
-def _bytes_of(image: Image.Image) -> Tensor:
-    return to_tensor(image).mul_(255).round_().to(torch.uint8)
-
-
-@contextmanager
-def _opened_image(text: str) -> Iterator[Image.Image]:
-    """The image with its header read. ValueError for a wrong or damaged one, or a large one."""
-    try:
-        with Image.open(io.BytesIO(_bytes(text)), formats=("PNG", "WEBP")) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
-            yield image
-    except UnidentifiedImageError as error:
-        raise ValueError("neither PNG nor WebP") from error
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"a damaged image ({error})") from error
-
-
-def _clip(frames: Tensor, pictures: ImageFormat, videos: VideoFormat) -> dict[str, Any]:
+def _clip(frames: Tensor, pictures: codec.ImageFormat, videos: codec.VideoFormat) -> dict[str, Any]:
     if videos == "frames":
-        return {"frames": [encode_image(frame, pictures) for frame in frames]}
-    return {"mp4": base64.b64encode(_to_mp4(frames)).decode()}
-
-
-def _to_mp4(frames: Tensor) -> bytes:
-    """H.264 at high quality; lossy, a twentieth of the frames' size."""
-    av = _av()
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", FRAMES_PER_SECOND, options={"crf": "12"})
-        stream.height, stream.width = frames.shape[-2:]
-        stream.pix_fmt = "yuv444p"  # takes odd sizes, and keeps colours sharp
-        stream.time_base = Fraction(1, FRAMES_PER_SECOND)
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_image(to_pil(frame))))
-        container.mux(stream.encode(None))
-    return file.getvalue()
-
-
-def _from_mp4(data: bytes) -> Tensor:
-    frames: list[Tensor] = []
-    pixels = 0
-    with _opened_mp4(data) as container:
-        most = _announced_pixels(container)
-        for frame in container.decode(video=0):
-            pixels += frame.width * frame.height
-            if pixels > most:
-                raise ValueError("a video of more pixels than its header says")
-            frames.append(_bytes_of(frame.to_image()))
-    if not frames:
-        raise ValueError("a video without frames")
-    return torch.stack(frames)
-
-
-def _announced_pixels(container: Any) -> int:
-    stream = container.streams.video[0]
-    if stream.frames < 1:
-        raise ValueError("an MP4 whose header has no number of frames")
-    return stream.width * stream.height * stream.frames
-
-
-@contextmanager
-def _opened_mp4(data: bytes) -> Iterator[Any]:
-    av = _av()
-    try:
-        with av.open(io.BytesIO(data), format="mp4") as container:
-            if not container.streams.video:
-                raise ValueError("a video without frames")
-            yield container
-    except av.error.FFmpegError as error:
-        raise ValueError(f"a damaged video ({error})") from error
-
-
-def _av() -> Any:
-    if importlib.util.find_spec("av") is None:
-        raise ValueError("MP4 needs the library av: pip install 'flowrl[video]', or send frames")
-    import av  # pyright: ignore[reportMissingImports]
-
-    return av
+        return {"frames": [codec.encode_image(frame, pictures) for frame in frames]}
+    return {"mp4": codec.encode_mp4(frames)}
 
 
 def _plain(value: Any) -> Any:

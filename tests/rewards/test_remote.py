@@ -27,7 +27,7 @@ from rewards.load import load_judge
 from rewards.remote import few_samples, whole_groups
 from rewards.reports import reports
 from rewards.self_test import self_test
-from rewards.serving import wire
+from rewards.serving import codec, wire
 from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
 from rewards.serving.server import Served
 from rewards.win_rate import Tournament
@@ -211,8 +211,8 @@ def test_a_body_has_a_limit_with_and_without_a_length():
 
 def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded(monkeypatch):
     decoded: list[object] = []
-    real = wire.to_tensor
-    monkeypatch.setattr(wire, "to_tensor", lambda image: (decoded.append(image), real(image))[1])
+    real = codec.to_tensor
+    monkeypatch.setattr(codec, "to_tensor", lambda image: (decoded.append(image), real(image))[1])
     limits = ServerLimits(pixels=100)
     with serving(Served.of("brightness", {}, Brightness()), limits) as url:
         body = wire.encode_samples(pictures(6))  # 6 of 4 x 5 pixels
@@ -227,8 +227,8 @@ def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded(monkeypatch):
 
 
 def test_decoding_does_not_block_the_server(monkeypatch):
-    real = wire.to_tensor
-    monkeypatch.setattr(wire, "to_tensor", lambda image: (time.sleep(1), real(image))[1])
+    real = codec.to_tensor
+    monkeypatch.setattr(codec, "to_tensor", lambda image: (time.sleep(1), real(image))[1])
     with serving(Served.of("brightness", {}, Brightness())) as url, ThreadPoolExecutor(1) as pool:
         body = wire.encode_samples(pictures(2))
         post = pool.submit(httpx.post, f"{url}/score", json=body, timeout=20)
