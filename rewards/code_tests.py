@@ -1,4 +1,4 @@
-"""Does a program do what its tests ask? The share of tests that pass, or 1 for all and 0 otherwise.
+"""Programs by unit tests: the share of tests that pass, or 1 for all and 0 otherwise.
 
 The program is the last fenced block of the text; a text without one scores 0. Its tests stand in a
 column of the prompt file, a list of either
@@ -7,17 +7,20 @@ column of the prompt file, a list of either
     {"input": text, "output": text}: what it reads and what it must print, but for blanks at the
     ends of lines and of the whole, with exit code 0
 
-Programs run in processes of their own: limits of time, memory, processes, files and output, no
-variables of the run's, no network, and of the file system the interpreter alone, read-only. That
-needs Linux with user namespaces (or root); elsewhere a warning says what is missing, a hook refuses
-the same in Python, and a program that means harm can go past it: `isolation: full` refuses to start
-there. What no process keeps from the machine is the time and the memory that it is allowed.
+Programs run in processes of their own with limits of time, memory, processes, files and output,
+without the run's variables, without network, and with only the interpreter's files, read-only.
+That needs Linux with user namespaces (or root). `isolation: full` refuses to start elsewhere;
+`isolation: best` warns. It then gives up this: a program can read the run's files, its own tests
+among them, and native code in it can write them. The time and the memory that a program is
+allowed are never protected.
 
 A verdict cannot be printed or guessed from inside: expected outputs never enter the process. Python
-tests run in a second process, which calls the program's functions from there; arguments and results
-travel as plain data. So a test cannot hand over a function of its own, catch or subclass a class of
-the program, or compare its objects by their own `==`. Tests are trusted: take them from nobody
-whose code you would not run.
+tests run in a second process, which calls the program's functions from there. Arguments are copied
+and results travel as plain data, so a test cannot pass a function of its own, catch or subclass a
+class of the program, or compare its objects by their own `==`; and an argument changes in place
+only where the test ignores the call's result (`rotate(a, 2)`). Before a run the tests of every row
+are tried on programs that solve nothing, and a warning names the rows that these pass. Tests are
+trusted: use only tests whose code you would run.
 """
 
 import json
@@ -45,12 +48,15 @@ ESCAPES = {
     "network": "it could reach the network",
     "files": "it could read and write files",
     "processes": "it could start processes without a bound",
+    "memory": "its processes together could exceed the memory",
 }
+AUDIT_SECONDS = 20.0  # for trying the tests of all rows on programs that solve nothing
+SHOWN_ROWS = 5  # weak rows that a warning names
 
 
 @dataclass(frozen=True)
 class Tests:
-    """Of one kind: Python, or pairs of input and output."""
+    """The tests of a row, of one kind: Python, or pairs of input and output."""
 
     python: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
@@ -58,12 +64,12 @@ class Tests:
 
 def last_program(text: str) -> str | None:
     """The last fenced block of Python; None without one, or where it is not closed."""
-    found = [code for _, language, code in _FENCE.findall(text) if language.lower() in LANGUAGES]
-    return found[-1] if found else None
+    blocks = [code for _, language, code in _FENCE.findall(text) if language.lower() in LANGUAGES]
+    return blocks[-1] if blocks else None
 
 
 def read_tests(given: Any) -> Tests:
-    """Tests as a column may hold them. ValueError for what they cannot be."""
+    """The tests in a cell of the column. ValueError if it holds none, or others."""
     if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
         given = json.loads(given)
     if isinstance(given, str):
@@ -84,7 +90,7 @@ def read_tests(given: Any) -> Tests:
     raise ValueError("tests are all Python, or all {input, output}")
 
 
-def said(text: str) -> list[str]:
+def _lines(text: str) -> list[str]:
     """Lines without blanks at their ends, and without empty ones at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
@@ -102,9 +108,9 @@ class CodeTests:
         expect(samples, "code_tests", "text")
         tests = self._tests(samples.prompts, samples.meta)
         jobs = list(zip(samples.media, tests, strict=True))
-        unlike = list(dict.fromkeys(jobs))
+        distinct = list(dict.fromkeys(jobs))
         with ThreadPoolExecutor(self.parallel) as pool:
-            scores = dict(zip(unlike, pool.map(self._score, unlike), strict=True))
+            scores = dict(zip(distinct, pool.map(self._score, distinct), strict=True))
         return torch.tensor([scores[job] for job in jobs], dtype=torch.float64)
 
     def _score(self, job: tuple[str, Tests | None]) -> float:
@@ -120,7 +126,7 @@ class CodeTests:
         return share if self.kind == "graded" else float(share == 1)
 
     def _python(self, code: str, tests: Tests) -> list[bool]:
-        passed, late = run.tests(code, tests.python, self.limits)
+        passed, late = run.run_tests(code, tests.python, self.limits)
         if late:
             self._count("late")
         return passed
@@ -131,7 +137,7 @@ class CodeTests:
             outcome = run.run_program(code, given, self.limits)
             if outcome.code is None:
                 self._count("late")
-            passed.append(outcome.code == 0 and said(outcome.said) == said(wanted))
+            passed.append(outcome.code == 0 and _lines(outcome.output) == _lines(wanted))
             if self.kind == "strict" and not passed[-1]:
                 break
         return passed
@@ -141,37 +147,64 @@ class CodeTests:
             self.counts[name] += 1
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """ValueError that names a row of the prompt file whose tests cannot be run."""
+        """ValueError that names a row whose tests cannot be run; a warning for weak tests."""
         if not any(row.get(self.column) is not None for row in meta):
-            raise ValueError(
-                f"code_tests: no prompt has a column {self.column!r}; give the prompt file one, "
-                "or name another with `column`"
+            raise ValueError(self._no_column)
+        self._warn_of_weak(prompts, self._tests(prompts, meta))
+
+    def _warn_of_weak(self, prompts: Sequence[str], tests: Sequence[Tests | None]) -> None:
+        """Warn of rows whose tests pass for a program that solves nothing."""
+        weak = {row: how for row, one in enumerate(tests) if one and (how := _idle_pairs(one))}
+        rows = [row for row, one in enumerate(tests) if one and one.python]
+        python = [tests[row].python for row in rows]  # type: ignore[union-attr]
+        verdicts = run.weak_rows(python, AUDIT_SECONDS, self.limits) if rows else []
+        weak |= {row: how for row, how in zip(rows, verdicts, strict=False) if how}
+        if len(verdicts) < len(rows):
+            warnings.warn(
+                f"code_tests: only the first {len(verdicts)} of {len(rows)} rows were tried on "
+                f"programs that solve nothing, in {AUDIT_SECONDS:.0f} s",
+                stacklevel=3,
             )
-        self._tests(prompts, meta)
+        if weak:
+            named = sorted(weak)[:SHOWN_ROWS]
+            rest = f" and {len(weak) - len(named)} more" if len(weak) > len(named) else ""
+            shown = "; ".join(f"row {r + 1} ({prompts[r][:40]!r}): {weak[r]}" for r in named)
+            warnings.warn(
+                f"code_tests: the tests of {len(weak)} of {len(tests)} rows pass for a program "
+                f"that solves nothing: {shown}{rest}; add tests that such a program fails",
+                stacklevel=3,
+            )
 
     def _tests(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
     ) -> list[Tests | None]:
         if not meta:
-            self.check_prompts(prompts, meta)
-        found: list[Tests | None] = []
+            raise ValueError(self._no_column)
+        tests: list[Tests | None] = []
         for row, columns in enumerate(meta):
             given = columns.get(self.column)
             try:
-                found.append(None if given is None else read_tests(given))
+                tests.append(None if given is None else read_tests(given))
             except (ValueError, SyntaxError) as error:
                 raise ValueError(
                     f"code_tests: row {row + 1} (prompt {prompts[row][:60]!r}): {self.column}: "
                     f"{error}"
                 ) from error
-        return found
+        return tests
+
+    @property
+    def _no_column(self) -> str:
+        return (
+            f"code_tests: no prompt has a column {self.column!r}; give the prompt file one, "
+            "or name another with `column`"
+        )
 
     def report(self) -> dict[str, float]:
         """`late`: runs that were stopped for their time; `without_code`: texts with no block."""
         with self._lock:
-            found = {name: float(count) for name, count in self.counts.items()}
+            counts = {name: float(count) for name, count in self.counts.items()}
             self.counts.update(dict.fromkeys(self.counts, 0))
-        return found
+        return counts
 
     def examples(self) -> Samples:
         """A sum and a difference, tested as a sum."""
@@ -180,8 +213,18 @@ class CodeTests:
         return Samples(texts, ["Add."] * 2, torch.zeros(2, dtype=torch.long), meta)
 
 
+def _idle_pairs(tests: Tests) -> str | None:
+    """The program that solves nothing and yet gives the wanted outputs, if there is one."""
+    if not tests.pairs:
+        return None
+    if all(not _lines(wanted) for _, wanted in tests.pairs):
+        return "prints nothing"
+    same = all(_lines(given) == _lines(wanted) for given, wanted in tests.pairs)
+    return "prints its input" if same else None
+
+
 def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> None:
-    """Start a process that does nothing, and say what could not be taken from it."""
+    """Start a process that does nothing. ValueError or a warning if protections are missing."""
     if os.name != "posix":
         raise ValueError("code_tests needs a POSIX system, for its limits")
     missing = run.run_program("", "", limits).missing
@@ -189,10 +232,13 @@ def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> 
         return
     holes = "; ".join(ESCAPES[name] for name in missing)
     if isolation == "full":
-        raise ValueError(f"code_tests: this system does not shut programs in: {holes}")
+        raise ValueError(
+            f"code_tests: this system cannot isolate a program completely ({holes}): permit user "
+            "namespaces or run as root, or accept this with isolation: best"
+        )
     warnings.warn(
-        f"code_tests: this system does not shut programs in, a hook in Python refuses what it can, "
-        f"and a program that means harm can go past it: {holes}; isolation: full would refuse",
+        f"code_tests: this system cannot isolate a program completely, and one that means harm can "
+        f"exploit it: {holes}",
         stacklevel=3,
     )
 
@@ -205,17 +251,18 @@ def load(
     processes: int = 32,
     output: int = 4,
     parallel: int = 4,
-    isolation: Literal["best", "full"] = "best",
+    isolation: Literal["best", "full"] = "full",
 ) -> Reward:
     """kind       the share of tests passed, or 1 only for all of them
-    column     holds a list of tests; a JSON text of one will do
-    seconds    by the clock, for all Python tests of a sample or for one input; a test that hangs
-               ends the run, and those after it count as failed
-    memory     MB of addresses of a program
+    column     holds a list of tests, or its JSON text
+    seconds    by the clock, for all Python tests of a sample or for one input; after a test that
+               hangs the others count as failed
+    memory     MB of addresses of each process of a program, and of their memory in sum
     processes  and threads that it may have
     output     MB that it may print, or write to files
     parallel   programs at the same time: more than there are cores makes time run out
-    isolation  full: refuse to start where programs cannot be shut in; best: warn
+    isolation  full: refuse to start where programs cannot be isolated; best: warn, and accept that
+               a program may read the run's files, its tests among them
     """
     small = min(seconds, memory / 64, processes, output, parallel)
     if small <= 0 or memory < 64:

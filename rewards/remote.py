@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rewards.serving import wire
 from rewards.serving.client import Client
+from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
 from rewards.types import Judge, Reward, Samples
 
@@ -27,8 +28,8 @@ class RemoteReward:
 
     client: Client
     batch: int = 16
-    pictures: wire.Pictures = "png"
-    videos: wire.Videos = "frames"
+    pictures: ImageFormat = "png"
+    videos: VideoFormat = "frames"
     one_call: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
@@ -164,8 +165,8 @@ def judge(  # noqa: PLR0913
 
 def _remote(client: Client, batch: int, pictures: str, videos: str) -> RemoteReward:
     for name, value, known in (
-        ("pictures", pictures, get_args(wire.Pictures)),
-        ("videos", videos, get_args(wire.Videos)),
+        ("pictures", pictures, get_args(ImageFormat)),
+        ("videos", videos, get_args(VideoFormat)),
     ):
         if value not in known:
             raise ValueError(f"remote: {name} is {' or '.join(known)}, not {value!r}")

@@ -35,6 +35,8 @@ class Serve:
     """Seconds that a request waits for others to join it."""
     body: int = 256
     """Most MiB of a request."""
+    pixels: int = 32
+    """Most millions (2**20) of pixels of a request's media; decoded they take 12 bytes each."""
 
 
 def run_reward_server(given: Serve) -> None:
@@ -44,12 +46,15 @@ def run_reward_server(given: Serve) -> None:
             raise UserError(f"serve-reward: {library} is missing; pip install 'flowrl[serve]'")
     import uvicorn
 
+    from rewards.serving.connections import uvicorn_settings
     from rewards.serving.server import Served, create_app
 
     name, settings = parse_reward(given.reward)
     token = _token(given)
     try:
-        limits = ServerLimits(given.batch, given.wait, given.body * 2**20)
+        limits = ServerLimits(
+            given.batch, given.wait, given.body * 2**20, pixels=given.pixels * 2**20
+        )
         if given.judge:
             served = Served(name, settings, None, load_judge(name, **settings), token)
         else:
@@ -64,7 +69,10 @@ def run_reward_server(given: Serve) -> None:
         )
     where = f"http://{given.host}:{given.port}"
     print(f"{name} at {where}; in a run: {{name: remote, url: '{where}'}}", flush=True)
-    uvicorn.run(create_app(served, limits), host=given.host, port=given.port, log_level="warning")
+    uvicorn.run(
+        create_app(served, limits), host=given.host, port=given.port, log_level="warning",
+        **uvicorn_settings(limits),
+    )  # fmt: skip
 
 
 def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:

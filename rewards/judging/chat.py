@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
+from rewards.serving.codec import encode_image
 from rewards.serving.requests import Malformed, Unparsable
-from rewards.serving.wire import encode_image
 from rewards.types import Kind
 
 SCORE = (

@@ -1,6 +1,6 @@
-"""Run code that nobody has read, and say of its results only what it cannot make up itself.
+"""Run untrusted code, and take from its results only plain data.
 
-`run` is the side that asks. The others are run as scripts in processes of their own, with nothing
-imported from here: `confine` takes away what such a process does not need, `calls` lets tests in
-one process call functions in another.
+`run` starts the processes. All other files are run as scripts in processes of their own, with
+nothing imported from here: `confine` and `syscalls` take away what such a process does not need,
+`program` runs the code, and `judge` calls its functions from the tests' own process.
 """

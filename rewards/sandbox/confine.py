@@ -1,10 +1,11 @@
-"""Take from this process what it does not need, before it runs code that nobody has read.
+"""Take from this process what it does not need, before it runs untrusted code.
 
-On Linux, where user namespaces are permitted (or we are root): no network, no sight of other
-processes, and of the file system only the interpreter and the system's libraries, read-only; what
-it starts ends with it. Elsewhere a hook on Python's own events refuses the same things, which
-stops accidents and not an attack: ctypes-free native code could go past it. Limits of memory,
-processor time, written bytes and open files hold on every POSIX system.
+On Linux, where user namespaces are permitted (or as root): no network, no sight of other
+processes, and of the file system only the interpreter and the system's libraries, read-only; all
+that it starts ends with it. Memory is bounded per process by its addresses, and in sum by a watch
+that ends all of them; where no watch is possible, only one process is allowed. Elsewhere a filter
+of system calls (Linux) and a hook on Python's own events refuse what they can: files can then be
+read, and native code can write them.
 """
 
 import ctypes
@@ -12,7 +13,9 @@ import os
 import resource
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
+
+from syscalls import filter_calls
 
 SPACES = {"mounts": 0x20000, "ipc": 0x8000000, "processes": 0x20000000, "network": 0x40000000}
 USERS = 0x10000000  # CLONE_NEWUSER
@@ -21,32 +24,40 @@ MOUNT_SETATTR, READ_ONLY = 442, 1 | 2  # the call's number; MOUNT_ATTR_RDONLY an
 DIE_WITH_PARENT, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38  # of prctl
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-PROTECTIONS = ["network", "files", "processes"]
+PROTECTIONS = ["network", "files", "processes", "memory"]
+WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def confine(settings: dict[str, Any], close: list[int]) -> list[str]:
-    """What could not be taken away. `close` are files that only the confined process may hold.
+    """Return the protections that are missing. `close`: files for the confined process alone.
 
-    Where processes can be shut in, we go on as the first of a new world, and who waits outside ends
-    as we end.
+    With namespaces this continues as the first process of its own; the one outside waits for it.
     """
     missing = list(PROTECTIONS)
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        if _shut_in(libc):
-            missing = _inside(libc, settings, close)
-        libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        _drop_capabilities(libc)
-        libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
-    _limit(settings, "processes" not in missing)
+    if sys.platform != "linux":
+        _limit(settings, False)
+        _guard(os.path.realpath(settings["folder"]))
+        return missing
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    alone = _enter_namespaces(libc)
+    watched = False
+    if alone:
+        missing, watched = _inside(libc, settings, close)
+    libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _drop_capabilities(libc)
+    libc.prctl(DUMPABLE, 0, 0, 0, 0)  # others of this user may not look into our memory
+    _limit(settings, alone and "processes" not in missing)
     if "network" in missing or "files" in missing:
         _guard(os.path.realpath(settings["folder"]))
-    return missing
+    if not filter_calls(libc, watched, alone):
+        return missing if "memory" in missing else [*missing, "memory"]
+    return missing if alone else ["files"]
 
 
-def _shut_in(libc: Any) -> bool:
-    """Own namespaces; of users too where we are not root."""
+def _enter_namespaces(libc: Any) -> bool:
+    """Enter new namespaces; of users too if not root. False where they are not permitted."""
     flags = sum(SPACES.values())
     if os.geteuid() == 0 and libc.unshare(flags) == 0:
         return True
@@ -60,23 +71,56 @@ def _shut_in(libc: Any) -> bool:
     return True
 
 
-def _inside(libc: Any, settings: dict[str, Any], close: list[int]) -> list[str]:
+def _inside(libc: Any, settings: dict[str, Any], close: list[int]) -> tuple[list[str], bool]:
+    """Missing protections, and whether the memory of all processes is watched from outside."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    ready, report = os.pipe()
     inner = os.fork()  # a new space of processes begins with the next one
     if inner:
-        for file in close:
+        for file in (*close, report):
             os.close(file)
-        _, status = os.waitpid(inner, 0)
-        code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code >= 0 else 128 - code)
+        _watch(inner, settings["memory"], ready)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     libc.prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-    missing = []
+    missing, watched = [], False
     try:
-        _own_root(libc, settings)
+        watched = _own_root(libc, settings)
     except OSError:
         missing = ["files"]
+    os.write(report, b"1" if watched else b"0")
+    os.close(report)
+    os.close(ready)
     if not _own_user():
         missing.append("processes")
-    return missing
+    return missing, watched
+
+
+def _watch(inner: int, memory: int, ready: int) -> NoReturn:
+    """Wait for the process, and end it with all its children if they exceed `memory` in sum.
+
+    Resident pages count, shared ones once per process. Its /proc is ours once it is ready.
+    """
+    watched = os.read(ready, 1) == b"1"
+    while True:
+        ended, status = os.waitpid(inner, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+        if watched and _resident_bytes() > memory:
+            os.kill(inner, signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, WATCH_SECONDS)
+
+
+def _resident_bytes() -> int:
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/statm") as file:
+                    total += int(file.read().split()[1]) * PAGE
+            except OSError:
+                continue  # it has ended
+    return total
 
 
 def _checked(result: int) -> None:
@@ -85,10 +129,13 @@ def _checked(result: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _own_root(libc: Any, settings: dict[str, Any]) -> None:
-    """A file system in memory, of `written` bytes, with what Python needs bound in read-only."""
+def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
+    """Enter a file system in memory, of `written` bytes, with what Python needs bound read-only.
+
+    Whether it has a /proc of its own, which not every container permits.
+    """
     root = settings["folder"]
-    os.umask(0o022)  # whoever we are in the end must find the way to what is bound
+    os.umask(0o022)  # the user of the end must be able to read what is bound
     _checked(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
     size = f"size={settings['written']},mode=755".encode()
     _checked(libc.mount(b"tmpfs", root.encode(), b"tmpfs", 0, size))
@@ -114,12 +161,13 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> None:
     for name, mode in (("tmp", 0o777), ("proc", 0o755), ("outside", 0o700)):
         os.makedirs(f"{root}/{name}", exist_ok=True)
         os.chmod(f"{root}/{name}", mode)
-    libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None)  # not everywhere, nor needed
+    watched = libc.mount(b"proc", f"{root}/proc".encode(), b"proc", 0, None) == 0
     _checked(libc.pivot_root(root.encode(), f"{root}/outside".encode()))
     os.chdir("/tmp")
     _checked(libc.umount2(b"/outside", DETACH))
     os.rmdir("/outside")
     settings["folder"] = "/tmp"
+    return watched
 
 
 def _read_only(libc: Any, target: str) -> None:
@@ -130,7 +178,7 @@ def _read_only(libc: Any, target: str) -> None:
 
 
 def _own_user() -> bool:
-    """From root to a user that nobody else is, whose processes can be counted. False if we stay."""
+    """Change from root to an unused user, whose processes can be counted. False if impossible."""
     if os.geteuid() != 0:
         return True  # counted by the namespace of users
     for uid in (1_000_000_000 + os.getppid() + os.getpid() + _nonce(), 65534):
@@ -161,7 +209,7 @@ def _limit(settings: dict[str, Any], counted: bool) -> None:
         resource.RLIMIT_NOFILE: settings["files"],
         resource.RLIMIT_CORE: 0,
     }
-    if counted:  # by user: elsewhere the run's own processes would count
+    if counted:  # per user: without namespaces the run's own processes would count
         limits[resource.RLIMIT_NPROC] = settings["processes"]
     for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
@@ -178,7 +226,7 @@ REFUSED = (
 
 
 def _guard(folder: str) -> None:
-    """Refuse in Python what no namespace keeps us from. A hook cannot be taken off again."""
+    """Refuse in Python what no namespace prevents. A hook cannot be removed again."""
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     inside = folder + os.sep
 

@@ -1,8 +1,8 @@
 """A process that compares mathematics for `rewards.math_answer`. Run as a script, for ever.
 
 A line of JSON in: {"gold": text} asks whether a right answer can be read at all, {"gold", "text",
-"boxed"} whether a completion gives it. A line out: true or false. Time is kept by who asks, so the
-library's own alarms are off.
+"boxed"} whether a completion has that answer. A line out: true or false. The parent keeps the time,
+so the library's own alarms are off.
 """
 
 import functools
@@ -12,20 +12,20 @@ import resource
 import sys
 from typing import Any
 
-ENVIRONMENTS = ("$", r"\(", r"\[", r"\boxed")  # what says that a text has mathematics in it
+ENVIRONMENTS = ("$", r"\(", r"\[", r"\boxed")  # signs of mathematics in a text
 
-MEMORY = 2**31  # bytes of addresses: a power of powers must not take the machine along
+MEMORY = 2**31  # bytes of addresses: a power of powers must not fill the machine
 
 
 def bare(gold: str) -> str:
-    """A right answer as TeX: what follows ####, in a box if it is bare."""
+    """A right answer as TeX: the text after ####, in a box if it is bare."""
     last = gold.rpartition("####")[2].strip()
     return last if any(sign in last for sign in ENVIRONMENTS) else rf"\boxed{{{last}}}"
 
 
 @functools.lru_cache(4096)
 def read_expressions(text: str, boxed: bool) -> tuple[Any, ...]:
-    """Expressions found in a text; strings that nothing could read as mathematics are left out."""
+    """Expressions in a text; strings that are not mathematics are left out."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     latex = LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=not boxed)
@@ -33,8 +33,8 @@ def read_expressions(text: str, boxed: bool) -> tuple[Any, ...]:
     if boxed and r"\boxed" not in text:
         return ()
     mode = "first_match" if boxed else "any_match"
-    found = parse(text, kinds, extraction_mode=mode, parsing_timeout=None)  # type: ignore[arg-type]
-    return tuple(one for one in found if not isinstance(one, str))
+    parsed = parse(text, kinds, extraction_mode=mode, parsing_timeout=None)  # type: ignore[arg-type]
+    return tuple(one for one in parsed if not isinstance(one, str))
 
 
 def answer(question: dict[str, Any]) -> bool:
@@ -43,8 +43,8 @@ def answer(question: dict[str, Any]) -> bool:
     gold = read_expressions(bare(question["gold"]), False)
     if "text" not in question:
         return bool(gold)
-    said = read_expressions(question["text"], question["boxed"])
-    return bool(verify(list(gold), list(said), timeout_seconds=None))  # type: ignore[arg-type]
+    given = read_expressions(question["text"], question["boxed"])
+    return bool(verify(list(gold), list(given), timeout_seconds=None))  # type: ignore[arg-type]
 
 
 def main() -> None:
@@ -52,14 +52,14 @@ def main() -> None:
 
     logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    out, sys.stdout = sys.stdout, sys.stderr  # libraries that print must not answer for us
+    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print must not be read as an answer
     print(json.dumps("ready"), file=out, flush=True)
     for line in sys.stdin:
         try:
-            said = answer(json.loads(line))
+            verdict = answer(json.loads(line))
         except (MemoryError, RecursionError):
-            said = False
-        print(json.dumps(said), file=out, flush=True)
+            verdict = False
+        print(json.dumps(verdict), file=out, flush=True)
 
 
 if __name__ == "__main__":

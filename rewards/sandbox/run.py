@@ -1,4 +1,4 @@
-"""Start a sandboxed process, wait no longer than allowed, and read what it has to say."""
+"""Start a sandboxed process, wait no longer than allowed, and read its results."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,11 +24,11 @@ START_SECONDS = 10.0  # seconds that a process may take to begin; they are not t
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Of one process, and of all that it starts.
+    """Limits of one process and all that it starts.
 
-    seconds    by the clock; its processor time is bounded by the next whole second
-    memory     bytes of addresses
-    written    bytes of one file or of what it says, and of all its files where it is shut in
+    seconds    by the clock; processor time is bounded by the next whole second
+    memory     bytes: of addresses per process, and of resident memory in sum
+    written    bytes of one file or of its output, and of all its files where it is isolated
     files      open at the same time
     processes  and threads
     """
@@ -42,11 +42,11 @@ class SandboxLimits:
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """`said` is standard output, `code` None where it was killed for the time that it took."""
+    """`output` is standard output; `code` is None if the process was killed for its time."""
 
     code: int | None
-    said: str
-    missing: tuple[str, ...]  # what could not be taken from it: see `confine`
+    output: str
+    missing: tuple[str, ...]  # protections that this system does not have: see `confine`
 
 
 def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
@@ -57,16 +57,18 @@ def run_program(code: str, given: str, limits: SandboxLimits) -> ProgramResult:
         stdin = enter(_file(given.encode("utf-8", "surrogatepass")))
         stdout = enter(_file(b""))
         process, control = enter(_started("program", folder, limits, stdin, stdout))
-        missing, _, ended = _heard(control, limits.seconds)
+        missing, _, ended = _read_control(control, limits.seconds)
         status = process.wait() if ended else None
         stdout.seek(0)
-        said = stdout.read(limits.written).decode("utf-8", "replace")
-    return ProgramResult(status, said, missing)
+        output = stdout.read(limits.written).decode("utf-8", "replace")
+    return ProgramResult(status, output, missing)
 
 
-def tests(code: str, given: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
-    """Which tests pass, and whether time ran out. Tests are Python, run in a process of their own:
-    see `calls`."""
+def run_tests(code: str, tests: Sequence[str], limits: SandboxLimits) -> tuple[list[bool], bool]:
+    """Run tests: whether each passes, and whether time ran out.
+
+    The tests are Python; they run in a process of their own, which calls the program's functions.
+    """
     ours, theirs = socket.socketpair()
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -74,20 +76,37 @@ def tests(code: str, given: Sequence[str], limits: SandboxLimits) -> tuple[list[
         enter(theirs)
         folders = enter(_folder(code)), enter(_folder(""))
         null = subprocess.DEVNULL
-        questions = enter(_file(json.dumps(list(given)).encode()))
+        questions = enter(_file(json.dumps(list(tests)).encode()))
         _, first = enter(_started("serve", folders[0], limits, null, null, theirs))
         _, second = enter(_started("judge", folders[1], limits, questions, null, ours))
-        ours.close()  # only theirs are left, so that either learns that the other has ended
+        ours.close()  # only the processes hold the ends, so each learns when the other has ended
         theirs.close()
-        _heard(first, None)
-        _, verdicts, ended = _heard(second, limits.seconds)
+        _read_control(first, None)
+        _, verdicts, ended = _read_control(second, limits.seconds)
     passed = [chr(verdict) == "1" for verdict in verdicts]
-    return passed + [False] * (len(given) - len(passed)), not ended
+    return passed + [False] * (len(tests) - len(passed)), not ended
+
+
+def weak_rows(
+    rows: Sequence[Sequence[str]], seconds: float, limits: SandboxLimits
+) -> list[str | None]:
+    """Try each row's Python tests: which program that solves nothing passes them, if any.
+
+    The list is shorter than `rows` where `seconds` were not enough for all.
+    """
+    limits = replace(limits, seconds=seconds + 1)
+    with ExitStack() as stack:
+        folder = stack.enter_context(_folder(""))
+        stdin = stack.enter_context(_file(json.dumps([list(row) for row in rows]).encode()))
+        audit = _started("audit", folder, limits, stdin, subprocess.DEVNULL)
+        _, control = stack.enter_context(audit)
+        _, lines, _ = _read_control(control, limits.seconds)
+    return [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 @contextmanager
 def _file(content: bytes) -> Iterator[IO[bytes]]:
-    """Without a name, to be read from its start."""
+    """A file without a name, to be read from its start."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
@@ -96,7 +115,7 @@ def _file(content: bytes) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _folder(code: str) -> Iterator[str]:
-    """With the code in it. What is left there is removed, whatever its permissions."""
+    """A folder with the code in it. It is removed with its content, whatever the permissions."""
     folder = tempfile.mkdtemp(prefix="flowrl-")
     try:
         path = Path(folder, "code.py")
@@ -115,8 +134,8 @@ def _started(
     stdout: IO[bytes] | int,
     channel: socket.socket | None = None,
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
-    """A process and what it says of itself; killed, with all that it started, at the end."""
-    heard, control = os.pipe()
+    """A process and the file of its reports; at the end it is killed, with all that it started."""
+    reports, control = os.pipe()
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
     settings["paths"] = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     settings["channel"] = [] if channel is None else [channel.fileno()]
@@ -127,38 +146,42 @@ def _started(
     )  # fmt: skip
     os.close(control)
     try:
-        yield process, heard
+        yield process, reports
     finally:
-        os.close(heard)
+        os.close(reports)
         _kill(process)
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):  # where all of them have ended
+    with suppress(ProcessLookupError):  # if all of them have ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _heard(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:
-    """What could not be taken from the process, what it said in `seconds` after that, and whether
-    it ended in time. None waits for the first only."""
-    heard, until, begun = b"", time.monotonic() + START_SECONDS, False
+def _read_control(control: int, seconds: float | None) -> tuple[tuple[str, ...], bytes, bool]:
+    """Missing protections, what the process wrote in `seconds` after them, whether it ended.
+
+    With None it waits for the protections only.
+    """
+    text, until, begun = b"", time.monotonic() + START_SECONDS, False
     while (left := until - time.monotonic()) > 0:
         if not select.select([control], [], [], left)[0]:
             break
         part = os.read(control, 2**16)
         if not part:
-            return (*_split(heard), True)
-        heard += part
-        if not begun and b"\n" in heard:
+            return (*_split(text), True)
+        text += part
+        if not begun and b"\n" in text:
             if seconds is None:
                 break
             begun, until = True, time.monotonic() + seconds
-    return (*_split(heard), False)
+    return (*_split(text), False)
 
 
-def _split(heard: bytes) -> tuple[tuple[str, ...], bytes]:
-    line, end, rest = heard.partition(b"\n")
+def _split(text: bytes) -> tuple[tuple[str, ...], bytes]:
+    line, end, rest = text.partition(b"\n")
     if not end:
-        raise RuntimeError(f"the sandbox does not start: {sys.executable} -I -S {SANDBOX_FOLDER}")
+        raise RuntimeError(
+            f"the sandbox does not start; run `{sys.executable} -I -S {SANDBOX_FOLDER}` to see why"
+        )
     return tuple(json.loads(line)), rest

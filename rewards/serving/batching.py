@@ -11,12 +11,13 @@ from torch import Tensor
 
 from rewards.combine import scored
 from rewards.perception.media import items
+from rewards.serving.wire import WireSamples, decode_samples
 from rewards.types import Judge, Reward, Samples
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a server takes. The first two shape its batches, the others protect it."""
+    """Limits of a server. The first two shape its batches, the others protect it."""
 
     batch: int = 64
     """Samples in one call of the reward; a request that has more is a batch of its own."""
@@ -25,18 +26,33 @@ class ServerLimits:
     body: int = 256 * 2**20
     """Bytes of a request."""
     queue: int = 1024
-    """Requests waiting; further ones are told to come back in a second."""
+    """Requests waiting; further ones get status 503 and may return in a second."""
+    pixels: int = 2**25
+    """Pixels of all media of a request; decoded they take 12 bytes each."""
+    connections: int = 2048
+    """Open connections; further ones are closed."""
+    header_seconds: float = 10.0
+    """Seconds in which the headers of a request must arrive."""
+    body_seconds: float = 120.0
+    """Seconds in which a request must arrive as a whole."""
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.body < 1 or self.queue < 1 or self.wait < 0:
-            raise ValueError(f"batch, body and queue must be at least 1 and wait 0 or more: {self}")
+        for name in ("batch", "body", "queue", "pixels", "connections"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.wait < 0 or self.header_seconds <= 0 or self.body_seconds <= 0:
+            raise ValueError(f"wait must be 0 or more, and other times above 0: {self}")
 
 
 @dataclass(eq=False)
 class Job:
-    """A request that waits. `outcome` becomes its values, or what the reward raised."""
+    """A request that waits, still encoded. `outcome` becomes its values, or the reward's error.
 
-    samples: Samples
+    pixels: the sum over its media
+    """
+
+    samples: WireSamples
+    pixels: int
     a: list[int]
     b: list[int]
     gone: Callable[[], Awaitable[bool]]
@@ -48,7 +64,7 @@ Scoring = Callable[[Sequence[Job]], list[list[float | None]]]
 
 @dataclass
 class Batcher:
-    """Joins the jobs that wait into calls of `score`, which answers each."""
+    """Joins the jobs that wait into calls of `score`, which returns the values of each."""
 
     score: Scoring
     limits: ServerLimits
@@ -60,10 +76,10 @@ class Batcher:
     )
 
     async def work(self) -> None:
-        """For ever: gather, score, answer."""
+        """Gather, score and answer requests for ever."""
         while True:
             batch = await self._gather()
-            # who has hung up will ask again: scoring for him would make everybody later
+            # a client that has hung up will ask again: scoring for it would delay all others
             alive: list[Job] = []
             for job in batch:
                 if await job.gone():
@@ -76,23 +92,25 @@ class Batcher:
     async def _gather(self) -> list[Job]:
         first = self.held or await self.jobs.get()
         self.held, batch, size = None, [first], len(first.samples.prompts)
+        pixels = first.pixels
         try:
             async with asyncio.timeout(self.limits.wait):
                 while size < self.limits.batch:
                     job = await self.jobs.get()
                     size += len(job.samples.prompts)
-                    if size > self.limits.batch:
+                    pixels += job.pixels
+                    if size > self.limits.batch or pixels > self.limits.pixels:
                         self.held = job
                         break
                     batch.append(job)
         except TimeoutError:
-            pass  # nobody else in time
+            pass  # no other request in time
         return batch
 
     async def _answer(self, batch: list[Job]) -> None:
         (outcome,) = await asyncio.gather(self._call(batch), return_exceptions=True)
         if isinstance(outcome, BaseException) and len(batch) > 1:
-            for job in batch:  # one bad request must not fail those that it was joined with
+            for job in batch:  # one bad request must not fail the others of its batch
                 await self._answer([job])
             return
         for place, job in enumerate(batch):
@@ -111,10 +129,13 @@ class Batcher:
 
 
 def joined_requests(batch: Sequence[Job]) -> Samples:
-    """The samples of all requests, whose groups stay apart though their ids may be the same."""
-    if len(batch) == 1:
-        return batch[0].samples
-    parts = [job.samples for job in batch]
+    """Decode the samples of all requests; their groups stay separate even if ids are equal.
+
+    ValueError names the entry of a request that cannot be decoded.
+    """
+    parts = [decode_samples(job.samples) for job in batch]
+    if len(parts) == 1:
+        return parts[0]
     media: Any = [item for part in parts for item in items(part)]
     if all(isinstance(part.media, Tensor) for part in parts):
         if len({part.media.shape[1:] for part in parts}) == 1:
@@ -153,9 +174,9 @@ def judging(judge: Judge) -> Scoring:
 
 
 def _split(given: Any, sizes: list[int]) -> list[list[float | None]]:
-    """Rewards of users may give lists with None: the wire has null for None and NaN alike."""
+    """Scores per request. A user's reward may return lists with None; NaN becomes None too."""
     values = [None if v is None else float(v) for v in given]
     if len(values) != sum(sizes):
-        raise RuntimeError(f"the reward gave {len(values)} numbers for {sum(sizes)}")
+        raise RuntimeError(f"the reward returned {len(values)} numbers for {sum(sizes)}")
     plain = iter([None if v is None or v != v else v for v in values])
     return [[next(plain) for _ in range(size)] for size in sizes]

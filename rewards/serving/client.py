@@ -1,14 +1,13 @@
 """Many requests to one HTTP server: a cap in flight, deadlines, retries with backoff, a log.
 
-A request ends in one of two ways: what `read` made of its answer, or a `Failure` with its reason.
-It is counted once, however often it was tried, and no answer is ever made up for it.
+A request ends in one of two ways: the value that `read` took from its answer, or a `Failure` with
+its reason. It is counted once, however often it was tried, and no answer is ever invented for it.
 
-`Client.ask` waits for all answers. A loop that scores one batch while it draws the next may call it
-in a thread: it has an event loop of its own and shares nothing but the counts.
+`Client.ask` waits for all answers. A loop that scores one batch while it samples the next may call
+it in a thread: it has an event loop of its own and shares nothing but the counts.
 """
 
 import asyncio
-import email.utils
 import importlib.util
 import json
 import os
@@ -22,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rewards.serving.answers import parse_answer, retry_seconds, token_counts
 from rewards.serving.requests import Again, Ask, Failure, Malformed, Patience, Refused, Unparsable
 
 if TYPE_CHECKING:
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGEST_WAIT = 30.0  # seconds between two tries where the server says nothing of it
+LONGEST_WAIT = 30.0  # seconds between two tries, unless the server asks for more
 MOST_WAIT = 300.0  # a server that asks for a longer pause (Retry-After) has failed
 REFUSED_STATUSES = {
     401: "the server does not accept the token; name the variable that has it",
     403: "the server forbids this; name the variable that has the right token",
     404: "there is nothing at this address; check the url",
 }
-SECONDS_TO_CLOSE = 5.0  # seconds that a server may take to answer when a run starts
-RETRIED_STATUSES = (408, 425, 429)  # try again, like every 5xx
+SECONDS_TO_CLOSE = 5.0  # seconds in which a server must answer when a run starts
+RETRIED_STATUSES = (408, 425, 429)  # try again, as after every 5xx
 
 
 @dataclass
 class _Course(Generic[T]):
-    """A request on its way."""
+    """A request in progress."""
 
     ask: Ask
     name: str
@@ -63,7 +63,7 @@ class Client:
     key: str | None = None
     patience: Patience = field(default_factory=Patience)
     log: str | None = None
-    """A file; one JSON line a request is added."""
+    """A file that gets one JSON line per request."""
     _counts: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
     _sent: int = 0
 
@@ -78,7 +78,7 @@ class Client:
                 raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
 
     def get(self, path: str) -> Any:
-        """JSON of a GET, tried for a few seconds. ValueError says why there is none."""
+        """Return the JSON of a GET, tried for a few seconds. ValueError if there is none."""
         import httpx
 
         end = time.monotonic() + SECONDS_TO_CLOSE
@@ -88,9 +88,9 @@ class Client:
                 if answer.status_code in REFUSED_STATUSES:
                     raise ValueError(f"{self.url}{path}: {REFUSED_STATUSES[answer.status_code]}")
                 answer.raise_for_status()
-                return answer.json()
-            except json.JSONDecodeError as error:
-                raise ValueError(f"what answers at {self.url}{path} is no JSON") from error
+                return parse_answer(answer)
+            except Malformed as error:
+                raise ValueError(f"the answer at {self.url}{path} is no JSON") from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if time.monotonic() > end:
                     why = str(error) or type(error).__name__
@@ -98,8 +98,10 @@ class Client:
                 time.sleep(0.2)
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
-        """The words that answer a POST, tried again while the server is busy or out of reach, but
-        not where it failed (500). ValueError says why there are none."""
+        """Return the text that answers a POST. ValueError gives the reason for none.
+
+        It is tried again while the server is busy or out of reach, but not if it failed (500).
+        """
         import httpx
 
         how, why = patience or self.patience, ""
@@ -125,10 +127,11 @@ class Client:
         raise ValueError(f"{self.url}{path} ({why})")
 
     def ask(self, asks: Sequence[Ask], read: Callable[[Ask, Any], T]) -> list[T | Failure]:
-        """All answers in the order of `asks`. `read` takes a request and the JSON of its answer.
+        """Return all answers in the order of `asks`.
 
-        `read` raises Malformed (tried again) or Unparsable (final). ValueError where the server
-        will answer nothing at all: no such address, a wrong token, every request refused.
+        `read` takes a request and the JSON of its answer, and raises Malformed (tried again) or
+        Unparsable (final). ValueError if the server will answer no request: no such address, a
+        wrong token, every request refused.
         """
         courses: list[_Course[T]] = []
         for each in asks:
@@ -147,13 +150,13 @@ class Client:
 
     def report(self) -> dict[str, float]:
         """Sums since the last report: requests and failed ones, tries that failed by reason,
-        seconds in flight (summed over all tries, side by side or not), tokens if the server tells.
+        seconds in flight (over all tries, parallel ones too), tokens if the server counts them.
         """
         names = ("requests", "failed", "tries", "timeout", "unreachable", "status", "malformed")
         more = ("refused", "unparsable", "seconds", "tokens_in", "tokens_out")
-        found = {name: self._counts[name] for name in (*names, *more)}
+        sums = {name: self._counts[name] for name in (*names, *more)}
         self._counts.clear()
-        return found
+        return sums
 
     @cached_property
     def _tls(self) -> "ssl.SSLContext":
@@ -226,12 +229,14 @@ class Client:
             raise Again("timeout") from error
         except httpx.TransportError as error:
             raise Again("unreachable") from error
-        self._check(answer)
-        try:
-            body = answer.json()
-        except ValueError as error:  # not JSON, or not text
+        except httpx.RequestError as error:  # its compression is damaged
             raise Malformed from error
-        self._add_cost(course, body)
+        self._check(answer)
+        body = parse_answer(answer)
+        spent = token_counts(body)
+        course.tokens = (course.tokens[0] + spent[0], course.tokens[1] + spent[1])
+        self._counts["tokens_in"] += spent[0]
+        self._counts["tokens_out"] += spent[1]
         return body
 
     def _check(self, answer: "httpx.Response") -> None:
@@ -239,22 +244,12 @@ class Client:
         if code in REFUSED_STATUSES:
             raise ValueError(f"{answer.url}: {REFUSED_STATUSES[code]} (status {code})")
         if code in RETRIED_STATUSES or code >= 500:
-            after = _seconds(answer.headers.get("Retry-After"))
+            after = retry_seconds(answer.headers.get("Retry-After"))
             if after > MOST_WAIT:
-                raise Refused(f"it asks to wait {after:.0f} s")
+                raise Refused(f"it asks to wait {after:.0f} s, more than {MOST_WAIT:.0f}")
             raise Again("status", after, f"status {code}, {answer.text[:500]}")
         if code >= 300:
             raise Refused(f"status {code}, {answer.text[:500]}")
-
-    def _add_cost(self, course: _Course[T], body: Any) -> None:
-        usage = body.get("usage") if isinstance(body, dict) else None
-        if not isinstance(usage, dict):
-            return
-        names = ("prompt_tokens", "completion_tokens")
-        spent = [n if isinstance(n := usage.get(name), int) else 0 for name in names]
-        course.tokens = (course.tokens[0] + spent[0], course.tokens[1] + spent[1])
-        self._counts["tokens_in"] += spent[0]
-        self._counts["tokens_out"] += spent[1]
 
     def _count(self, state: "RetryCallState") -> None:
         error = state.outcome.exception() if state.outcome is not None else None
@@ -262,11 +257,11 @@ class Client:
         self._counts[error.reason] += 1
 
     def _wait(self, state: "RetryCallState") -> float:
-        """Seconds: random in half to one and a half of the doubled backoff, and what is asked."""
+        """Seconds: 0.5 to 1.5 times the doubled backoff at random, or more if the server asks."""
         doubled = min(self.patience.backoff * 2.0 ** (state.attempt_number - 1), LONGEST_WAIT)
         error = state.outcome.exception() if state.outcome is not None else None
-        asked = error.after if isinstance(error, Again) else 0.0
-        return max(asked, doubled * _jitter.uniform(0.5, 1.5))
+        requested = error.after if isinstance(error, Again) else 0.0
+        return max(requested, doubled * _jitter.uniform(0.5, 1.5))
 
     def _write(self, courses: Sequence[_Course[T]]) -> None:
         if self.log is None:
@@ -288,23 +283,11 @@ class Client:
             file.write("".join(lines))
 
 
-_jitter = random.Random()  # of its own: the global one may belong to somebody's experiment
-
-
-def _seconds(retry_after: str | None) -> float:
-    """Retry-After is a number of seconds or a date; 0 where it is neither."""
-    if not retry_after:
-        return 0.0
-    if retry_after.strip().isdigit():
-        return float(retry_after)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
-        return 0.0
+_jitter = random.Random()  # the global generator may belong to an experiment
 
 
 def _complete(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, in a notebook too, whose thread has a loop that is running already."""
+    """Run to the end, even in a notebook, whose thread already runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What is asked of a server, how patiently, and how an asking can fail."""
+"""Requests to a server, the retry policy, and the ways in which a request fails."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Again(Exception):
-    """This try failed, the next may not. `after`: seconds that the server asks to wait."""
+    """This try failed, the next may succeed. `after`: seconds that the server asks to wait."""
 
     def __init__(self, reason: str, after: float = 0.0, words: str | None = None) -> None:
         super().__init__(words or reason)
@@ -14,14 +14,14 @@ class Again(Exception):
 
 
 class Malformed(Again):
-    """An answer that is not of the format: some proxies and crashing servers give such."""
+    """An answer that is not of the format, such as that of a proxy or a crashing server."""
 
     def __init__(self) -> None:
         super().__init__("malformed")
 
 
 class Unparsable(Exception):
-    """An answer in the right format that says nothing: asking again would cost and not help."""
+    """An answer in the right format without a verdict: another try would cost and not help."""
 
 
 class Refused(Exception):
@@ -30,10 +30,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to bear with a server. The defaults live through a restart of a minute."""
+    """Retry policy. The defaults survive an outage of a minute."""
 
     timeout: float = 60.0
-    """Seconds of one try, from its sending to the last byte of the answer."""
+    """Seconds of one try, from sending it to the last byte of the answer."""
     tries: int = 7
     at_once: int = 64
     """Most requests in flight."""
@@ -57,7 +57,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Failure:
-    """timeout, unreachable, status, malformed: after all tries; refused, unparsable: at once."""
+    """A request without a value.
+
+    reason: timeout, unreachable, status or malformed after all tries; refused or unparsable at once
+    """
 
     reason: str
-    words: str = ""  # the server's, or ours
+    words: str = ""  # the server's or our own

@@ -1,22 +1,26 @@
 """Serve a reward or a judge over HTTP, in the format of `rewards.serving.wire`.
 
-    GET  /health    what is served, with its settings and version, and how much was served so far
-    GET  /examples  two samples that the reward tells apart, if it knows such
-    POST /score     a Batch; answers a number a sample
-    POST /judge     Pairs; answers P(a is preferred) a pair
+    GET  /health    the reward with its settings and version, and counts of served requests
+    GET  /examples  two samples that the reward distinguishes, if it has such
+    POST /score     a WireSamples; returns a number per sample
+    POST /judge     a WirePairs; returns P(a is preferred) per pair
 
 Requests that arrive while the reward is at work, or within a few milliseconds of each other, are
-scored as one batch. One thread calls the reward, so it need not be safe for several.
+scored as one batch. One thread decodes and scores, so the reward need not be thread-safe; another
+reads requests, so that the event loop does neither.
 """
 
 import asyncio
 import hmac
 import importlib.metadata
+import json
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from rewards.combine import ByScore
 from rewards.self_test import Exemplary
@@ -25,13 +29,13 @@ from rewards.serving.batching import Batcher, Job, ServerLimits, judging, scorin
 from rewards.types import Judge, Reward
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import FastAPI, Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 @dataclass(frozen=True)
 class Served:
-    """A reward, a judge, or both, under a name. `token`: what clients must show, if anything."""
+    """A reward, a judge, or both, under a name. `token`: the token that clients need, if any."""
 
     name: str
     settings: Mapping[str, Any]
@@ -43,17 +47,17 @@ class Served:
     def of(
         cls, name: str, settings: Mapping[str, Any], reward: Reward, token: str | None = None
     ) -> "Served":
-        """A pointwise reward judges pairs too: the higher score is preferred."""
+        """A reward with its judge of pairs: the sample with the higher score is preferred."""
         return cls(name, settings, reward, ByScore(reward), token)
 
 
 def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAPI":
     """The ASGI application. Errors of the reward: 422 for its ValueError, 500 for any other."""
-    from fastapi import FastAPI, HTTPException, Request
+    from fastapi import FastAPI, Request
 
-    pool = ThreadPoolExecutor(1)
-    judges = Batcher(judging(served.judge), limits, pool)
-    scores = Batcher(scoring(served.reward), limits, pool) if served.reward is not None else None
+    scorer, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+    judges = Batcher(judging(served.judge), limits, scorer)
+    scores = Batcher(scoring(served.reward), limits, scorer) if served.reward is not None else None
     batchers = [judges] if scores is None else [scores, judges]
 
     @asynccontextmanager
@@ -62,27 +66,11 @@ def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAP
         yield
         for task in tasks:
             task.cancel()
-        pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (scorer, reader):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title=f"flowrl reward: {served.name}", lifespan=lifespan)
-    app.add_middleware(RequestGate, token=served.token, most=limits.body)
-
-    async def run(batcher: Batcher, batch: wire.WireSamples, request: Request) -> wire.ScoreAnswer:
-        if batcher.jobs.qsize() >= limits.queue:
-            raise HTTPException(503, "too many requests wait", {"Retry-After": "1"})
-        pairs = (batch.a, batch.b) if isinstance(batch, wire.WirePairs) else ([], [])
-        try:
-            samples = wire.decode_samples(batch)
-            _check_pairs(*pairs, len(samples.prompts))
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        job = Job(samples, *pairs, request.is_disconnected, asyncio.Future())
-        batcher.jobs.put_nowait(job)
-        outcome = await job.outcome
-        if isinstance(outcome, BaseException):
-            status = 422 if isinstance(outcome, ValueError) else 500
-            raise HTTPException(status, f"{type(outcome).__name__}: {outcome}")
-        return wire.ScoreAnswer(values=outcome)
+    app.add_middleware(RequestGate, token=served.token, limits=limits)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -106,15 +94,83 @@ def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAP
 
     if scores is not None:
 
-        @app.post("/score")
-        async def score(batch: wire.WireSamples, request: Request) -> wire.ScoreAnswer:
-            return await run(scores, batch, request)
+        @app.post("/score", openapi_extra=_schema(wire.WireSamples))
+        async def score(request: Request) -> wire.ScoreAnswer:
+            return await _answer(scores, wire.WireSamples, reader, request)
 
-    @app.post("/judge")
-    async def judge(pairs: wire.WirePairs, request: Request) -> wire.ScoreAnswer:
-        return await run(judges, pairs, request)
+    @app.post("/judge", openapi_extra=_schema(wire.WirePairs))
+    async def judge(request: Request) -> wire.ScoreAnswer:
+        return await _answer(judges, wire.WirePairs, reader, request)
 
     return app
+
+
+def _schema(model: type[wire.WireSamples]) -> dict[str, Any]:
+    content = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"content": content, "required": True}}
+
+
+async def _answer(
+    batcher: Batcher, model: type[wire.WireSamples], reader: ThreadPoolExecutor, request: "Request"
+) -> wire.ScoreAnswer:
+    """Read a request, wait for its scores. HTTPException for one that has none."""
+    from fastapi import HTTPException
+
+    if batcher.jobs.qsize() >= batcher.limits.queue:
+        raise HTTPException(503, "too many requests wait", {"Retry-After": "1"})
+    body = await request.body()
+    try:
+        loop = asyncio.get_running_loop()
+        batch, pixels = await loop.run_in_executor(
+            reader, _read_request, body, model, batcher.limits.pixels
+        )
+    except _NotJson as error:
+        raise HTTPException(400, str(error)) from error
+    except ValueError as error:
+        raise HTTPException(422, _sendable(str(error))) from error
+    pairs = (batch.a, batch.b) if isinstance(batch, wire.WirePairs) else ([], [])
+    job = Job(batch, pixels, *pairs, request.is_disconnected, asyncio.Future())
+    batcher.jobs.put_nowait(job)
+    outcome = await job.outcome
+    if isinstance(outcome, BaseException):
+        status = 422 if isinstance(outcome, ValueError) else 500
+        raise HTTPException(status, _sendable(f"{type(outcome).__name__}: {outcome}"))
+    return wire.ScoreAnswer(values=outcome)
+
+
+class _NotJson(Exception):
+    """A body that is no JSON; NaN and Infinity are none either."""
+
+
+def _read_request(
+    body: bytes, model: type[wire.WireSamples], pixels: int
+) -> tuple[wire.WireSamples, int]:
+    """The request and the pixels of its media. ValueError, or _NotJson, if it is not of the format.
+
+    Nothing is decoded but headers.
+    """
+    try:
+        content = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise _NotJson(f"the body is not JSON: {error}") from error
+    try:
+        batch = model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[:3]
+        faults = (f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in first)
+        raise ValueError("; ".join(faults)) from error
+    if isinstance(batch, wire.WirePairs):
+        _check_pairs(batch.a, batch.b, len(batch.prompts))
+    return batch, wire.count_pixels(batch, pixels)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON; send null")
+
+
+def _sendable(text: str) -> str:
+    """The text without what UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _check_pairs(a: list[int], b: list[int], n: int) -> None:
@@ -126,14 +182,13 @@ def _check_pairs(a: list[int], b: list[int], n: int) -> None:
 
 @dataclass
 class RequestGate:
-    """Turns away who has no token, and what is too large, before any of it is read."""
+    """Refuses requests without the token, and those that are too large or too slow."""
 
     app: "ASGIApp"
     token: str | None
-    most: int
+    limits: ServerLimits
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        from fastapi import HTTPException
         from starlette.responses import JSONResponse
 
         if scope["type"] != "http":
@@ -147,20 +202,35 @@ class RequestGate:
             answer = JSONResponse({"detail": "a token is needed"}, 401)
             await answer(scope, receive, send)
             return
-        if length.isdigit() and int(length) > self.most:
-            await JSONResponse({"detail": _large(self.most)}, 413)(scope, receive, send)
+        if length.isdigit() and int(length) > self.limits.body:
+            await JSONResponse({"detail": _large(self.limits.body)}, 413)(scope, receive, send)
             return
-        received = 0
+        await self.app(scope, _Bounded(receive, self.limits), send)
 
-        async def counted() -> "Message":
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self.most:  # sent in chunks, without a length
-                raise HTTPException(413, _large(self.most))
-            return message
 
-        await self.app(scope, counted, send)
+class _Bounded:
+    """The messages of a request, whose body must end in time and below the most bytes."""
+
+    def __init__(self, receive: "Receive", limits: ServerLimits) -> None:
+        self.receive, self.limits, self.received, self.ended = receive, limits, 0, False
+        self.deadline = asyncio.get_running_loop().time() + limits.body_seconds
+
+    async def __call__(self) -> "Message":
+        from fastapi import HTTPException
+
+        if self.ended:  # what follows says when the client hangs up
+            return await self.receive()
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                message = await self.receive()
+        except TimeoutError as error:
+            text = f"the body did not arrive in {self.limits.body_seconds:g} s"
+            raise HTTPException(408, text, {"Connection": "close"}) from error
+        self.received += len(message.get("body", b""))
+        self.ended = not message.get("more_body", False)
+        if self.received > self.limits.body:  # sent in chunks, without a length
+            raise HTTPException(413, _large(self.limits.body))
+        return message
 
 
 def _large(most: int) -> str:

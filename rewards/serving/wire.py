@@ -1,34 +1,25 @@
-"""The format in which samples travel to a reward server: JSON, pictures in base64.
+"""The format in which samples travel to a reward server: JSON, images in base64.
 
-docs/remote_rewards.md describes it for those who write a server or a client in another language.
-Pixels travel as 8 bits a channel, so a server sees them rounded to 1/255. Nothing that is received
-is ever run: no pickles, and PIL is only asked for PNG and WebP, of sane sizes.
+docs/remote_rewards.md describes it for authors of servers and clients in other languages. Pixels
+travel as 8 bits a channel, so a server sees them rounded to 1/255. Nothing that is received is ever
+run: no pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
 """
 
-import base64
-import binascii
-import importlib.util
-import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from rewards.perception.media import items, to_pil, to_tensor
+from rewards.perception.media import items
+from rewards.serving import codec
 from rewards.types import Samples
 
 FORMAT = 1
-MOST_PIXELS = 2**26  # of one picture: 8192 x 8192
-FRAMES_A_SECOND = 8  # an MP4 must say some rate; nothing depends on it
-
-Pictures = Literal["png", "webp"]
-Videos = Literal["frames", "mp4"]
 
 
 class WireVideo(BaseModel):
@@ -40,7 +31,7 @@ class WireVideo(BaseModel):
 
 
 class WireSamples(BaseModel):
-    """n samples. `group` has an id a sample: samples of one group are to be compared."""
+    """n samples. `group` has an id per sample: samples of one group are to be compared."""
 
     model_config = ConfigDict(extra="forbid")
     format: Literal[1] = FORMAT
@@ -48,9 +39,9 @@ class WireSamples(BaseModel):
     media: list[str | WireVideo]
     """Images: PNG or WebP in base64. Texts: the texts. Videos: clips."""
     prompts: list[str]
-    group: list[int]
+    group: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]]
     meta: list[dict[str, Any]] = Field(default_factory=list)
-    """Other columns of the prompt file, an object a sample; or nothing."""
+    """Other columns of the prompt file, an object per sample; or nothing."""
 
 
 class WirePairs(WireSamples):
@@ -61,19 +52,21 @@ class WirePairs(WireSamples):
 
 
 class ScoreAnswer(BaseModel):
-    """`values` has a number a sample or a pair; null where there is no score or no verdict."""
+    """`values` has a number per sample or pair; null where there is no score or no verdict."""
 
     model_config = ConfigDict(extra="forbid")
     values: list[float | None]
 
 
-def encode_samples(samples: Samples, pictures: Pictures = "png", videos: Videos = "frames") -> dict:
-    """A `WireSamples` as JSON's types. ValueError for metadata that JSON cannot hold."""
+def encode_samples(
+    samples: Samples, pictures: codec.ImageFormat = "png", videos: codec.VideoFormat = "frames"
+) -> dict:
+    """Samples as the JSON of a `WireSamples`. ValueError for metadata that JSON cannot hold."""
     kind = samples.kind
     if kind == "text":
         media: list[Any] = items(samples)
     elif kind == "image":
-        media = [encode_image(item, pictures) for item in items(samples)]
+        media = [codec.encode_image(item, pictures) for item in items(samples)]
     else:
         media = [_clip(item, pictures, videos) for item in items(samples)]
     meta = [_plain(row) for row in samples.meta]
@@ -92,126 +85,126 @@ def encode_samples(samples: Samples, pictures: Pictures = "png", videos: Videos 
 
 
 def decode_samples(batch: WireSamples) -> Samples:
-    """ValueError says which entry is wrong."""
+    """The samples, as floats. ValueError names the entry that is wrong.
+
+    Media are decoded to 8 bits and become floats together, so that no sample is held in both.
+    """
     media: list[Any] = []
     for place, entry in enumerate(batch.media):
-        try:
+        with _named_entry(place):
             media.append(_item(entry, batch.kind))
-        except ValueError as error:
-            raise ValueError(f"media[{place}]: {error}") from error
     whole: Any = media
-    if media and batch.kind != "text" and len({item.shape for item in media}) == 1:
-        whole = torch.stack(media)
+    if batch.kind != "text":
+        if media and len({item.shape for item in media}) == 1:
+            whole = torch.stack(media).float().div_(255)
+        else:
+            whole = [item.float().div_(255) for item in media]
     group = torch.tensor(batch.group, dtype=torch.long)
     return Samples(whole, batch.prompts, group, batch.meta)
 
 
-def encode_image(pixels: Tensor, kind: Pictures = "png") -> str:
-    """One image [3 h w] in 0..1 as base64 of lossless PNG or WebP."""
-    file = io.BytesIO()
-    if kind == "png":
-        to_pil(pixels).save(file, "PNG", compress_level=1)  # 4 times as fast as 6, 10 % larger
-    else:
-        to_pil(pixels).save(file, "WEBP", lossless=True, quality=0, method=0)
-    return base64.b64encode(file.getvalue()).decode()
+def count_pixels(batch: WireSamples, most: int) -> int:
+    """The pixels of all media, from their headers. ValueError for more than `most`.
+
+    It also refuses, before anything is decoded, entries that are no media, and lists of other
+    lengths than the prompts.
+    """
+    n = len(batch.prompts)
+    counts = {"media": len(batch.media), "group": len(batch.group), "meta": len(batch.meta) or n}
+    for name, count in counts.items():
+        if count != n:
+            raise ValueError(f"{n} prompts but {count} {name}; there must be one per sample")
+    total = 0
+    for place, entry in enumerate(batch.media):
+        with _named_entry(place):
+            total += _header_pixels(entry, batch.kind)
+        if total > most:
+            raise ValueError(
+                f"the media have more than {most} pixels in sum; send fewer samples (the setting "
+                "batch), or start the server with a larger --pixels"
+            )
+    return total
+
+
+@contextmanager
+def _named_entry(place: int) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"media[{place}]: {error}") from error
+
+
+def _header_pixels(entry: str | WireVideo, kind: str) -> int:
+    parts = _parts(entry, kind)
+    if kind == "text":
+        return 0
+    if isinstance(parts, str):
+        with codec.opened_mp4(parts) as container:
+            return codec.announced_pixels(container)
+    total = 0
+    for part in parts:
+        with codec.opened_image(part) as image:
+            total += image.width * image.height
+    return total
 
 
 def read_answer(body: Any, count: int) -> list[float | None] | None:
-    """The values of an answer; None if it is not of the format or of another number."""
+    """The values of an answer; None if it is not of the format or has another number of them."""
     values = body.get("values") if isinstance(body, dict) else None
     if not isinstance(values, list) or len(values) != count:
         return None
-    fine = all(v is None or (_is_number(v) and math.isfinite(v)) for v in values)
-    return [None if v is None else float(v) for v in values] if fine else None
+    numbers = [None if value is None else finite_number(value) for value in values]
+    given = sum(value is not None for value in values)
+    return numbers if sum(number is not None for number in numbers) == given else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def finite_number(value: Any) -> float | None:
+    """A number of JSON as a float; None for anything else, and for what no float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return number if math.isfinite(number) else None
 
 
-def _item(entry: str | WireVideo, kind: str) -> Any:
+def _parts(entry: str | WireVideo, kind: str) -> list[str] | str:
+    """The images of an entry in base64; or a string: its text, or its MP4 in base64."""
     if kind == "video":
         if not isinstance(entry, WireVideo) or (entry.frames is None) == (entry.mp4 is None):
             raise ValueError("a video is {frames: [...]} or {mp4: ...}")
         if entry.mp4 is not None:
-            return _from_mp4(_bytes(entry.mp4))
-        frames = [_image(frame) for frame in entry.frames or ()]
-        if not frames or len({frame.shape for frame in frames}) > 1:
-            raise ValueError("a video has one frame or more, all of one size")
-        return torch.stack(frames)
+            return entry.mp4
+        if not entry.frames:
+            raise ValueError("a video without frames")
+        return entry.frames
     if not isinstance(entry, str):
         raise ValueError(f"an entry of kind {kind} is a string")
-    return entry if kind == "text" else _image(entry)
+    return entry if kind == "text" else [entry]
 
 
-def _bytes(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64: {error}") from error
+def _item(entry: str | WireVideo, kind: str) -> Any:
+    """A text, or the 8-bit pixels of an image [3 h w] or of a video [f 3 h w]."""
+    parts = _parts(entry, kind)
+    if isinstance(parts, str):
+        return parts if kind == "text" else codec.decode_mp4(parts)
+    images = [codec.decode_image(part) for part in parts]
+    if kind == "image":
+        return images[0]
+    if len({image.shape for image in images}) > 1:
+        raise ValueError("a video has frames of one size")
+    return torch.stack(images)
 
 
-def _image(text: str) -> Tensor:
-    try:
-        with Image.open(io.BytesIO(_bytes(text)), formats=("PNG", "WEBP")) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many")
-            return to_tensor(image)
-    except UnidentifiedImageError as error:
-        raise ValueError("neither PNG nor WebP") from error
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"a damaged picture ({error})") from error
-
-
-def _clip(frames: Tensor, pictures: Pictures, videos: Videos) -> dict[str, Any]:
+def _clip(frames: Tensor, pictures: codec.ImageFormat, videos: codec.VideoFormat) -> dict[str, Any]:
     if videos == "frames":
-        return {"frames": [encode_image(frame, pictures) for frame in frames]}
-    return {"mp4": base64.b64encode(_to_mp4(frames)).decode()}
-
-
-def _to_mp4(frames: Tensor) -> bytes:
-    """H.264 at high quality; lossy, a twentieth of the frames' size."""
-    av = _av()
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", FRAMES_A_SECOND, options={"crf": "12"})
-        stream.height, stream.width = frames.shape[-2:]
-        stream.pix_fmt = "yuv444p"  # takes odd sizes, and keeps colours sharp
-        stream.time_base = Fraction(1, FRAMES_A_SECOND)
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_image(to_pil(frame))))
-        container.mux(stream.encode(None))
-    return file.getvalue()
-
-
-def _from_mp4(data: bytes) -> Tensor:
-    av = _av()
-    frames: list[Tensor] = []
-    pixels = 0
-    try:
-        with av.open(io.BytesIO(data), format="mp4") as container:
-            for frame in container.decode(video=0):
-                pixels += frame.width * frame.height
-                if pixels > MOST_PIXELS:
-                    raise ValueError("a video of too many pixels")
-                frames.append(to_tensor(frame.to_image()))
-    except av.error.FFmpegError as error:
-        raise ValueError(f"a damaged video ({error})") from error
-    if not frames:
-        raise ValueError("a video without frames")
-    return torch.stack(frames)
-
-
-def _av() -> Any:
-    if importlib.util.find_spec("av") is None:
-        raise ValueError("MP4 needs the library av: pip install 'flowrl[video]', or send frames")
-    import av  # pyright: ignore[reportMissingImports]
-
-    return av
+        return {"frames": [codec.encode_image(frame, pictures) for frame in frames]}
+    return {"mp4": codec.encode_mp4(frames)}
 
 
 def _plain(value: Any) -> Any:
-    """Numbers that JSON does not know (a missing cell of a table is NaN) become null."""
+    """The value with NaN and infinities as null: a missing cell of a table is NaN."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

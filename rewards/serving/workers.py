@@ -1,7 +1,7 @@
-"""Answers from processes of our own that can be stopped at any point, whatever thread asks.
+"""Answers from child processes that can be stopped at any point, from any thread.
 
 A library call that may run for ever, or fill the memory, cannot be interrupted inside a thread,
-and alarms (SIGALRM) reach main threads only. So it lives in a process: one line of JSON in, one
+and alarms (SIGALRM) reach main threads only. So it runs in a process: one line of JSON in, one
 line out, and a process that does not answer in time is killed and replaced.
 """
 
@@ -23,14 +23,14 @@ START_TIMEOUT = 120.0  # seconds that a process may take to load its libraries
 
 @dataclass(eq=False)
 class Worker:
-    """One process of `script`, started by the first question. It says a line when it is ready."""
+    """One process of `script`, started by the first question. It prints a line when it is ready."""
 
     script: Path
     process: "subprocess.Popen[bytes] | None" = None
     unread: bytes = b""
 
     def ask(self, question: Any, seconds: float) -> Any | None:
-        """The answer; None where none came in time, or the process died of the question."""
+        """The answer; None if there was none in time, or if the process died."""
         process = self._running()
         assert process.stdin is not None
         try:
@@ -62,7 +62,7 @@ class Worker:
         return self.process
 
     def _line(self, seconds: float) -> bytes | None:
-        """A line of the process, or None if none comes in time."""
+        """A line of output, or None if none comes in time."""
         assert self.process is not None and self.process.stdout is not None
         out = self.process.stdout.fileno()
         while b"\n" not in self.unread:
@@ -84,7 +84,7 @@ class Worker:
 
 @dataclass(eq=False)
 class Workers:
-    """At most `count` processes of `script`; `seconds` for an answer. Any threads may ask."""
+    """At most `count` processes of `script`; `seconds` for an answer. Any thread may ask."""
 
     script: Path
     count: int
@@ -98,7 +98,7 @@ class Workers:
             self._idle.put(Worker(self.script))
 
     def ask(self, questions: Sequence[Any]) -> list[Any | None]:
-        """An answer each, in order; None where there was none in time."""
+        """The answers in order; None where there was none in time."""
         with ThreadPoolExecutor(self.count) as pool:
             return list(pool.map(self._ask, questions))
 
@@ -114,7 +114,7 @@ class Workers:
         return answer
 
     def close(self) -> None:
-        """End the idle processes. Those that are not closed end with this one."""
+        """End the idle processes. The others end with this one."""
         for _ in range(self.count):
             worker = self._idle.get()
             worker.stop()

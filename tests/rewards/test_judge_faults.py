@@ -27,7 +27,8 @@ from rewards.judging.answers import verdict_in
 from rewards.judging.chat import completion
 from rewards.load import load_judge
 from rewards.reports import reports
-from rewards.serving.client import Client, _seconds
+from rewards.serving.answers import retry_seconds
+from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
 from tests.rewards.test_judge import compare, images
 from tests.support import runs
@@ -137,9 +138,9 @@ def test_retry_after_is_waited_for():
 
 def test_retry_after_may_be_a_date():
     soon = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
-    assert 15 < _seconds(soon) <= 20
-    assert _seconds("7") == 7 and _seconds(None) == _seconds("tomorrow") == 0
-    assert _seconds("Fri, 01 Jan 1999 00:00:00 GMT") == 0
+    assert 15 < retry_seconds(soon) <= 20
+    assert retry_seconds("7") == 7 and retry_seconds(None) == retry_seconds("tomorrow") == 0
+    assert retry_seconds("Fri, 01 Jan 1999 00:00:00 GMT") == 0
 
 
 def test_waits_double_with_jitter_up_to_a_cap(monkeypatch):

@@ -2,9 +2,11 @@
 
 import asyncio
 import re
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from rewards.load import load_judge
 from rewards.remote import few_samples, whole_groups
 from rewards.reports import reports
 from rewards.self_test import self_test
-from rewards.serving import wire
+from rewards.serving import codec, wire
 from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
 from rewards.serving.server import Served
 from rewards.win_rate import Tournament
@@ -115,8 +117,10 @@ def run_batcher(limits: ServerLimits, sizes: list[int], gone: set[int] = frozens
         jobs = []
         for i, size in enumerate(sizes):
             prompts = ["bad" if size < 0 else "x"] * abs(size)
-            samples = Samples(["t"] * abs(size), prompts, torch.zeros(abs(size), dtype=torch.long))
-            jobs.append(Job(samples, [], [], _gone(i in gone), asyncio.Future()))
+            samples = wire.WireSamples(
+                kind="text", media=["t"] * abs(size), prompts=prompts, group=[0] * abs(size)
+            )
+            jobs.append(Job(samples, 0, [], [], _gone(i in gone), asyncio.Future()))
             batcher.jobs.put_nowait(jobs[-1])
         task = asyncio.create_task(batcher.work())
         outcomes = await asyncio.wait_for(asyncio.gather(*(j.outcome for j in jobs)), 10)
@@ -199,10 +203,91 @@ def test_a_body_has_a_limit_with_and_without_a_length():
         for content in (b" " * 1100, chunks(1100)):
             answer = httpx.post(f"{url}/score", content=content)
             assert answer.status_code == 413 and "at most 1000 bytes" in answer.text
-        assert httpx.post(f"{url}/score", content=chunks(900)).status_code == 422
+        assert httpx.post(f"{url}/score", content=chunks(900)).status_code == 400
         assert load("remote", url=url, batch=1)(pictures(1)).isfinite().all()
         with pytest.raises(ValueError, match="send fewer samples"):
             load("remote", url=url)(pictures(16, group=16))
+
+
+def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded(monkeypatch):
+    decoded: list[object] = []
+    real = codec.to_tensor
+    monkeypatch.setattr(codec, "to_tensor", lambda image: (decoded.append(image), real(image))[1])
+    limits = ServerLimits(pixels=100)
+    with serving(Served.of("brightness", {}, Brightness()), limits) as url:
+        body = wire.encode_samples(pictures(6))  # 6 of 4 x 5 pixels
+        answer = httpx.post(f"{url}/score", json=body)
+        assert answer.status_code == 422 and "more than 100 pixels in sum" in answer.text
+        assert not decoded
+        clip = {"frames": [body["media"][0]] * 6}
+        answer = httpx.post(f"{url}/score", json=body | {"kind": "video", "media": [clip] * 6})
+        assert answer.status_code == 422 and "media[5]" not in answer.text and not decoded
+        assert httpx.post(f"{url}/score", json=wire.encode_samples(pictures(5))).status_code == 200
+        assert len(decoded) == 5
+
+
+def test_decoding_does_not_block_the_server(monkeypatch):
+    real = codec.to_tensor
+    monkeypatch.setattr(codec, "to_tensor", lambda image: (time.sleep(1), real(image))[1])
+    with serving(Served.of("brightness", {}, Brightness())) as url, ThreadPoolExecutor(1) as pool:
+        body = wire.encode_samples(pictures(2))
+        post = pool.submit(httpx.post, f"{url}/score", json=body, timeout=20)
+        time.sleep(0.3)
+        began = time.monotonic()
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert time.monotonic() - began < 0.6
+        assert post.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('{"group": [NaN, 0]', 400),
+        ('{"group": [Infinity, 0]', 400),
+        ('{"group": [1e400, 0]', 422),
+        ('{"group": [100000000000000000000, 0]', 422),
+        ('{"group": [0, 0], "meta": [{"a": NaN}, {}]', 400),
+        ('{"group": [0, 0], "meta": [{"a": ' + "[" * 10**5 + "]" * 10**5 + "}, {}]", 400),
+        ('{"group": [0, 0], "a\\ud800": 1', 422),
+        ('{"group": [0, 0], "media": ["\\ud800", "x"]', 200),
+    ],
+    ids=["NaN", "Infinity", "overflow", "huge", "NaN in meta", "nested", "surrogate", "odd text"],
+)
+def test_numbers_that_json_does_not_have_are_the_clients_error(text, status):
+    fields = ', "kind": "text", "prompts": ["a", "b"]}'
+    media = "" if '"media"' in text else ', "media": ["x", "y"]'
+    with serving(Served.of("one", {}, lambda s: torch.ones(len(s.prompts)))) as url:
+        answer = httpx.post(f"{url}/score", content=text + media + fields)
+        assert answer.status_code == status
+
+
+def lines_of(url: str, *sent: bytes, pause: float = 0.0) -> bytes:
+    """The start of what a server answers to raw bytes; empty where it closes the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        for part in sent:
+            client.sendall(part)
+            time.sleep(pause)
+        return client.recv(2**12)
+
+
+def test_slow_requests_and_too_many_connections_are_closed():
+    limits = ServerLimits(header_seconds=0.3, body_seconds=0.5, connections=2)
+    with serving(Served.of("brightness", {}, Brightness()), limits) as url:
+        began = time.monotonic()
+        assert lines_of(url, b"GET /health HT") == b""
+        assert lines_of(url, b"") == b""
+        head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
+        assert b" 408 " in lines_of(url, head)
+        assert time.monotonic() - began < 5
+        with ExitStack() as stack:
+            for _ in range(2):
+                address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+                stack.enter_context(socket.create_connection(address))
+            time.sleep(0.05)
+            assert lines_of(url, b"") == b""
+        time.sleep(0.5)
+        assert httpx.get(f"{url}/health").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ pytest.importorskip("fastapi")
 
 from flowrl.paths import PROJECT
 from rewards import Samples
-from rewards.serving import wire
+from rewards.serving import codec, wire
 from tests.support.servers import pictures
 
 
@@ -89,7 +89,7 @@ class Bomb:
         (base64.b64encode(pickle.dumps(Bomb())).decode(), r"media\[1\]: neither PNG nor WebP"),
         ("%%%", r"media\[1\]: not base64"),
         (base64.b64encode(GIF).decode(), "neither PNG nor WebP"),
-        (wire.encode_image(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged picture"),
+        (codec.encode_image(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged image"),
         ({"frames": ["x"]}, "entry of kind image is a string"),
     ],
     ids=["pickle", "no base64", "GIF", "damaged", "no picture"],
@@ -103,7 +103,7 @@ def test_what_is_no_picture_is_refused_by_place_and_never_run(media, message):
 
 
 def test_too_many_pixels_are_refused_before_they_are_read(monkeypatch):
-    monkeypatch.setattr(wire, "MOST_PIXELS", 60)
+    monkeypatch.setattr(codec, "MOST_PIXELS", 60)
     assert back(pictures(1, size=7)).media.shape == (1, 3, 7, 8)
     with pytest.raises(ValueError, match="9 x 8 pixels are too many"):
         back(pictures(1, size=8))

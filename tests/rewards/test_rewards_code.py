@@ -1,19 +1,30 @@
 """Code by tests: what passes, what is stopped, and what cannot be forged."""
 
 import json
+import warnings
 
 import pytest
 import torch
 
 from rewards import Samples, load
-from rewards.code_tests import last_program, read_tests
+from rewards.code_tests import CodeTests, last_program, read_tests
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
 from rewards.self_test import Prompts, self_test
 from tests.support.reward_contract import check_contract, texts
 
+ISOLATED = not run.run_program("", "", SandboxLimits()).missing
 SMALL = SandboxLimits(seconds=1.5, memory=2**28, written=2**20, processes=16)
 PLAIN = ["assert f(2) == 3", "assert f(-1) == 0", "assert f(10) == 11"]
+
+
+def loaded(**settings) -> CodeTests:
+    """The reward, on systems without namespaces too."""
+    if ISOLATED:
+        return load("code_tests", **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load("code_tests", isolation="best", **settings)
 
 
 def of(media, tests) -> Samples:
@@ -26,15 +37,15 @@ def block(code: str) -> str:
 
 
 def passed(code: str, tests=PLAIN) -> list[bool]:
-    return run.tests(code, tests, SMALL)[0]
+    return run.run_tests(code, tests, SMALL)[0]
 
 
 def test_scores_are_shares_or_all_or_nothing():
     codes = ["def f(x):\n    return x + 1", "def f(x):\n    return abs(x) + 1", "def f(x): return"]
     media = [block(code) for code in codes] + ["no code", block("def f(x:"), "```python\nx = 1"]
-    got = load("code_tests")(of(media, PLAIN))
+    got = loaded()(of(media, PLAIN))
     assert got.tolist() == [1, pytest.approx(2 / 3), 0, 0, 0, 0]
-    reward = load("code_tests", kind="strict")
+    reward = loaded(kind="strict")
     assert reward(of(media, json.dumps(PLAIN))).tolist() == [1, 0, 0, 0, 0, 0]
     assert reward.report() == {"late": 0, "without_code": 2}
 
@@ -43,9 +54,9 @@ def test_printed_output_is_compared_but_for_blanks_at_ends():
     pairs = [{"input": "2 3\n", "output": "5"}, {"input": "1 1", "output": "2\n"}]
     good = "a, b = map(int, input().split())\nif __name__ == '__main__':\n    print(a + b, '')\n"
     media = [block(good), block("print(5)"), block(good + "raise SystemExit(1)")]
-    assert load("code_tests")(of(media, pairs)).tolist() == [1, 0.5, 0]
+    assert loaded()(of(media, pairs)).tolist() == [1, 0.5, 0]
     columns = {"inputs": ["2 3\n", "1 1"], "outputs": ["5", "2"]}
-    assert load("code_tests", kind="strict")(of(media, columns)).tolist() == [1, 0, 0]
+    assert loaded(kind="strict")(of(media, columns)).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +90,11 @@ BROKEN = {
 def test_tests_that_cannot_be_run_name_their_row(tests):
     with pytest.raises(ValueError, match=r"row 2 \(prompt 'b'\): tests"):
         rows = Prompts(("a", "b"), [{"tests": PLAIN}, {"tests": tests}], "text")
-        self_test("code_tests", load("code_tests"), rows)
+        self_test("code_tests", loaded(), rows)
 
 
 def test_missing_tests_are_told_or_unscored():
-    reward = load("code_tests")
+    reward = loaded()
     with pytest.raises(ValueError, match="no prompt has a column 'tests'"):
         self_test("code_tests", reward, Prompts(("a",), [{"test": 1}], "text"))
     assert reward(of([block("f = 1")], None)).isnan().all()
@@ -108,6 +119,33 @@ HONEST = {
     "nothing printed is read": ("print('x' * 10**5)\ndef f(x):\n    print(x)\n    return x",
                                 "assert f(3) == 3"),
     "no script": ("def f(): return 1\nif __name__ == '__main__':\n    input()", "assert f() == 1"),
+    "an argument of the same name": ("def f(x): return x + 1",
+                                     "def check(f):\n    assert f(1) == 2\n\ncheck(f)"),
+    "linked nodes": ("class Node:\n    def __init__(s, v, n=None): s.val, s.next = v, n\n"
+                     "def f(l): return Node(l[0], f(l[1:])) if l else None",
+                     "n = f([1, 2])\nfound = []\nwhile n:\n    found.append(n.val)\n"
+                     "    n = n.next\nassert found == [1, 2]"),
+    "an iterator of its own": ("class Bag:\n    def __init__(s): s.n = 0\n"
+                               "    def __iter__(s): return s\n    def __next__(s):\n"
+                               "        s.n += 1\n        if s.n > 2: raise StopIteration\n"
+                               "        return s.n\n    def __contains__(s, x): return x == 7",
+                               "b = Bag()\nassert list(b) == [1, 2] and 7 in b and 8 not in b"),
+    "maps and views": ("def f(l): return map(str, l)\ndef g(d): return d.keys()",
+                       "assert list(f([1, 2])) == ['1', '2']\nassert sorted(g({2: 1})) == [2]"),
+    "containers of the library": ("from collections import Counter\n"
+                                  "def f(l): return Counter(l)",
+                                  "assert f([1, 1]) == {1: 2} == Counter([1, 1])"),
+    "a name of the library's": ("def gcd(a, b): return gcd(b, a % b) if b else a",
+                                "assert gcd(4, 6) == 2"),
+    "a method that changes its argument": ("class Solution:\n    def rotate(self, l, k):\n"
+                                           "        l[:] = l[-k:] + l[:-k]",
+                                           "l = [1, 2, 3]\nSolution().rotate(l, 1)\n"
+                                           "assert l == [3, 1, 2]"),
+    "NaN": ("def f(x): return x", "import math\nr = f(math.nan)\nassert math.isnan(r)\n"
+                                  "assert r != r"),
+    "arrays": ("import numpy as np\ndef f(n): return np.arange(n) / 2",
+               "assert f(3).shape == (3,) and np.allclose(f(3), [0, 0.5, 1])"),
+    "an own name of a module": ("def select(l): return l[0]", "assert select([3]) == 3"),
     "numpy's numbers": ("import numpy as np\ndef f(x): return np.int64(x) + 1", "assert f(1) == 2"),
 }  # fmt: skip
 
@@ -125,16 +163,42 @@ def test_it_keeps_the_contract_and_passes_its_self_test():
         media[4] = samples.media[4]
         return Samples(media, samples.prompts, samples.group, [{"tests": PLAIN}] * 6)
 
-    scores = check_contract(load("code_tests"), made)
+    scores = check_contract(loaded(), made)
     assert len(scores.unique()) == 3
     prompts = Prompts(("Add one.",), [{"tests": PLAIN}], "text")
-    assert self_test("code_tests", load("code_tests"), prompts).endswith("the same")
+    assert self_test("code_tests", loaded(), prompts).endswith("the same")
+
+
+WEAK = {
+    "nothing is asserted": ["f(2)"],
+    "one constant": ["assert f(2) == True", "assert f(4)"],
+    "an undefined helper": ["check(f(2), 3)"],
+    "NaN": ["def near(a, b): return not max(0, abs(a - b)) > 1e-6", "assert not f(2) is None"],
+    "its argument": ["assert f([1]) == [1]"],
+    "in place": ["a = [2, 1]\nf(a)\nassert a == sorted(a)"],
+    "any error": ["try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert 0"],
+    "an undefined tolerance": ["import numpy as np\nassert np.allclose(f(2), 3)"],
+}
+
+
+def test_rows_whose_tests_pass_for_anything_are_named():
+    reward = loaded()
+    rows = [*WEAK.values(), PLAIN, ["while True: f(1)"]]
+    with pytest.warns(UserWarning, match=r"the tests of 8 of 10 rows.*row 1 .'p0'.*and 3 more"):
+        reward.check_prompts([f"p{i}" for i in range(10)], [{"tests": tests} for tests in rows])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reward.check_prompts(["p"], [{"tests": PLAIN}])
+        reward.check_prompts(["p"], [{"tests": [{"input": "1", "output": "2"}]}])
+    for output, how in ((" \n", "prints nothing"), ("1", "prints its input")):
+        with pytest.warns(UserWarning, match=f"1 of 1 rows.*{how}"):
+            reward.check_prompts(["p"], [{"tests": [{"input": "1", "output": output}]}])
 
 
 @pytest.mark.parametrize("settings", [{"seconds": 0.0}, {"parallel": 0}, {"memory": 10}])
 def test_settings_are_checked(settings):
     with pytest.raises(ValueError, match="code_tests: "):
-        load("code_tests", **settings)
+        loaded(**settings)
 
 
 def test_tests_of_both_forms_are_read():

@@ -3,16 +3,16 @@
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rewards import load
 from rewards.sandbox import run
-from tests.rewards.test_rewards_code import PLAIN, SMALL, block, of, passed
+from tests.rewards.test_rewards_code import ISOLATED, PLAIN, SMALL, block, of, passed
 
-SHUT_IN = not run.run_program("", "", SMALL).missing
-shut_in = pytest.mark.skipif(not SHUT_IN, reason="no namespaces are permitted here")
+shut_in = pytest.mark.skipif(not ISOLATED, reason="no namespaces are permitted here")
 
 FORGED = {
     "prints a verdict": "print('1\\n111')\nimport sys\nsys.stderr.write('passed')",
@@ -48,6 +48,67 @@ def test_a_verdict_cannot_be_forged(name):
     assert passed(FORGED[name]) == [False] * 3
 
 
+EVERYTHING = """class A:
+    n = 0
+    def __getattr__(s, name): return lambda *a, **k: True
+    def __contains__(s, x): return True
+    def __len__(s): A.n += 1; return A.n
+    def __bool__(s): A.n += 1; return A.n % 2 == 1
+    def __iter__(s): return iter(range(10**6))
+    def __getitem__(s, i): return i
+    def __call__(s, *a, **k): return A()
+def f(*a, **k): return A()
+"""
+WITH_HELPERS = """class np:
+    allclose = array = staticmethod(lambda *a, **k: True)
+class pytest: approx = staticmethod(lambda *a: 3)
+def Counter(x): return 1
+def isclose(*a): return True
+def f(x): return 3 if x == 99 else 0
+"""
+UNKNOWING = {
+    "contains everything": (EVERYTHING, "assert 3 in f(2) and 4 in f(2)"),
+    "has any length": (EVERYTHING, "r = f(2)\nassert len(r) == 1 and len(r) == 2"),
+    "is true and false": (EVERYTHING, "r = f(2)\nassert r\nassert not r"),
+    "iterates over everything": (EVERYTHING, "assert any(x == 3 for x in f(2))"),
+    "is in every set": (EVERYTHING, "assert {3, 4} <= set(f(2))"),
+    "has every item": (EVERYTHING, "r = f(2)\nassert r[3] == 3 and r[4] == 4"),
+    "has methods of text": (EVERYTHING, "assert f(2).startswith('3')"),
+    "has methods of sets": (EVERYTHING, "assert f(2).issuperset({3})"),
+    "is a class in place of a function": ("class f:\n    def __init__(s, x): pass\n"
+                                          "    def __contains__(s, x): return True",
+                                          "assert 3 in f(2)"),
+    "counts without end": ("import itertools\ndef f(x): return itertools.count()",
+                           "assert 3 in f(2)"),
+    "brings numpy": (WITH_HELPERS, "assert np.allclose(f(2), [7.0])"),
+    "brings pytest": (WITH_HELPERS, "assert f(99) == pytest.approx(9)"),
+    "brings Counter": (WITH_HELPERS, "assert Counter(f(2)) == Counter([7])"),
+    "brings isclose": (WITH_HELPERS, "assert isclose(f(2), 7.0)"),
+    "empties its argument": ("def f(a):\n    a.clear()\n    return []",
+                             "a = [3, 1]\nassert f(a) == sorted(a)"),
+    "empties its argument for None": ("def f(a): a.clear()",
+                                      "a = [3, 1]\nassert f(a) == (sorted(a) or None)"),
+    "is NaN": ("def f(x): return float('nan')", "assert not abs(f(2) - 3) > 1e-6"),
+    "is a complex NaN": ("def f(x): return complex('nan')", "assert not abs(f(2) - 3) > 1e-6"),
+    "is an array of NaN": ("import numpy\ndef f(x): return numpy.array([numpy.nan])",
+                           "import numpy as np\nassert not (abs(f(2) - 3) > 1e-6).any()"),
+    "stops the test's loop": ("def f(x): raise StopIteration",
+                              "assert all(map(lambda x: f(x) == 3, [1, 2]))"),
+    "stops the test's map": ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNKNOWING)
+def test_a_result_that_is_no_answer_passes_no_test(name):
+    code, test = UNKNOWING[name]
+    assert passed(code, [test]) == [False]
+
+
+def test_a_class_for_equality_is_data_or_itself():
+    code = "class L(list):\n    def __eq__(s, o): return True\ndef f(x): return L([1])"
+    assert passed(code, ["assert f(1) == [2]", "assert f(1) == [1]"]) == [False, True]
+
+
 def test_a_program_cannot_stand_for_what_a_test_means():
     """Names of Python and of its library are the test's own, whatever the program calls so."""
     code = "def f(x): return [5]\ndef sorted(x): return [1]\nclass math: isclose = lambda *a: True"
@@ -76,12 +137,12 @@ def test_what_does_not_end_or_fit_is_stopped(name):
 
 def test_tests_before_one_that_hangs_count():
     code = "def f(x):\n    while x == -1: pass\n    return x + 1"
-    assert run.tests(code, PLAIN, SMALL) == ([True, False, False], True)
+    assert run.run_tests(code, PLAIN, SMALL) == ([True, False, False], True)
 
 
 def test_output_is_cut_and_a_script_is_stopped():
     outcome = run.run_program("while True: print('x' * 1000)", "", SMALL)
-    assert outcome.code != 0 and len(outcome.said) <= 2**20
+    assert outcome.code != 0 and len(outcome.output) <= 2**20
     assert run.run_program("import time\ntime.sleep(60)", "", SMALL).code is None
 
 
@@ -92,7 +153,7 @@ def test_what_it_leaves_running_ends_with_it(tmp_path):
         "        os.execv('/bin/sleep', ['flowrl-left-behind', '60'])\n    os._exit(0)\n"
         "time.sleep(0.3)\nprint(1)"
     )
-    assert run.run_program(code, "", SMALL).said.strip() in ("1", "")
+    assert run.run_program(code, "", SMALL).output.strip() in ("1", "")
     time.sleep(0.1)
     alive = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _says(p, b"flowrl-left-behind")]
     assert not alive
@@ -112,7 +173,7 @@ def test_processes_are_bounded():
         "        if os.fork() == 0:\n            time.sleep(5); os._exit(0)\n        made += 1\n"
         "except OSError:\n    pass\nprint(made)"
     )
-    said = run.run_program(code, "", SMALL).said
+    said = run.run_program(code, "", SMALL).output
     assert 0 < int(said) <= 16
 
 
@@ -128,7 +189,7 @@ def reached(folder: Path) -> list[str]:
         f"try: print(open({str(secret)!r}).read())\nexcept OSError: pass\n"
         "open('own', 'w').write('mine'); print(open('own').read())"
     )
-    said = run.run_program(code, "", SMALL).said.split()
+    said = run.run_program(code, "", SMALL).output.split()
     assert secret.read_text() == "42" and not target.exists()
     return said
 
@@ -152,7 +213,7 @@ def test_no_socket_reaches_anybody():
             f"    socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)\n"
             "    print('reached')\nexcept OSError as error:\n    print('refused')"
         )
-        assert run.run_program(code, "", SMALL).said == "refused\n"
+        assert run.run_program(code, "", SMALL).output == "refused\n"
         with pytest.raises(TimeoutError):
             server.accept()
 
@@ -165,7 +226,7 @@ def test_variables_and_open_files_of_the_run_are_not_there(monkeypatch, tmp_path
             "import os\nprint('FLOWRL_SECRET' in os.environ)\n"
             f"try: os.write({held.fileno()}, b'x')\nexcept OSError: print('closed')"
         )
-        said = run.run_program(code, "", SMALL).said
+        said = run.run_program(code, "", SMALL).output
     assert said.split()[0] == "False" and (tmp_path / "held").read_text() == ""
 
 
@@ -177,10 +238,26 @@ def test_no_privilege_is_left():
         " libc.umount2(b'/usr', 2), libc.sethostname(b'x', 1),\n"
         "      [l for l in open('/proc/self/status') if l.startswith('CapEff')][0].split()[1])"
     )
-    assert run.run_program(code, "", SMALL).said.split() == ["True", "-1", "-1", "-1", "0" * 16]
+    assert run.run_program(code, "", SMALL).output.split() == ["True", "-1", "-1", "-1", "0" * 16]
 
 
-def test_without_namespaces_a_hook_refuses_and_the_reward_says_so(monkeypatch, tmp_path):
+@shut_in
+def test_memory_is_bounded_in_sum():
+    """14 processes of 64 MB under a limit of 256 MB in sum, and memory outside of processes."""
+    code = (
+        "import os, time\nfor _ in range(14):\n    if os.fork() == 0:\n"
+        "        kept = bytearray(64 * 2**20); time.sleep(3); os._exit(0)\n"
+        "time.sleep(0.8)\nprint('all at once')"
+    )
+    assert "all" not in run.run_program(code, "", replace(SMALL, seconds=3.0)).output
+    code = (
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "print(libc.shmget(0, 2**20, 0o1600), libc.memfd_create(b'x', 0), libc.unshare(0x10000000))"
+    )
+    assert run.run_program(code, "", SMALL).output.split() == ["-1", "-1", "-1"]
+
+
+def test_without_namespaces_a_filter_and_a_hook_refuse(monkeypatch, tmp_path):
     """As on a system that permits none: `unshare` fails."""
     folder = tmp_path / "sandbox"
     folder.mkdir()
@@ -188,12 +265,19 @@ def test_without_namespaces_a_hook_refuses_and_the_reward_says_so(monkeypatch, t
         text = path.read_text().replace("libc.unshare(flags) == 0", "False")
         (folder / path.name).write_text(text.replace("libc.unshare(flags | USERS) != 0", "True"))
     monkeypatch.setattr(run, "SANDBOX_FOLDER", folder)
-    with pytest.warns(UserWarning, match="could reach the network; it could read and write files"):
-        reward = load("code_tests")
-    with pytest.raises(ValueError, match="does not shut programs in"):
-        load("code_tests", isolation="full")
+    with pytest.raises(ValueError, match=r"read and write files.*or accept .* isolation: best"):
+        load("code_tests")
+    with pytest.warns(UserWarning, match="could read and write files"):
+        reward = load("code_tests", isolation="best")
     assert reward(of([block("def f(x):\n    return x + 1")], PLAIN)).tolist() == [1]
     assert reached(tmp_path) == ["42", "mine"], "reading is not refused"
     test_no_socket_reaches_anybody()
+    code = (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
+        f"print(libc.fork(), libc.kill({os.getpid()}, 9), libc.shmget(0, 2**20, 0o1600))\n"
+        "libc.execv(b'/bin/true', None)\nprint('still here')"
+    )
+    said = run.run_program(code, "", SMALL).output
+    assert said == "" or said.split() == ["-1", "-1", "-1", "still", "here"]
     code = "import os\ntry:\n    os.fork()\nexcept OSError:\n    print('refused')"
-    assert run.run_program(code, "", SMALL).said == "refused\n"
+    assert run.run_program(code, "", SMALL).output == "refused\n"

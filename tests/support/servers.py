@@ -21,6 +21,7 @@ from PIL import Image
 from rewards import Samples
 from rewards.perception.media import to_tensor
 from rewards.serving.batching import ServerLimits
+from rewards.serving.connections import uvicorn_settings
 from rewards.serving.server import Served, create_app
 
 
@@ -34,7 +35,9 @@ def pictures(n: int, group: int = 2, size: int = 4, seed: int = 0) -> Samples:
 @contextmanager
 def serving(served: Served, limits: ServerLimits = ServerLimits()) -> Iterator[str]:
     """The real reward server in a thread; gives its address."""
-    config = uvicorn.Config(create_app(served, limits), port=0, log_level="error")
+    config = uvicorn.Config(
+        create_app(served, limits), port=0, log_level="error", **uvicorn_settings(limits)
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

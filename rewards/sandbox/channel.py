@@ -1,0 +1,50 @@
+"""Messages between two processes: JSON, each after its length in 4 bytes, over one open file."""
+
+import json
+import os
+from typing import Any, Protocol
+
+MAX_MESSAGE = 2**24  # bytes
+
+
+class Gone(BaseException):
+    """The other process has ended. No `except Exception` of a test catches it."""
+
+
+class Connection(Protocol):
+    def send(self, message: Any) -> None: ...
+
+    def receive(self) -> Any: ...
+
+
+class Channel:
+    """A connection over a file that reads and writes, such as one end of a socket pair."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def send(self, message: Any) -> None:
+        body = json.dumps(message).encode()
+        if len(body) > MAX_MESSAGE:
+            raise ValueError("the value is too long to be sent to the other process")
+        left = memoryview(len(body).to_bytes(4, "little") + body)
+        while left:
+            try:
+                left = left[os.write(self.file, left) :]
+            except OSError as error:
+                raise Gone from error
+
+    def receive(self) -> Any:
+        size = int.from_bytes(self._exactly(4), "little")
+        if size > MAX_MESSAGE:
+            raise Gone
+        return json.loads(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = os.read(self.file, min(size - len(parts), 2**16))
+            if not part:
+                raise Gone
+            parts += part
+        return bytes(parts)

@@ -1,0 +1,152 @@
+"""Python tests in the judge's process. The completion is reached through proxies alone.
+
+The names that a test binds or imports, Python's builtin names and modules never come from the
+completion. All other names do; but if the tests of the row use a name that Python's library does
+not have, the library's names among them (Counter, sqrt, ...) come from the library.
+"""
+
+import ast
+import builtins
+import functools
+import importlib
+import symtable
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from channel import Connection, Gone
+from remote import RemoteProgram, call_in_place
+from values import refuse_nan
+
+ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "nx": "networkx", "plt": "matplotlib"}
+MODULES = {"numpy", "pandas", "scipy", "pytest", "torch", "sympy", "networkx", "sklearn"}
+LIBRARY = (
+    *("collections", "math", "itertools", "functools", "typing", "copy"),
+    *("decimal", "fractions", "datetime"),
+)  # modules whose names tests use without an import
+ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+NUMBER, IN_PLACE = "<number>", "<in place>"  # names that no code can have
+
+
+@functools.cache
+def library_names() -> dict[str, str]:
+    """Public names of Python's library, each with its module."""
+    found: dict[str, str] = {}
+    for module in LIBRARY:
+        content = importlib.import_module(module)
+        for name in getattr(content, "__all__", None) or vars(content):
+            if not name.startswith("_"):
+                found.setdefault(name, module)
+    return found
+
+
+class _Guarded(ast.NodeTransformer):
+    """The test with its comparisons by size guarded from NaN, and calls for effect marked."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if any(isinstance(op, ORDERINGS) for op in node.ops):
+            node.left = _called(NUMBER, [node.left])
+            node.comparators = [_called(NUMBER, [one]) for one in node.comparators]
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Call):
+            call = node.value
+            node.value = _called(IN_PLACE, [call.func, *call.args], call.keywords)
+        return node
+
+
+@functools.lru_cache(1024)
+def _compiled(test: str) -> Any:
+    guarded = ast.fix_missing_locations(_Guarded().visit(ast.parse(test)))
+    return compile(guarded, "tests.py", "exec")
+
+
+def _called(name: str, arguments: list[ast.expr], named: Sequence[ast.keyword] = ()) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), arguments, list(named))
+
+
+class Names:
+    """The origin of each name in the tests of one row: the completion, or Python's library."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        free: set[str] = set()
+        self.modules: dict[str, str] = {}
+        for test in tests:
+            loose, modules = _free_names(test)
+            free |= loose
+            self.modules |= modules
+        free -= self.modules.keys()
+        own = {name for name in free if name not in library_names()}
+        self.completion = own or free
+        self.library = free - self.completion
+
+    def take(self, name: str, program: RemoteProgram, known: set[str]) -> Any:
+        """The object of a name. LookupError or ImportError if its side does not have it."""
+        if name in self.modules:
+            return importlib.import_module(self.modules[name])
+        if name in self.library:
+            return getattr(importlib.import_module(library_names()[name]), name)
+        if name not in known:
+            raise LookupError(name)
+        return program.get(0, name, "named")
+
+
+@functools.lru_cache(1024)
+def _free_names(test: str) -> tuple[set[str], dict[str, str]]:
+    """Names that a test uses but does not bind; and those among them that are modules."""
+    top = symtable.symtable(test, "test", "exec")
+    bound = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    free = _global_names(top) - bound - vars(builtins).keys()
+    bare = _bare_names(ast.parse(test))
+    modules: dict[str, str] = {}
+    for name in free:
+        module = ALIASES.get(name, name)
+        if module in MODULES or (module in sys.stdlib_module_names and name not in bare):
+            modules[name] = module
+    return free, modules
+
+
+def _global_names(table: symtable.SymbolTable) -> set[str]:
+    """Names that a scope or those inside of it look up at the top."""
+    found = {s.get_name() for s in table.get_symbols() if s.is_referenced() and s.is_global()}
+    if table.get_type() == "module":
+        found = {s.get_name() for s in table.get_symbols() if s.is_referenced()}
+    return found.union(*(_global_names(inner) for inner in table.get_children()))
+
+
+def _bare_names(tree: ast.AST) -> set[str]:
+    """Names that are used otherwise than in `name.attribute`: a module never is."""
+    based = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in based}
+
+
+def judge_tests(connection: Connection, tests: Sequence[str], write: Callable[[str], None]) -> None:
+    """Write `1` or `0` for each test, in order, as soon as it is known."""
+    program = RemoteProgram(connection)
+    names = Names(tests)
+    known = program.names()
+    for test in tests:
+        write("1" if passes(test, program, names, known) else "0")
+
+
+def passes(test: str, program: RemoteProgram, names: Names, known: set[str]) -> bool:
+    """Whether the test runs to its end."""
+    space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan, IN_PLACE: call_in_place}
+    try:
+        for name in sorted(_free_names(test)[0]):
+            with suppress(LookupError, ImportError):  # a NameError, if the test comes to use it
+                space[name] = names.take(name, program, known)
+        exec(_compiled(test), space)
+    except Gone:
+        raise
+    except BaseException:  # of any kind: it did not pass
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""The process of the completion: it runs the code, then does what the tests of the judge ask."""
+
+import builtins
+import itertools
+import types
+from typing import Any
+
+from channel import Channel
+from values import decode_value, encode_value
+
+ITERATORS = (
+    types.GeneratorType, map, filter, zip, enumerate, reversed, itertools.chain, itertools.islice,
+    itertools.count, itertools.cycle, itertools.repeat, itertools.accumulate, itertools.product,
+    itertools.permutations, itertools.combinations, itertools.groupby, itertools.takewhile,
+    type(iter([])), type(iter(())), type(iter("")), type(iter({})), type(iter(set())),
+    type(iter(range(0))),
+)  # fmt: skip
+
+
+class Program:
+    """The completion's code after it ran, with the objects that the judge holds by number."""
+
+    def __init__(self, code: str) -> None:
+        self.space: dict[str, Any] = {"__name__": "completion", "__builtins__": builtins}
+        self.kept: list[Any] = [self.space]
+        self.failed: list[str] | None = None
+        try:
+            exec(compile(code, "completion.py", "exec"), self.space)
+        except Exception as error:  # of any kind, since the code is not ours
+            self.failed = [type(error).__name__, str(error)[:1000]]
+
+    def answer(self, question: list[Any]) -> dict[str, Any]:
+        try:
+            return {"raised": self.failed} if self.failed else self._result(*question)
+        except Exception as error:  # of any kind again
+            return {"raised": [type(error).__name__, str(error)[:1000]]}
+
+    def _result(self, request: str, number: int, given: Any = None) -> dict[str, Any]:
+        if request == "names":
+            return {"value": {"list": [name for name in self.space if isinstance(name, str)]}}
+        target = self.kept[number]
+        if request == "get":
+            return {"value": self._encode(target[given] if number == 0 else getattr(target, given))}
+        if request == "truth":
+            return {"value": bool(target)}
+        arguments, named = [self._decode(one) for one in given[0]], self._decode(given[1])
+        value = target(*arguments, **named)
+        return {"value": self._encode(value), "arguments": [self._encode(a) for a in arguments]}
+
+    def _encode(self, value: Any) -> Any:
+        return encode_value(value, self._hold)
+
+    def _decode(self, value: Any) -> Any:
+        return decode_value(value, lambda entry: self.kept[entry["held"]])
+
+    def _hold(self, value: Any) -> dict[str, int]:
+        self.kept.append(value)
+        kind = "iterator" if isinstance(value, ITERATORS) else "held"
+        return {kind: len(self.kept) - 1}
+
+
+def serve_program(channel: Channel, code: str) -> None:
+    """Run the completion, then answer the judge's requests. It never returns."""
+    program = Program(code)
+    while True:
+        channel.send(program.answer(channel.receive()))

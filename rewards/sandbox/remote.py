@@ -1,0 +1,165 @@
+"""The judge's view of the completion: proxies whose every result is plain data.
+
+An object that could answer for itself would pass tests whose answer it does not know: `3 in f(2)`
+where it says that it contains everything. So a proxy has attributes and can be called, an iterator
+can be read once, and only objects that the test itself constructs, from a class whose name begins
+with a capital letter, answer `len`, `in`, `[]`, `bool`, `str` and iteration: there these methods
+are what is tested.
+"""
+
+import builtins
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from channel import Connection
+from values import decode_value, encode_value
+
+Role = Literal["named", "result", "iterator", "instance"]
+"""How the test came by an object: by a name, as a result, as an iterator, by constructing it."""
+
+PLAIN = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, range)
+PLAIN_METHODS = {name for kind in PLAIN for name in vars(kind)} | {"all", "any", "equals", "item"}
+
+
+class RemoteProgram:
+    """The judge's end of a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def ask(self, request: str, number: int, given: Any = None) -> dict[str, Any]:
+        self.connection.send([request, number, given])
+        answer = self.connection.receive()
+        if "raised" in answer:
+            name, message = answer["raised"]
+            raise _error(str(name))(str(message))
+        return answer
+
+    def get(self, number: int, name: str, role: Role) -> Any:
+        return self.decode(self.ask("get", number, name)["value"], role, name)
+
+    def names(self) -> set[str]:
+        found = self.decode(self.ask("names", 0)["value"], "result")
+        return {name for name in found if type(name) is str}
+
+    def decode(self, value: Any, role: Role, name: str = "") -> Any:
+        def held(entry: dict[str, Any]) -> RemoteObject:
+            ((kind, number),) = entry.items()
+            if type(number) is not int or kind not in ("held", "iterator"):
+                raise ValueError("a message is not an encoded value")
+            own: Role = "iterator" if kind == "iterator" and role == "result" else role
+            return RemoteObject(self, number, own, name)
+
+        return decode_value(value, held)
+
+
+class RemoteObject:
+    """An object that stayed in the completion's process. It equals nothing but itself."""
+
+    def __init__(self, program: RemoteProgram, number: int, role: Role, name: str) -> None:
+        self._program, self._number, self._role, self._name = program, number, role, name
+        self._ended = False
+
+    def __getattr__(self, name: str) -> Any:
+        plain = self._role in ("result", "iterator") and name in PLAIN_METHODS
+        if name.startswith("__") or plain:
+            raise AttributeError(name)
+        return self._program.get(self._number, name, "named")
+
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
+        return self._call(arguments, named)[0]
+
+    def _call(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """The result, and the arguments as the call left them."""
+        given = [[_argument(a) for a in arguments], _argument(named)]
+        try:
+            answer = self._program.ask("call", self._number, given)
+        except StopIteration as error:  # it would end a loop of the test
+            if self._name == "__next__":
+                raise
+            raise RuntimeError("a function of the completion raised StopIteration") from error
+        role: Role = "instance" if self._name[:1].isupper() else "result"
+        after = [self._program.decode(one, "result") for one in answer.get("arguments", [])]
+        return self._program.decode(answer["value"], role), after
+
+    def _special(self, name: str, *arguments: Any) -> Any:
+        readable = self._role == "iterator" and name in ("__iter__", "__next__")
+        if self._role != "instance" and not readable:
+            raise TypeError(f"{name} of an object that the test did not construct")
+        try:
+            method = self._program.get(self._number, name, "named")
+        except AttributeError as error:
+            raise TypeError(f"an object of the completion has no {name}") from error
+        return method(*arguments)
+
+    def __len__(self) -> int:
+        return self._special("__len__")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._special("__getitem__", key)
+
+    def __contains__(self, item: Any) -> bool:
+        return self._special("__contains__", item)
+
+    def __str__(self) -> str:
+        return self._special("__str__")
+
+    def __bool__(self) -> bool:
+        if self._role != "instance":
+            return True  # as every object of Python that does not say otherwise
+        return self._program.ask("truth", self._number)["value"] is True
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._special("__next__")
+        except StopIteration:
+            self._ended = self._role == "iterator"
+            raise
+
+    def __iter__(self) -> Iterator[Any]:
+        inner = self if self._role == "iterator" else self._special("__iter__")
+        if isinstance(inner, RemoteObject) and inner._role == "result":
+            inner._role = "iterator"
+        while True:
+            try:
+                value = inner.__next__()
+            except StopIteration:
+                return
+            yield value
+
+
+def _argument(value: Any) -> Any:
+    def held(thing: Any) -> dict[str, int]:
+        if isinstance(thing, RemoteObject):
+            return {"held": thing._number}
+        raise TypeError(f"a {type(thing).__name__} cannot be passed to the completion")
+
+    return encode_value(value, held)
+
+
+def call_in_place(function: Any, /, *arguments: Any, **named: Any) -> Any:
+    """Call a function whose result the test ignores: what it does to its arguments is kept."""
+    if type(function) is not RemoteObject:
+        return function(*arguments, **named)
+    value, after = function._call(arguments, named)
+    for mine, theirs in zip(arguments, after, strict=True):
+        _replace_content(mine, theirs)
+    return value
+
+
+def _replace_content(mine: Any, theirs: Any) -> None:
+    if isinstance(mine, list) and isinstance(theirs, list):
+        mine[:] = theirs
+    elif isinstance(mine, dict | set) and type(mine) is type(theirs):
+        mine.clear()
+        mine.update(theirs)
+
+
+def _error(name: str) -> type[Exception]:
+    """Python's own exception of that name, or a new kind."""
+    found = vars(builtins).get(name)
+    if isinstance(found, type) and issubclass(found, Exception):
+        return found
+    return type(name, (Exception,), {})
