@@ -18,6 +18,7 @@
 | dpo             | Ode          | best, worst                  | Matching, paired  | Preference |
 | rwr             | Ode          | exponential weights          | Matching          | Weighted   |
 
+| text            | any          | any                          | Token             | any        |
 | text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
 | text_rloo       | Completions  | leave one out                | Token, product    | Surrogate  |
 | text_dr_grpo    | Completions  | group mean                   | Token             | Surrogate  |
@@ -50,8 +51,8 @@
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`: it needs no line here.
 The transition recipes are in `flowrl/recipes/grpo.py`, the matching ones in
-`flowrl/recipes/matching.py`, those of language models in `flowrl/recipes/text.py`,
-`further_recipes.py`, `baseline_recipes.py`, `tree_recipes.py` and `turn_recipes.py` beside it.
+`flowrl/recipes/matching.py`. Those of language models are presets, in
+`flowrl/recipes/text_presets.py`, of the recipe `text` in `flowrl/recipes/text.py`.
 """
 
 from collections.abc import Callable
@@ -71,41 +72,12 @@ from flowrl.recipes.grpo import (
     temp_flow,
 )
 from flowrl.recipes.matching import awm, dpo, nft, rwr
-from flowrl.recipes.text import text_dapo, text_dr_grpo, text_grpo, text_gspo, text_rloo, text_tree
-from flowrl.recipes.text_baselines import text_remax
-from flowrl.recipes.text_further import (
-    text_bnpo,
-    text_cispo,
-    text_dpo,
-    text_forking,
-    text_gmpo,
-    text_gppo,
-    text_luspo,
-    text_maxrl,
-    text_opo,
-    text_pass_at_k,
-    text_reinforce,
-    text_riskpo,
-    text_sapo,
-    text_spo_tree,
-    text_stream,
-    text_tempo,
-    text_vespo,
-)
-from flowrl.recipes.text_trees import text_treerl
-from flowrl.recipes.text_turns import text_gigpo, text_rebn, text_turns
+from flowrl.recipes.text_presets import TEXT_FUNCTIONS
 
 IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
 )  # fmt: skip
-TEXT_FUNCTIONS = (
-    text_grpo, text_rloo, text_dr_grpo, text_dapo, text_gspo, text_tree, text_cispo, text_forking,
-    text_sapo, text_vespo, text_gmpo, text_gppo, text_luspo, text_reinforce, text_opo, text_maxrl,
-    text_pass_at_k, text_bnpo, text_riskpo, text_stream, text_dpo, text_spo_tree, text_tempo,
-    text_remax, text_treerl, text_gigpo, text_turns, text_rebn,
-)  # fmt: skip
-
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}
 TEXT_RECIPES: Table = {recipe.__name__: recipe for recipe in TEXT_FUNCTIONS}

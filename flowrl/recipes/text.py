@@ -1,154 +1,281 @@
-"""Recipes of language models: the same credit and losses on tokens. Defaults are published numbers.
+"""The recipe `text`: an algorithm for language models, composed from named choices.
 
-`length` is the most tokens of a completion. Common to all: log-probabilities are those of the
-sampler's own rule, temperature and top-p included; the stop token is trained like any other;
-completions of advantage 0 stay in the batch; means are over the whole optimizer step.
+Every other text recipe is a preset of it, in `flowrl/recipes/text_presets.py`.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.advantages import Estimator, LeaveOneOut, Standardize
+from flowrl.credit.advantages import Estimator, LeaveOneOut, Standardize, Transform
+from flowrl.credit.comparisons import BestWorst, ParentDifference
 from flowrl.credit.selection import DropFlat
+from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
 from flowrl.credit.trees import GlobalLocal
-from flowrl.credit.turns import Penalize
+from flowrl.credit.turns import (
+    Baseline,
+    Discount,
+    GreedyBaseline,
+    LengthBaseline,
+    Penalize,
+    States,
+    Turns,
+    WhitenTokens,
+    WhitenTurns,
+)
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
-from flowrl.losses.base import Anchor
-from flowrl.losses.ratio import Surrogate
+from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel
+from flowrl.losses.base import Objective, Weight
+from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
+from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.grpo import anchors
-from samplers.completions import Completions, Segments
+from samplers.completions import Completions, Forks, Segments, TextPlanner
+from samplers.forks import Forking
 
-KLPlacement = Literal["loss", "reward"]
+AdvantageName = Literal[
+    "group", "mean", "leave_one_out", "greedy", "length", "whitened", "mean_whitened", "maxrl",
+    "pass_at_k", "beta", "risk", "tracked", "best_worst", "parent", "local", "treerl", "tempo",
+    "states", "turns", "returns",
+]  # fmt: skip
+LossName = Literal["surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce", "preference"]
+DenominatorName = Literal["tokens", "rows", "sequences", "length"]
+
+_TREES = ("segments", "forks")
+_PARENTS = ("parent", "local", "treerl", "tempo")  # advantages that compare a node with its parent
+_ON_TREES = ("group", "mean", "leave_one_out", *_PARENTS)
+_ON_RATIO = ("surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce")
+_READERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("plan", ("completions",), ("group",)),
+    ("plan", _TREES, ("roots", "branch")),
+    ("plan", ("segments",), ("at",)),
+    ("plan", ("forks",), ("top", "rounds", "by")),
+    ("advantage", ("pass_at_k",), ("k", "form")),
+    ("advantage", ("beta",), ("most",)),
+    ("advantage", ("risk",), ("bundle", "quantile_low", "quantile_high", "mix")),
+    ("advantage", ("tracked",), ("keep", "uncertain")),
+    ("advantage", ("states",), ("weight", "scale")),
+    ("advantage", ("states", "returns"), ("gamma",)),
+    ("loss", ("surrogate", "gppo", "gmpo"), ("low", "high")),
+    ("loss", ("gppo",), ("keep_low", "keep_high")),
+    ("loss", ("sapo",), ("positive", "negative")),
+    ("loss", ("cispo",), ("bound",)),
+    ("loss", ("preference",), ("beta",)),
+    ("loss", ("surrogate", "gppo", "cispo", "sapo"), ("ratio",)),
+    ("loss", _ON_RATIO, ("denominator", "share", "entropy", "off_policy")),
+)  # a choice, the values of it that read these settings, the settings
 
 
-def penalised(
-    kl: float, place: KLPlacement, each: bool = False
-) -> tuple[tuple[Penalize, ...], tuple[Anchor, ...]]:
-    """A KL to the start of weight `kl` as a part of credit, or as a term of the loss."""
-    if place == "loss":
-        return (), anchors(kl)
-    if kl <= 0:
-        raise UserError(f"kl_in: reward takes kl off the reward, and kl is {kl}: set it above 0")
-    return (Penalize(kl, each),), ()
+@dataclass(frozen=True, kw_only=True)
+class TextMixture:
+    """Any mixture of published parts: GSPO's ratio with Dr. GRPO's advantage, for example, is
+    `ratio: sequence, advantage: mean`. The other text recipes are presets of it. Numbers are ours.
+    A setting that no chosen part reads is refused.
 
-
-def text_grpo(
-    *, length: int = 1024, group: int = 64, clip: float = 0.2, kl: float = 0.04,
-    temperature: float = 1.0, top_p: float = 1.0, cut: Literal["train", "mask"] = "train",
-) -> Algorithm:  # fmt: skip
-    """GRPO, arXiv:2402.03300: the group's mean and std, a clip range of 0.2, KL 0.04 to the start
-    (k3), the mean over each completion's tokens and then over completions. 64 completions a
-    prompt, 1,024 tokens.
-
-    The std divides by n - 1, as in TRL and verl, which add 1e-4 and 1e-6 to it.
+    plan         completions  `group` independent completions of a prompt
+                 segments     `roots` completions that branch into `branch` after `at` tokens each
+                              (SPO, arXiv:2505.23564)
+                 forks        `roots` completions, forked `rounds` times at their `top` most
+                              uncertain tokens, `branch` new ones from each (TreeRL,
+                              arXiv:2506.11902)
+    advantage    of all plans: group (mean and std), mean (no std, arXiv:2503.20783), leave_one_out
+                 (arXiv:2402.14740)
+                 of trees: parent (a node less its parent), local and treerl (above the draw's mean
+                 and above the parent; treerl counts first nodes twice), tempo (arXiv:2509.18314)
+                 of completions: greedy (arXiv:2310.10505), length (arXiv:2505.23585), whitened and
+                 mean_whitened (over the batch's tokens, arXiv:2501.03262), maxrl
+                 (arXiv:2602.02710), pass_at_k (`k`, `form`), beta (`most`, arXiv:2506.02864), risk
+                 (`bundle`, `quantile_low`, `quantile_high`, `mix`, arXiv:2510.00911), tracked
+                 (`keep`, `uncertain`, arXiv:2509.13232), best_worst (for loss: preference)
+                 of turns: states (`weight`, `gamma`, `scale`, arXiv:2505.10978), turns
+                 (arXiv:2510.11062), returns (`gamma`, arXiv:2510.01051)
+    drop_flat    leave out groups whose samples score the same (arXiv:2503.14476)
+    ratio        of a token, of the sequence (its geometric mean), or the product of its tokens'
+    loss         surrogate and gppo (clipped at 1 - `low` and 1 + `high`), gmpo (at e^-`low` and
+                 e^`high`), cispo (ratio at most `bound`), sapo (`positive`, `negative`), vespo,
+                 reinforce (no ratio), preference (DPO, `beta`)
+    denominator  mean over all tokens, over each row's tokens and then rows, sums over rows
+                 (sequences), or sums divided by `length`
+    kl           weight of the KL to the start, in the loss (estimated by `kl_form`) or taken off
+                 the reward: a completion's, or with whitened tokens each token's and what follows
+    share        train on this share of the tokens only, the most uncertain (arXiv:2506.01939)
+    entropy      bonus of this times the mean entropy of tokens
+    off_policy   leave out bad completions that are less likely by more (arXiv:2512.02556)
+    cut          completions cut off at `length`: trained on, or masked
     """
-    return Algorithm(
-        steps=length,
-        plan=Completions(group, temperature, top_p),
-        advantage=Estimator((Standardize("group", correction=1),)),
-        likelihood=Token(cut=cut),
-        loss=Surrogate(clip, clip, anchors=anchors(kl), denominator="rows"),
-    )
 
+    plan: Literal["completions", "segments", "forks"] = "completions"
+    length: int = 1024
+    group: int = 16
+    roots: int = 4
+    branch: int = 2
+    at: tuple[int, ...] = (256,)
+    top: int = 2
+    rounds: int = 1
+    by: Literal["entropy", "surprise"] = "surprise"
+    temperature: float = 1.0
+    top_p: float = 1.0
+    cut: Literal["train", "mask"] = "train"
+    drop_flat: bool = False
+    advantage: AdvantageName = "group"
+    k: int = 4
+    form: Literal["leave_one_out", "analytic"] = "analytic"
+    most: float = 10.0
+    bundle: int = 5
+    quantile_low: float = 0.2
+    quantile_high: float = 0.8
+    mix: float = 1.5
+    keep: float = 0.9
+    uncertain: bool = True
+    weight: float = 1.0
+    gamma: float = 0.95
+    scale: bool = False
+    ratio: RatioLevel = "token"
+    loss: LossName = "surrogate"
+    low: float = 0.2
+    high: float = 0.2
+    keep_low: float = 1.0
+    keep_high: float = 1.0
+    bound: float = 5.0
+    positive: float = 1.0
+    negative: float = 1.05
+    beta: float = 0.1
+    denominator: DenominatorName = "tokens"
+    kl: float = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_form: KLEstimator = "k3"
+    share: float | None = None
+    entropy: float = 0.0
+    off_policy: float | None = None
 
-def text_rloo(
-    *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
-    kl_in: KLPlacement = "loss", temperature: float = 1.0, top_p: float = 1.0,
-) -> Algorithm:  # fmt: skip
-    """REINFORCE with the mean of the others as baseline, arXiv:2402.14740: 4 completions a prompt,
-    each one action, so that the ratio is the product over its tokens.
+    def algorithm(self) -> Algorithm:
+        """Raise a `UserError` for choices that make no sense together."""
+        self._check()
+        reads_entropy = self.share is not None or self.entropy > 0
+        return Algorithm(
+            steps=self.length,
+            plan=self._plan(),
+            advantage=Estimator(self._credit()),
+            likelihood=Token(
+                self.ratio, self.kl_form, reads_entropy, self.loss == "preference", self.cut
+            ),
+            loss=self._loss(),
+            tracker=self._tracker(),
+        )
 
-    With one update an iteration the clip never acts, and this is the paper's estimator.
+    def _check(self) -> None:
+        for choice, readers, settings in _READERS:
+            for name in settings if getattr(self, choice) not in readers else ():
+                if getattr(self, name) != getattr(TextMixture, name):
+                    raise UserError(
+                        f"{choice}: {getattr(self, choice)} does not read {name}, "
+                        f"which belongs to {', '.join(readers)}; leave {name} out"
+                    )
+        if problem := self._conflict():
+            raise UserError(problem)
 
-    kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is taken
-                   off its reward, before the others' mean
-           loss    `kl` is a term of the loss
-    """
-    taken, kept = penalised(kl, kl_in)
-    return Algorithm(
-        steps=length,
-        plan=Completions(group, temperature, top_p),
-        advantage=Estimator((*taken, LeaveOneOut())),
-        likelihood=Token(ratio="product"),
-        loss=Surrogate(clip, clip, anchors=kept, denominator="rows"),
-    )
+    def _conflict(self) -> str | None:
+        """Why two of the choices do not go together, if they do not."""
+        if self.plan in _TREES and self.advantage not in _ON_TREES:
+            return (
+                f"advantage: {self.advantage} compares whole completions, and plan: {self.plan} "
+                f"branches them; take plan: completions, or one of {', '.join(_ON_TREES)}"
+            )
+        if self.plan not in _TREES and self.advantage in _PARENTS:
+            return (
+                f"advantage: {self.advantage} compares a node with its parent, and independent "
+                "completions have none; take plan: segments or forks"
+            )
+        if (self.advantage == "best_worst") != (self.loss == "preference"):
+            return "loss: preference and advantage: best_worst go together; set both or neither"
+        if self.loss == "preference" and self.kl:
+            return "loss: preference has its KL in beta; leave kl out"
+        if self.drop_flat and self.plan == "completions" and self.group < 2:
+            return "drop_flat drops every group of one; leave it out, or take a larger group"
+        if self.kl_in == "reward" and self.kl <= 0:
+            return f"kl_in: reward takes kl off the reward, and kl is {self.kl}: set it above 0"
+        return None
 
+    def _plan(self) -> TextPlanner:
+        rule = self.temperature, self.top_p
+        if self.plan == "segments":
+            return Segments(self.roots, self.branch, self.at, *rule)
+        if self.plan == "forks":
+            return Forks(self.roots, Forking(self.top, self.branch, self.rounds, self.by), *rule)
+        return Completions(self.group, *rule, greedy=self.advantage == "greedy")
 
-def text_dr_grpo(
-    *, length: int = 3000, group: int = 8, clip: float = 0.2, temperature: float = 1.0,
-    top_p: float = 1.0,
-) -> Algorithm:  # fmt: skip
-    """Dr. GRPO, arXiv:2503.20783: no division by the group's std, sums over tokens divided by the
-    constant `length`, no KL. 8 completions a prompt, 3,000 tokens.
-    """
-    return Algorithm(
-        steps=length,
-        plan=Completions(group, temperature, top_p),
-        advantage=Estimator((Standardize(scale=None),)),
-        likelihood=Token(),
-        loss=Surrogate(clip, clip, denominator=length),
-    )
+    def _credit(self) -> tuple[Transform, ...]:
+        """The transforms, with the KL where its paper takes it off: a completion's before samples
+        are compared but after the greedy baseline, a token's after the group's mean."""
+        flat = (DropFlat(),) if self.drop_flat else ()
+        each = self.advantage in ("whitened", "mean_whitened")
+        kl = (Penalize(self.kl, each),) if self.kl_in == "reward" else ()
+        rules = self._rules()
+        place = 1 if self.advantage in ("greedy", "mean_whitened") else 0
+        return (*flat, *rules[:place], *kl, *rules[place:])
 
+    def _rules(self) -> tuple[Transform, ...]:
+        mean = Standardize(scale=None)
+        over_batch = Standardize("batch", 1, centre="batch")
+        known: dict[AdvantageName, Callable[[], tuple[Transform, ...]]] = {
+            "group": lambda: (Standardize("group", correction=1),),
+            "mean": lambda: (mean,),
+            "leave_one_out": lambda: (LeaveOneOut(),),
+            "greedy": lambda: (GreedyBaseline(self.group + 1),),
+            "length": lambda: (LengthBaseline(),),
+            "whitened": lambda: (WhitenTokens(),),
+            "mean_whitened": lambda: (mean, WhitenTokens()),
+            "maxrl": lambda: (MaxRL(),),
+            "pass_at_k": lambda: (PassAtK(self.k, self.form),),
+            "beta": lambda: (BetaNormalize(self.most),),
+            "risk": lambda: (RiskPO(*self._quantiles, self.mix), over_batch),
+            "tracked": lambda: (Baseline(), over_batch),
+            "best_worst": lambda: (BestWorst(),),
+            "parent": lambda: (ParentDifference(),),
+            "local": lambda: (GlobalLocal(),),
+            "treerl": lambda: (GlobalLocal(first=True),),
+            "tempo": lambda: (GlobalLocal(power=1.0, scaled=True),),
+            "states": lambda: (States(self.weight, self.gamma, self.scale),),
+            "turns": lambda: (Turns(), Standardize("group", correction=1)),
+            "returns": lambda: (Discount(self.gamma), WhitenTurns()),
+        }
+        return known[self.advantage]()
 
-def text_dapo(
-    *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
-    temperature: float = 1.0, top_p: float = 1.0, cut: Literal["train", "mask"] = "mask",
-) -> Algorithm:  # fmt: skip
-    """DAPO, arXiv:2503.14476: the clip range is wider above (0.28), every token of the batch counts
-    the same, no KL, completions that were cut off are masked, and groups that all score the same
-    are left out. 16 completions a prompt, 20,480 tokens.
+    @property
+    def _quantiles(self) -> tuple[int, float, float]:
+        return self.bundle, self.quantile_low, self.quantile_high
 
-    The paper draws further prompts in place of groups left out (dynamic sampling): that is the
-    setting `budget.flat: resample`; the recipe alone only drops them. Its soft penalty of long
-    completions is the reward `length`.
-    """
-    return Algorithm(
-        steps=length,
-        plan=Completions(group, temperature, top_p),
-        advantage=Estimator((DropFlat(), Standardize("group", correction=1))),
-        likelihood=Token(cut=cut),
-        loss=Surrogate(low, high, denominator="tokens"),
-    )
+    def _tracker(self) -> Callable[[], Tracker]:
+        if self.advantage == "risk":
+            return partial(ScoreQuantiles, *self._quantiles)
+        if self.advantage == "tracked":
+            return partial(PromptValues, self.keep, uncertain=self.uncertain)
+        return NoTracker
 
-
-def text_gspo(
-    *, length: int = 4096, group: int = 16, low: float = 3e-4, high: float = 4e-4,
-    temperature: float = 1.0, top_p: float = 1.0,
-    ratio: Literal["sequence", "sequence_token"] = "sequence",
-) -> Algorithm:  # fmt: skip
-    """GSPO, arXiv:2507.18071: one ratio a completion, the geometric mean of its tokens', clipped at
-    3e-4 below and 4e-4 above. `ratio: sequence_token` is GSPO-token.
-
-    The paper states neither group nor length: 16 and 4,096 are ours.
-    """
-    return Algorithm(
-        steps=length,
-        plan=Completions(group, temperature, top_p),
-        advantage=Estimator((Standardize("group", correction=1),)),
-        likelihood=Token(ratio=ratio),
-        loss=Surrogate(low, high, denominator="rows"),
-    )
-
-
-def text_tree(
-    *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
-    clip: float = 0.2, credit: Literal["depth", "local"] = "depth", temperature: float = 1.0,
-    top_p: float = 1.0,
-) -> Algorithm:  # fmt: skip
-    """Completions that branch after `at` tokens, so that a segment has credit of its own: a node is
-    worth the mean of its completions.
-
-    credit  depth  nodes of one depth compete, as in BranchGRPO (arXiv:2509.06040)
-            local  a node against its draw and against its parent, TreeRL (arXiv:2506.11902)
-
-    Numbers are ours. A token that completions share is in the loss once.
-    """
-    rule = Standardize("group", correction=1) if credit == "depth" else GlobalLocal()
-    return Algorithm(
-        steps=length,
-        plan=Segments(roots, branch, at, temperature, top_p),
-        advantage=Estimator((rule,)),
-        likelihood=Token(),
-        loss=Surrogate(clip, clip, denominator="tokens"),
-    )
+    def _loss(self) -> Objective:
+        fading: tuple[Weight, ...] = ()
+        if self.share is not None:
+            fading += (HighEntropy(self.share),)
+        if self.off_policy is not None:
+            fading += (OffPolicyMask(self.off_policy),)
+        common: dict[str, Any] = {
+            "anchors": anchors(self.kl) if self.kl_in == "loss" else (),
+            "weights": fading,
+            "entropy": self.entropy,
+            "denominator": self.length if self.denominator == "length" else self.denominator,
+        }
+        known: dict[LossName, Callable[[], Objective]] = {
+            "surrogate": lambda: Surrogate(self.low, self.high, **common),
+            "gppo": lambda: GPPO(self.low, self.high, self.keep_low, self.keep_high, **common),
+            "cispo": lambda: CISPO(self.bound, **common),
+            "sapo": lambda: SAPO(self.positive, self.negative, **common),
+            "vespo": lambda: VESPO(**common),
+            "gmpo": lambda: GMPO(self.low, self.high, **common),
+            "reinforce": lambda: Reinforce(**common),
+            "preference": lambda: Preference(self.beta),
+        }
+        return known[self.loss]()

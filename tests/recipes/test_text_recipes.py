@@ -3,6 +3,7 @@ add to them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import GMPO, SAPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.table import TEXT_RECIPES
+from flowrl.recipes.text import AdvantageName, LossName
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
@@ -283,6 +285,62 @@ def test_mixtures_that_cannot_work_are_refused(likelihood, loss, message):
         return
     with pytest.raises(UserError, match=message):
         Algorithm(LENGTH, plan, Estimator((Standardize(),)), likelihood, loss)
+
+
+@pytest.mark.parametrize("plan", ["completions", "segments", "forks"])
+@pytest.mark.parametrize("loss", get_args(LossName))
+@pytest.mark.parametrize("advantage", get_args(AdvantageName))
+def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
+    """Any advantage with any loss under any plan: finite, non-zero gradients, or one sentence."""
+    sizes = {"segments": TREE, "forks": SMALL["text_treerl"]}.get(plan, {"group": 8})
+    try:
+        mixture = TEXT_RECIPES["text"](
+            plan=plan, advantage=advantage, loss=loss, **sizes | {"length": LENGTH}
+        )  # fmt: skip
+    except UserError as refusal:
+        assert str(refusal).count(". ") == 0 and "; " in str(refusal)
+        assert plan != "completions" or "go together" in str(refusal) or "parent" in str(refusal)
+        return
+    loop = Loop(mixture)
+    before = loop.table.logits.detach().clone()
+    loop.iterate(1)
+    moved = (loop.table.logits.detach() - before).abs()
+    assert moved.isfinite().all() and moved.max() > 0
+
+
+def test_a_mixture_may_be_gspo_with_dr_grpos_advantage():
+    made = TEXT_RECIPES["text"](ratio="sequence", advantage="mean", low=3e-4, high=4e-4)
+    assert made.likelihood == Token(ratio="sequence")
+    assert made.advantage == TEXT_RECIPES["text_dr_grpo"]().advantage
+    assert made.loss == Surrogate(3e-4, 4e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"plan": "segments", "group": 8}, "does not read group"),
+        ({"k": 2}, "advantage: group does not read k, which belongs to pass_at_k"),
+        ({"loss": "vespo", "low": 0.1}, "does not read low"),
+        ({"loss": "gmpo", "ratio": "sequence"}, "does not read ratio"),
+        ({"plan": "forks", "advantage": "maxrl"}, "compares whole completions"),
+        ({"advantage": "tempo"}, "independent completions have none"),
+        ({"advantage": "best_worst"}, "set both or neither"),
+        ({"loss": "preference"}, "set both or neither"),
+        ({"advantage": "best_worst", "loss": "preference", "kl": 0.1}, "leave kl out"),
+        ({"advantage": "tracked", "group": 1, "drop_flat": True}, "every group of one"),
+        ({"kl_in": "reward"}, "set it above 0"),
+        ({"plan": "segments", "kl_in": "reward", "kl": 0.1}, "in a tree"),
+        ({"group": 1}, "a group of at least 2"),
+    ],
+)
+def test_a_mixture_without_sense_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        TEXT_RECIPES["text"](**settings)
+
+
+def test_a_preset_refuses_what_it_does_not_have():
+    with pytest.raises(TypeError, match="loss"):
+        TEXT_RECIPES["text_grpo"](loss="cispo")
 
 
 def test_every_recipe_is_tested_and_names_its_paper():

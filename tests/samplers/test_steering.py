@@ -28,13 +28,21 @@ def steered(how, particles=1500, score=first, draws=(0,), **settings):
 @pytest.mark.parametrize("potential", POTENTIALS)
 def test_particles_aim_at_the_tilted_data(potential, adaptive):
     """x ~ N(0, 1) weighed with exp(x) is N(1, 1), whatever the potential on the way."""
-    at = (10, 20) if potential == "sum" else (8, 14, 20, 26)
-    strength = {"sum": 0.5}.get(potential, 1.0)  # sums of rewards overshoot on the way
-    out = steered(FeynmanKac(at, strength, potential, adaptive=adaptive))
+    out = steered(FeynmanKac((8, 14, 20, 26), 1.0, potential, adaptive=adaptive))
     mean = (out.weight * out.x0[:, 0].double()).sum()
-    assert float(mean) == pytest.approx(strength, abs=0.12)
+    assert float(mean) == pytest.approx(1.0, abs=0.12)
     spread = (out.weight * (out.x0[:, 0].double() - mean) ** 2).sum().sqrt()
     assert float(spread) == pytest.approx(1.0, abs=0.15)
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0])
+@pytest.mark.parametrize("potential", POTENTIALS)
+def test_few_particles_do_not_overshoot(potential, strength):
+    """64 particles of each of 40 draws: the mean is at most the tilted data's."""
+    how = FeynmanKac((8, 14, 20, 26), strength, potential)
+    out = steered(how, 64, draws=tuple(range(40)))
+    mean = (out.weight * out.x0[:, 0].double()).sum() / 40
+    assert 0.85 * strength < float(mean) < 1.1 * strength
 
 
 def test_weights_that_were_not_used_are_kept():
