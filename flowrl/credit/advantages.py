@@ -27,6 +27,7 @@ from flowrl.credit.values import (
     node_values,
 )
 from rewards.types import Scores
+from samplers.planners import CLEAN
 
 __all__ = [
     "NONE", "Clip", "Context", "Credit", "Estimator", "Fusion", "LeaveOneOut", "NodeLevel",
@@ -148,7 +149,9 @@ class ScaleSteps:
         columns = context.columns
         std, h = (torch.tensor(x, dtype=torch.float64) for x in (columns.std, columns.h))
         weight = std if self.by == "std" else 1 / h
-        return credit._replace(value=credit.value * (weight / weight[:-1].mean())[:, None])
+        levels = h.flip(0).cumsum(0).flip(0)  # where each step starts: the last one ends on 0
+        last = max(int((levels >= CLEAN).sum()) - 1, 1)  # the first step that no planner trains on
+        return credit._replace(value=credit.value * (weight / weight[:last].mean())[:, None])
 
 
 @dataclass(frozen=True)

@@ -65,15 +65,29 @@ def _choose(n: Tensor, k: int) -> Tensor:
     return torch.where(n >= k, logs.exp().round(), 0.0)
 
 
+def _fail_chance(n: Tensor, c: Tensor, k: int) -> Tensor:
+    """1 - rho(n, c, k) = C(n - c, k) / C(n, k): the chance that k of n samples, drawn without
+    replacement, hold none of the c successes. 0 where n < k."""
+    return _choose(n - c, k) / _choose(n, k).clamp(min=1)
+
+
 @dataclass(frozen=True)
 class PassAtK:
     """Credit for the chance that at least one of k samples succeeds. Rewards are 0 or 1.
 
-    leave_one_out  s = value C(n - c, k - 1) / C(n - 1, k - 1), less the mean of the others' s:
-                   PKPO (arXiv:2505.15201)
-    analytic       standardised over all subsets of size k: rho = 1 - C(n - c, k) / C(n, k),
-                   successes (1 - rho) / std, failures that less C(n - c - 1, k - 1) / (C(n - 1,
-                   k - 1) std), with std = sqrt(rho (1 - rho)): pass@k training (arXiv:2508.10751)
+    With rho(n, c, k) = 1 - C(n - c, k) / C(n, k), and the standard deviation
+    std = sqrt(rho (1 - rho)) + eps of the maximum over subsets of size k:
+
+        leave_one_out  A_i = k/n (1 if r_i else rho(n - 1, c, k - 1)) - k/n rho(n - 1, c - r_i, k)
+        analytic       A_i = (1 - rho(n, c, k) - (0 if r_i else C(n-c-1, k-1) / C(n-1, k-1))) / std
+
+    leave_one_out  PKPO (arXiv:2505.15201): sum_i A_i grad log p_i is an unbiased estimate of the
+                   gradient of pass@k. The baseline needs k other samples: groups with at most k
+                   scores get 0. At k = 1 it is `LeaveOneOut` over n
+    analytic       the mean of the standardised maxima of the subsets that hold sample i: pass@k
+                   training (arXiv:2508.10751)
+
+    UserError for rewards other than 0 and 1, and for a group that is too small for k.
     """
 
     k: int
@@ -85,22 +99,24 @@ class PassAtK:
             raise UserError(f"pass@k needs k of at least 1, got {self.k}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        if self.k > context.columns.group:
+        least = self.k + (self.form == "leave_one_out")
+        if context.columns.group < least:
             raise UserError(
-                f"pass@{self.k} needs a group of at least {self.k}, not {context.columns.group}"
+                f"pass@{self.k} with form {self.form} needs a group of at least {least}, not "
+                f"{context.columns.group}: raise group or lower k"
             )
         return by_column(credit, context, self.rule)
 
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
         n, c = _successes(value, mask)
-        k, every = self.k, _choose(n - 1, self.k - 1).clamp(min=1)
         if self.form == "leave_one_out":
-            part = value * mask * _choose(n - c, k - 1) / every
-            others = (part.sum(1, keepdim=True) - part) / (n - 1).clamp(min=1)
-            return part - others
-        fail = _choose(n - c, k) / _choose(n, k).clamp(min=1)
+            missed = torch.where(value > 0, 0.0, _fail_chance(n - 1, c, self.k - 1))
+            gain = _fail_chance(n - 1, c - value, self.k) - missed
+            return torch.where(n > self.k, self.k / n.clamp(min=1) * gain, 0.0)
+        fail = _fail_chance(n, c, self.k)
         std = (fail * (1 - fail)).sqrt() + self.eps
-        alone = fail - _choose(n - c - 1, k - 1) / every
+        every = _choose(n - 1, self.k - 1).clamp(min=1)
+        alone = fail - _choose(n - c - 1, self.k - 1) / every
         return torch.where((fail > 0) & (fail < 1), torch.where(value > 0, fail, alone) / std, 0.0)
 
 
