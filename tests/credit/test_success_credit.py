@@ -51,7 +51,7 @@ def test_pass_at_k_is_unbiased_over_all_outcomes(n, k, p):
 
 
 def test_pass_at_k_leaves_out_groups_without_enough_scores():
-    r = torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 1], dtype=torch.float64)
+    r = torch.tensor([0.0, 0, 0, 1, 1, 0, 0, 1], dtype=torch.float64)
     scored = torch.tensor([True, True, False, False, True, True, True, False])
     a = credit((PassAtK(2),), r, (4,), scored=scored)[0][:, 0]
     assert a[:4].eq(0).all(), "two scores of four: the baseline of pass@2 needs two others"
