@@ -74,6 +74,9 @@ class Objective(Protocol):
     @property
     def clip(self) -> tuple[float, float] | None: ...  # (low, high), for the noise-floor check
 
+    @property
+    def entropy_share(self) -> float | None: ...  # of the iteration's tokens; None: all are trained
+
     def __call__(
         self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> Entries: ...
@@ -132,6 +135,14 @@ class Weight(Protocol):
     ) -> tuple[Float[Tensor, "b t"], dict[str, Tensor]]: ...
 
 
+@runtime_checkable
+class EntropyShare(Protocol):
+    """A weight that keeps the `share` of the iteration's tokens of highest entropy."""
+
+    @property
+    def share(self) -> float | None: ...  # None: it chooses by something else
+
+
 @dataclass(frozen=True, kw_only=True)
 class RatioLoss:
     """What all losses on a ratio to the policy that sampled share; `policy` is each one's own part.
@@ -164,6 +175,12 @@ class RatioLoss:
     @property
     def clip(self) -> tuple[float, float] | None:
         return None
+
+    @property
+    def entropy_share(self) -> float | None:
+        """The smallest share of uncertain tokens that one of the weights trains on."""
+        shares = [weight.share for weight in self.weights if isinstance(weight, EntropyShare)]
+        return min((share for share in shares if share is not None), default=None)
 
     def policy(
         self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows

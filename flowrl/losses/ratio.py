@@ -120,6 +120,10 @@ class Preference:
     def clip(self) -> tuple[float, float] | None:
         return None
 
+    @property
+    def entropy_share(self) -> float | None:
+        return None
+
     def __call__(
         self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> Entries:
@@ -150,6 +154,10 @@ class Weighted:
 
     @property
     def clip(self) -> tuple[float, float] | None:
+        return None
+
+    @property
+    def entropy_share(self) -> float | None:
         return None
 
     def __call__(
@@ -194,6 +202,10 @@ class NFT:
 
     @property
     def clip(self) -> tuple[float, float] | None:
+        return None
+
+    @property
+    def entropy_share(self) -> float | None:
         return None
 
     def __call__(

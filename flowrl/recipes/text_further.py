@@ -47,7 +47,12 @@ def text_forking(
     share: float = 0.2, entropy: float = 0.0, off_policy: float | None = None,
     temperature: float = 1.0, top_p: float = 1.0,
 ) -> Algorithm:  # fmt: skip
-    """DAPO on the fifth of the tokens where the policy was least sure, arXiv:2506.01939.
+    """Forking tokens, arXiv:2506.01939: DAPO's clip range and mean over tokens, on the fifth of the
+    iteration's tokens where the policy was least certain.
+
+    Differences: groups without spread stay in the denominator and completions that were cut off are
+    trained on, where the paper has DAPO's dynamic sampling and length penalty: add
+    `budget.flat: resample` and the reward `length`.
 
     entropy     a bonus of this times the mean entropy of tokens
     off_policy  leaves out bad completions whose mean log-probability fell by more (DeepSeek-V3.2,
