@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit.choices import Choices, image_plans, refusal, text_plans
+from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import (
     NONE,
     Context,
@@ -153,6 +155,13 @@ class ScaleSteps:
         last = max(int((levels >= CLEAN).sum()) - 1, 1)  # the first step that no planner trains on
         return credit._replace(value=credit.value * (weight / weight[:last].mean())[:, None])
 
+    def refuses(self, choices: Choices) -> str | None:
+        if text_plans(choices):
+            return "ScaleSteps weighs noise levels, and text has none: leave it out"
+        if self.by == "std" and any(plan.kernel is None for plan in image_plans(choices)):
+            return "ScaleSteps('std') needs a plan with a kernel: leave it out"
+        return None
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -189,6 +198,33 @@ class Estimator:
     def chain(self) -> tuple[Transform, ...]:
         summed = any(isinstance(t, Sum) for t in self.transforms)
         return self.transforms if summed else (Sum(), *self.transforms)
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses groups without differences, trees that `path` cannot weigh, and what its
+        transforms refuse."""
+        if choices.tracker is NoTracker and any(plan.group < 2 for plan in choices.plans):
+            return "a group of one has no advantage: take a group of at least 2"
+        for plan in image_plans(choices):
+            random = any(step.noisy for step in plan.steps) or plan.solver.random
+            if plan.shared_noise and not random:
+                return (
+                    "all samples of a group would be the same: a deterministic plan needs noise "
+                    "of its own for each sample, so set shared_noise to False"
+                )
+        return self._refuses_fusion(choices) or refusal(self.transforms, choices)
+
+    def _refuses_fusion(self, choices: Choices) -> str | None:
+        if self.fusion != "path":
+            return None
+        if any(plan.forking is not None for plan in text_plans(choices)):
+            return "path fusion needs uniform trees: take fusion='mean' or 'max'"
+        steps = [step for plan in image_plans(choices) for step in plan.steps[1:]]
+        if any(step.branch > 1 and not step.train for step in steps):
+            return (
+                "path fusion reads the log-densities of the steps that branch: train on all of "
+                "them, or take fusion='mean'"
+            )
+        return None
 
     def credited(self, scores: Scores, context: Context) -> Bool[Tensor, " n"]:
         """Samples that the rewards say enough about, before transforms choose among them."""

@@ -8,7 +8,7 @@ arXiv:2510.05592) without any transform: turns are decision points, and `Context
 a sample has. `Turns` compares each turn among the samples that have it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.advantages import Standardize
+from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import (
     NONE,
     Context,
     Credit,
     NodeLevel,
+    Transform,
     by_column,
     existing,
     masked_mean,
@@ -141,6 +143,19 @@ class Penalize:
         mask = mask & ~apart.isnan()[..., None]
         return Credit((value - self.weight * rest) * mask, mask)
 
+    def refuses(self, choices: Choices) -> str | None:
+        if image_plans(choices):
+            return (
+                "Penalize sums log-probabilities of tokens, and images have none: take an Anchor "
+                "of the loss"
+            )
+        if any(plan.cuts or plan.forking is not None for plan in text_plans(choices)):
+            return (
+                "Penalize takes a completion's divergence off its own reward, and in a tree "
+                "completions share tokens, which count once: take an Anchor of the loss"
+            )
+        return None
+
 
 @dataclass(frozen=True)
 class Margin:
@@ -246,4 +261,16 @@ class WhitenTurns:
         return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
 
 
-ByTurn = Turns | Discount | States | WhitenTurns  # what tells a sample's turns apart
+def compares_turns(transforms: Sequence[Transform]) -> bool:
+    """Whether the turns of a sample can have different credit."""
+    return any(isinstance(each, Turns | Discount | States | WhitenTurns) for each in transforms)
+
+
+def reads_reference(transforms: Sequence[Transform]) -> bool:
+    """Whether credit reads the samples' divergence from the start."""
+    return any(isinstance(each, Penalize) for each in transforms)
+
+
+def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:
+    """The samples per draw that each `GreedyBaseline` counts."""
+    return [each.samples for each in transforms if isinstance(each, GreedyBaseline)]

@@ -12,8 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
@@ -80,6 +82,16 @@ class Objective(Protocol):
     def __call__(
         self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> Entries: ...
+
+
+def mispaired(unit: int, likelihood: object) -> str | None:
+    """A refusal of a likelihood whose rows do not come in units of `unit`."""
+    if isinstance(likelihood, Likelihood) and likelihood.unit == unit:
+        return None
+    return (
+        "Preference learns from pairs, and no other loss does: set Matching(paired=True) with "
+        "Preference, and leave it out with every other loss"
+    )
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,18 @@ class RatioLoss:
 
     @property
     def clip(self) -> tuple[float, float] | None:
+        return None
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses likelihoods that lack what the ratio, the weights or the bonus read."""
+        likelihood = choices.likelihood
+        if sentence := mispaired(1, likelihood):
+            return sentence
+        if self.weights and not isinstance(likelihood, Token):
+            return "a loss's weights read tokens: leave them out of losses on images"
+        uncertain = self.entropy > 0 or any(isinstance(w, EntropyShare) for w in self.weights)
+        if uncertain and not (isinstance(likelihood, Token) and likelihood.entropy):
+            return "this loss reads entropies: it needs the likelihood Token(entropy=True)"
         return None
 
     @property
