@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from functools import cached_property
 
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.choices import AnyPlan, AnyPlanner, check_parts, first_plans, independent
@@ -19,19 +18,15 @@ __all__ = ["Algorithm", "Average", "Decay"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The choices of an algorithm. UserError for a mixture that cannot train, before weights load.
+    """The choices of an algorithm. UserError for a mixture that cannot train, before weights load."""
 
-    `steps` is the most tokens of a completion for text; `behaviour`, the policy that samples, is
-    "current" or the name of one of `averages`.
-    """
-
-    steps: int
+    steps: int  # sampling steps; for text, the most tokens of a completion
     plan: AnyPlanner
     advantage: Estimator
     likelihood: Likelihood
     loss: Objective
     averages: tuple[Average, ...] = ()
-    behaviour: str = "current"
+    behaviour: str = "current"  # the policy that samples, or the name of an average
     tracker: Callable[[], Tracker] = NoTracker
 
     def __post_init__(self) -> None:
@@ -39,9 +34,13 @@ class Algorithm:
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
         check_parts((self.advantage, self.likelihood, self.loss), self)
 
-    @cached_property
+    @property
     def plans(self) -> Sequence[AnyPlan]:
         """The plans of iteration 0 on evenly spaced noise levels."""
+        return self._plans
+
+    @cached_property
+    def _plans(self) -> Sequence[AnyPlan]:
         return first_plans(self.plan, self.steps)
 
     @property
@@ -51,7 +50,7 @@ class Algorithm:
 
     @property
     def chains(self) -> bool:
-        """Whether all samples are drawn alike and independently."""
+        """Whether all samples are drawn independently, in the same way."""
         return independent(self.plan, self.plans)
 
     @property

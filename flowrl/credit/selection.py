@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flowrl.credit.values import Context, Credit, at_leaves, masked_mean, masked_std
+from flowrl.credit.values import Context, Credit, at_leaves, masked_std
 from flowrl.errors import UserError
 
 
@@ -39,23 +39,6 @@ class DropFlat:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         return _only(credit, masked_std(*_grouped(credit, context), 1, 0) > self.least, context)
-
-
-@dataclass(frozen=True)
-class KeepRate:
-    """Masks groups whose mean score is outside low..high: prompts that are too hard or too easy for
-    now teach little (online difficulty filtering, arXiv:2504.03380)."""
-
-    low: float = 0.2
-    high: float = 0.8
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise UserError(f"KeepRate({self.low}, {self.high}) keeps nothing: low is above high")
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        mean = masked_mean(*_grouped(credit, context), 1)
-        return _only(credit, (mean >= self.low) & (mean <= self.high), context)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ a sample has. `Turns` compares each turn among the samples that have it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -23,7 +23,6 @@ from flowrl.credit.values import (
     Credit,
     NodeLevel,
     Transform,
-    by_column,
     existing,
     masked_mean,
     masked_std,
@@ -155,38 +154,6 @@ class Penalize:
                 "completions share tokens, which count once: take an Anchor of the loss"
             )
         return None
-
-
-@dataclass(frozen=True)
-class Margin:
-    """`rule`'s advantage plus clip(value - baseline, -low, high): a signal that groups without
-    spread still have (AAPO, arXiv:2505.14264). The baseline is a reference sample's score.
-
-    The authors' trainers do not agree on where it comes from; here it is the draw's, as given.
-    """
-
-    low: float = 0.2
-    high: float = 0.28
-    rule: Standardize = field(default_factory=lambda: Standardize(correction=1))
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        ahead = Baseline()(credit, context).value.clamp(-self.low, self.high)
-        within = self.rule(credit, context)
-        return credit._replace(value=(within.value + ahead) * credit.mask)
-
-
-@dataclass(frozen=True)
-class ShareInformative:
-    """value - p, times samples / samples whose reward is not 0: GPG (arXiv:2504.02546)."""
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        centred = Standardize(scale=None)
-
-        def rule(value: Tensor, mask: Tensor) -> Tensor:
-            some = ((value != 0) & mask).sum((0, 1), keepdim=True).clamp(min=1)
-            return centred.rule(value, mask) * mask.sum((0, 1), keepdim=True) / some
-
-        return by_column(credit, context, rule)
 
 
 @dataclass(frozen=True)
