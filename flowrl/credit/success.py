@@ -1,6 +1,6 @@
-"""Advantage transforms for rewards that say how often a prompt succeeds.
+"""Advantage transforms for success rates: MaxRL, pass@k, BNPO, RiskPO.
 
-Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. p
+Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask. p
 is the mean of a group, c its number of successes, n its size.
 """
 
@@ -16,13 +16,14 @@ from flowrl.errors import UserError
 
 @dataclass(frozen=True)
 class MaxRL:
-    """(value - p) / p: the gradient of log p, the likelihood of success (arXiv:2602.02710).
+    """The gradient of log p, the likelihood of success: MaxRL (arXiv:2602.02710).
 
-    baseline  what stands for the first p: "mean", "none" (value / p), or "one" (value / p - 1, the
-              same as "mean" but for groups without success, which get -1)
-    floor     p counts as at least this in the divisor; the authors' clipped form takes 0.125, and
-              divides by the group's size too (`Rescale`)
-    spread    divides by the group's std as well, as another variant of theirs
+        A = (value - p) / (max(p, floor) + eps)
+
+    baseline  "mean" is this; "none" is value / p; "one" is value / p - 1, which differs from "mean"
+              only in groups without success, where it is -1
+    floor     the authors' clipped form has 0.125, and divides by the group's size too (`Rescale`)
+    spread    divides by the group's std as well, another variant of theirs
     """
 
     baseline: Literal["mean", "none", "one"] = "mean"
@@ -46,7 +47,7 @@ class MaxRL:
 
 
 def _successes(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """n and c of each group, [g 1 r]."""
+    """Count n and c of each group, [g 1 r]. UserError for rewards other than 0 and 1."""
     if not ((value == 0) | (value == 1) | ~mask).all():
         raise UserError(
             "pass@k counts successes: it needs a reward of 0 or 1, such as exact_answer"
@@ -55,7 +56,7 @@ def _successes(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _choose(n: Tensor, k: int) -> Tensor:
-    """n over k; 0 where n < k."""
+    """The binomial coefficient n over k; 0 where n < k."""
     n = n.double()
     logs = (
         torch.lgamma(n + 1)
@@ -122,8 +123,12 @@ class PassAtK:
 
 @dataclass(frozen=True)
 class BestGap:
-    """The best of a group gets its lead over the second, all others 0; pass@k by its best sample
-    (arXiv:2503.19595). `scaled` divides by the group's std. A tie at the top teaches nothing."""
+    """The lead of a group's best sample over the second: pass@k by its maximum (arXiv:2503.19595).
+
+        A = (best - second) / (std + eps) for the best, 0 for the others
+
+    Without `scaled` there is no division. A tie at the top gives 0.
+    """
 
     scaled: bool = True
     eps: float = 1e-6
@@ -143,12 +148,13 @@ class BestGap:
 
 @dataclass(frozen=True)
 class BetaNormalize:
-    """(value - p) / Beta(p; a, b), the density fitted to the success rates of the batch's prompts:
-    BNPO (arXiv:2506.02864). Rewards are in 0..1.
+    """Advantages over a Beta density of the batch's success rates: BNPO (arXiv:2506.02864).
 
-    Matching moments of the p over draws gives (a', b'); a = 1 + a' / 3 and b = 1 + b' / 3, at least
-    1. Near 0 and 1 a weight can be huge: `most` bounds it. The authors' bound is 1e6, but their
-    comment asks for a tighter one.
+        A = (value - p) min(most, 1 / Beta(p; a, b))
+
+    Matching the moments of p over draws gives (a', b'), and a = 1 + a' / 3, b = 1 + b' / 3, at
+    least 1. Near 0 and 1 a weight can be huge. The authors' `most` is 1e6, but their comment asks
+    for a tighter one. UserError for rewards outside 0..1.
     """
 
     most: float = 10.0
@@ -174,19 +180,21 @@ class BetaNormalize:
 
 @dataclass(frozen=True)
 class RiskPO:
-    """Learns from the range of scores between two quantiles, and from below (arXiv:2510.00911).
+    """Credit for scores between two quantiles and below them: RiskPO (arXiv:2510.00911).
 
-    `bundle` draws that follow each other are one task: its j-th score s is the sum of their j-th
-    samples' values. With s between the quantiles q (at `low`) and Q (at `high`) of all scores of
-    the batch, averaged with the tracked ones of `Context.quantiles` where they are given:
+    `bundle` consecutive draws are one task: its j-th score s is the sum of their j-th samples'
+    values. q and Q are the quantiles of all scores of the batch at `low` and `high`, averaged with
+    the tracked ones of `Context.quantiles` where there are any:
 
         A = [(s - q)+ - (s - Q)+ + q - Q] / (high - low)            the range
         A <- (mix * -(q - s)+ / low + A) / (mix + 1)                with the tail, if mix > 0
 
-    natural  adds q - Q, as published: A is then never positive. False leaves it out
+    natural  adds q - Q, as published: A is then never positive
     scaled   divides by the std of the bundle's scores
-    credit   to each draw of a bundle: "uniform" A, or "sum_mean": A (value - p) over the sum of
-             the bundle's (value - p)
+    credit   "uniform": every draw of a bundle has A; "sum_mean": draws have parts of A in
+             proportion to value - p
+
+    UserError for draws that do not fill bundles, and for samples without a score.
     """
 
     bundle: int = 5
@@ -213,9 +221,12 @@ class RiskPO:
     ) -> Tensor:
         draws, group, r = value.shape
         if draws % self.bundle:
-            raise UserError(f"RiskPO bundles {self.bundle} draws, and {draws} do not divide by it")
+            raise UserError(
+                f"RiskPO bundles {self.bundle} draws, and {draws} do not divide by it: make "
+                "prompts.per_iteration a multiple"
+            )
         if not mask.all():
-            raise UserError("RiskPO sums the scores of a bundle: a sample of it has none")
+            raise UserError("RiskPO sums the scores of a bundle, and a sample of it has none")
         each = value.view(-1, self.bundle, group, r)
         score = each.sum(1)
         q, upper = self._quantiles(score, tracked)
@@ -235,13 +246,13 @@ class RiskPO:
         self, score: Tensor, tracked: tuple[float, float] | None
     ) -> tuple[Tensor, Tensor]:
         levels = torch.tensor([self.low, self.high], dtype=score.dtype)
-        found = torch.quantile(score.flatten(), levels)
+        quantiles = torch.quantile(score.flatten(), levels)
         if tracked is not None:
-            found = (found + torch.tensor(tracked, dtype=score.dtype)) / 2
-        return found[0], found[1]
+            quantiles = (quantiles + torch.tensor(tracked, dtype=score.dtype)) / 2
+        return quantiles[0], quantiles[1]
 
     def _share(self, each: Tensor) -> Tensor:
-        """Of a bundle's credit, to each of its draws [bundles draws group r]."""
+        """Share of a bundle's credit for each of its draws [bundles draws group r]."""
         if self.credit == "uniform":
             return torch.ones_like(each)
         over = each - each.mean(2, keepdim=True)
