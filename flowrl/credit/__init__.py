@@ -1,1 +1,1 @@
-"""What a sample is worth: scores become advantages, for pictures and texts alike."""
+"""Credit: advantages of samples, steps and tokens, from the scores of whole samples."""

@@ -1,7 +1,8 @@
-"""From node values to advantages: pure functions on [n, k, r] arrays, chained.
+"""Advantages from node values: chained pure functions on arrays [n, k, r].
 
-n samples (a draw's are contiguous), k decision points, r rewards. What they start from, and what
-all transforms share, is in `flowrl/credit/values.py`. Everything is float64 and honours the mask.
+n samples (those of a draw are contiguous), k decision points, r rewards. Node values, and the
+helpers that all transforms share, are in `flowrl/credit/values.py`. Everything is float64 and
+honours the mask.
 """
 
 from dataclasses import dataclass
@@ -11,15 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit.choices import Choices, image_plans, refusal, text_plans
+from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import (
-    NONE,
     Context,
     Credit,
     Fusion,
-    NodeLevel,
     Transform,
-    at_leaves,
-    at_nodes,
     by_column,
     existing,
     masked_mean,
@@ -27,21 +26,18 @@ from flowrl.credit.values import (
     node_values,
 )
 from rewards.types import Scores
-
-__all__ = [
-    "NONE", "Clip", "Context", "Credit", "Estimator", "Fusion", "LeaveOneOut", "NodeLevel",
-    "Rescale", "ScaleSteps", "Standardize", "Sum", "Transform", "at_leaves", "at_nodes",
-    "by_column", "masked_mean", "masked_std", "node_values",
-]  # fmt: skip
+from samplers.planners import CLEAN
 
 
 @dataclass(frozen=True)
 class Sum:
-    """The weighted sum of rewards, r to 1.
+    """The weighted sum of the rewards, [n k r] to [n k 1].
 
-    A reward that scored nobody in a group is left out of that group. A sample that lacks a reward
-    which others of its group have is masked: it would compete with a part missing. `partial` lets
-    it compete, the missing part counting 0, which is fair once rewards are standardised (GDPO).
+        value = sum_r weight_r value_r
+
+    A reward without any score in a group is left out of that group. A sample without a score that
+    others of its group have is masked, since a part of its sum is missing. With `partial` it stays,
+    and the missing part counts as 0: fair once rewards are standardised (GDPO, arXiv:2601.05242).
     """
 
     partial: bool = False
@@ -56,7 +52,7 @@ class Sum:
         weights = context.weights.to(credit.value)
         if context.exists is None:
             total = (credit.value * credit.mask) @ weights
-        else:  # by themselves, so that turns agree to the bit whatever their number
+        else:  # one product per turn, so that the bits do not depend on the number of turns
             parts = (credit.value * credit.mask).unbind(1)
             total = torch.stack([part.contiguous() @ weights for part in parts], 1)
         return Credit(total[..., None] * mask, mask)
@@ -64,15 +60,17 @@ class Sum:
 
 @dataclass(frozen=True)
 class Standardize:
-    """(value - mean) / (std + eps), over the nodes of each decision point by itself.
+    """Standardised values: GRPO (arXiv:2402.03300), over the nodes of each decision point.
 
-    scale       std of the group, of the batch (Flow-GRPO's global_std), or None (Dr. GRPO,
-                arXiv:2503.20783)
+        A = (value - mean) / (std + eps)
+
+    scale       the std: of the group, of the batch (Flow-GRPO's global_std), or None for no
+                division (Dr. GRPO, arXiv:2503.20783)
     correction  0 divides by n (Flow-GRPO, with eps 1e-4), 1 by n - 1 (DanceGRPO, with 1e-8)
-    centre      whose mean is taken off; GDPO's last step takes the batch's
+    centre      the mean: of the group, or of the batch (GDPO's last step)
     trim        leaves the lowest int(trim n) values out of mean and std (MixGRPO's trimmed_ratio)
-    blend       what a group without spread gets: this times (value - batch mean) / batch std.
-                0 gives exactly 0
+    blend       for groups without spread: A = blend (value - batch mean) / batch std; 0 yields
+                exactly 0
     """
 
     scale: Literal["group", "batch"] | None = "group"
@@ -88,7 +86,7 @@ class Standardize:
     def rule(
         self, value: Float[Tensor, "g m r"], mask: Bool[Tensor, "g m r"]
     ) -> Float[Tensor, "g m r"]:
-        """g groups of m values."""
+        """Standardise g groups of m values each."""
         kept = self._untrimmed(value, mask)
         centre, scale = (1 if part == "group" else (0, 1) for part in (self.centre, self.scale))
         spread = masked_std(value, mask, centre, 0) > 0
@@ -114,9 +112,12 @@ class Standardize:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """value - mean of the others: RLOO (arXiv:2402.14740), LOOP (arXiv:2503.00897).
+    """Values less the mean of the group's other samples.
 
-    A sample whose group has no other score is masked: nothing says how good it is.
+        A_i = value_i - mean_{j != i} value_j
+
+    RLOO (arXiv:2402.14740), LOOP (arXiv:2503.00897). A sample whose group has no other score is
+    masked, since it has no baseline.
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -135,11 +136,16 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class ScaleSteps:
-    """Weigh decision points by the kernel's std (TempFlow-GRPO, arXiv:2508.04324) or by 1 / h
-    (GRPO-Guard, arXiv:2510.22319), relative to the mean over all steps but the last.
+    """Weights on denoising steps, relative to their mean over the steps that can be trained.
 
-    A clipped surrogate is positively homogeneous in the advantage, so the weight of a step's loss
-    can ride on its advantages and needs no place of its own.
+        A_k <- A_k w_k / mean_{j < last} w_j,  w = std or 1 / h
+
+    by "std" is the kernel's standard deviation (TempFlow-GRPO, arXiv:2508.04324), "1/h" the inverse
+    of the sigma covered (GRPO-Guard, arXiv:2510.22319). Planners train no step from `last` on, the
+    one that reaches 0 or a level below `samplers.planners.CLEAN`.
+
+    A clipped surrogate is positively homogeneous in the advantage, so the advantages can carry the
+    weight of a step's loss.
     """
 
     by: Literal["std", "1/h"]
@@ -148,12 +154,24 @@ class ScaleSteps:
         columns = context.columns
         std, h = (torch.tensor(x, dtype=torch.float64) for x in (columns.std, columns.h))
         weight = std if self.by == "std" else 1 / h
-        return credit._replace(value=credit.value * (weight / weight[:-1].mean())[:, None])
+        levels = h.flip(0).cumsum(0).flip(0)  # where each step starts: the last one ends on 0
+        last = max(int((levels >= CLEAN).sum()) - 1, 1)  # the first step that no planner trains on
+        return credit._replace(value=credit.value * (weight / weight[:last].mean())[:, None])
+
+    def refuses(self, choices: Choices) -> str | None:
+        if text_plans(choices):
+            return "ScaleSteps weighs noise levels, and text has none: leave it out"
+        if self.by == "std" and any(plan.kernel is None for plan in image_plans(choices)):
+            return "ScaleSteps('std') needs a plan with a kernel: leave it out"
+        return None
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Advantages beyond +-`at` are cut."""
+    """Advantages clipped to a range: Flow-GRPO (arXiv:2505.05470).
+
+    A <- clip(A, -at, at)
+    """
 
     at: float = 5.0
 
@@ -163,7 +181,10 @@ class Clip:
 
 @dataclass(frozen=True)
 class Rescale:
-    """Advantages in +-`at` to +-`to`: AWM's A / 5 * advantage_max, arXiv:2509.25050."""
+    """Advantages scaled from the range +-at to +-to: AWM (arXiv:2509.25050).
+
+    A <- A to / at
+    """
 
     at: float = 5.0
     to: float = 1.0
@@ -174,9 +195,9 @@ class Rescale:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Scores to advantages: node values, then `transforms` in order.
+    """Advantages from scores: node values, then `transforms` in order.
 
-    Rewards are summed where `Sum` stands; a chain without one gets it first.
+    A chain without `Sum` starts with one. `fusion` is the rule of `node_values`.
     """
 
     transforms: tuple[Transform, ...]
@@ -187,8 +208,35 @@ class Estimator:
         summed = any(isinstance(t, Sum) for t in self.transforms)
         return self.transforms if summed else (Sum(), *self.transforms)
 
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses groups without differences, trees that `path` cannot weigh, and what its
+        transforms refuse."""
+        if choices.tracker is NoTracker and any(plan.group < 2 for plan in choices.plans):
+            return "a group of one has no advantage: take a group of at least 2"
+        for plan in image_plans(choices):
+            random = any(step.noisy for step in plan.steps) or plan.solver.random
+            if plan.shared_noise and not random:
+                return (
+                    "all samples of a group would be the same: a deterministic plan needs noise "
+                    "of its own for each sample, so set shared_noise to False"
+                )
+        return self._refuses_fusion(choices) or refusal(self.transforms, choices)
+
+    def _refuses_fusion(self, choices: Choices) -> str | None:
+        if self.fusion != "path":
+            return None
+        if any(plan.forking is not None for plan in text_plans(choices)):
+            return "path fusion needs uniform trees: take fusion='mean' or 'max'"
+        steps = [step for plan in image_plans(choices) for step in plan.steps[1:]]
+        if any(step.branch > 1 and not step.train for step in steps):
+            return (
+                "path fusion reads the log-densities of the steps that branch: train on all of "
+                "them, or take fusion='mean'"
+            )
+        return None
+
     def credited(self, scores: Scores, context: Context) -> Bool[Tensor, " n"]:
-        """Samples that the rewards say enough about, before transforms choose among them."""
+        """Samples with enough scores for an advantage, before later transforms mask any."""
         credit = node_values(scores, context, self.fusion)
         for transform in self.chain:
             credit = transform(credit, context)
@@ -199,6 +247,7 @@ class Estimator:
     def __call__(
         self, scores: Scores, context: Context
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
+        """Advantages and mask. They have one column per token behind `Penalize(each=True)`."""
         credit = node_values(scores, context, self.fusion)
         for transform in self.chain:
             credit = transform(credit, context)

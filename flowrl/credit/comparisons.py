@@ -1,6 +1,6 @@
-"""Advantage transforms that compare samples inside a tree or a group, or choose among them.
+"""Advantage transforms that compare samples within a tree or a group, or select among them.
 
-Like those of `flowrl.credit.advantages`, they take and give [n, k, r] credit and honour its mask.
+Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask.
 """
 
 from dataclasses import dataclass, field
@@ -25,17 +25,17 @@ from samplers import Columns
 
 
 def families(columns: Columns) -> tuple[int, ...]:
-    """Parents a draw at each decision point: nodes just before the last split so far; roots have
-    one parent, the draw."""
-    found: list[int] = []
+    """Parents per draw at each decision point: the nodes just before the last split so far. The
+    draw is the only parent of its roots."""
+    parents: list[int] = []
     for k, nodes in enumerate(columns.nodes):
         fewer = [before for before in columns.nodes[:k] if before < nodes]
-        found.append(fewer[-1] if fewer else 1)
-    return tuple(found)
+        parents.append(fewer[-1] if fewer else 1)
+    return tuple(parents)
 
 
 def roots(credit: Credit, context: Context) -> Tensor:
-    """The value of each sample's draw, [n r]: its first nodes, as often as they have leaves."""
+    """The value of each sample's draw, [n r]: the mean of its first nodes, weighted by leaves."""
     group = context.columns.group
     first, mask = (part[:, 0].reshape(-1, group, part.shape[-1]) for part in credit)
     return masked_mean(first, mask, 1)[:, 0].repeat_interleave(group, 0)
@@ -43,7 +43,12 @@ def roots(credit: Credit, context: Context) -> Tensor:
 
 @dataclass(frozen=True)
 class ParentDifference:
-    """value(node) - value(parent); the first decision point is compared with the draw's mean."""
+    """The gain of a node over its parent: SPO (arXiv:2505.23564).
+
+        A(node) = V(node) - V(parent)
+
+    At the first decision point the parent's value is the draw's mean.
+    """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         before = torch.cat([roots(credit, context)[:, None], credit.value[:, :-1]], 1)
@@ -53,8 +58,12 @@ class ParentDifference:
 
 @dataclass(frozen=True)
 class TwoLevel:
-    """`siblings` times the advantage among children of one parent, plus `group` times the one
-    among all nodes of the decision point. Each is standardised by `rule`."""
+    """Advantages among siblings and among all nodes of a depth, added.
+
+        A = siblings rule(V among the children of one parent) + group rule(V among all nodes)
+
+    UserError for trees that are not uniform.
+    """
 
     siblings: float = 0.5
     group: float = 0.5
@@ -62,7 +71,7 @@ class TwoLevel:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if context.nodes is not None:
-            raise UserError("TwoLevel reads uniform trees: take States for others")
+            raise UserError("TwoLevel needs uniform trees: use GlobalLocal for others")
         columns, parts = context.columns, []
         for k, (nodes, parents) in enumerate(zip(columns.nodes, families(columns), strict=True)):
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
@@ -75,7 +84,12 @@ class TwoLevel:
 
 @dataclass(frozen=True)
 class BestWorst:
-    """+1 for a group's best, -1 for its worst, 0 for the others; all 0 for a tie."""
+    """The best and the worst of each group: the pair of DPO (arXiv:2305.18290).
+
+        A = 1 for the best, -1 for the worst, 0 for the others
+
+    All are 0 in a tie.
+    """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor) -> Tensor:
@@ -90,8 +104,12 @@ class BestWorst:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Weights exp(rate value), normalised to mean 1 over the group or the batch: reward-weighted
-    regression. A higher `rate` is greedier; 0 weighs all alike."""
+    """Exponential weights of mean 1: reward-weighted regression (arXiv:2502.06061).
+
+        w_i = exp(rate value_i) / mean_j exp(rate value_j)
+
+    The mean is over the group or the batch. A higher `rate` is greedier; at 0 all weights are 1.
+    """
 
     rate: float = 1.0
     over: Literal["group", "batch"] = "group"
@@ -108,13 +126,16 @@ class Exponential:
 
 @dataclass(frozen=True)
 class PruneWidth:
-    """Train on some leaves only, after the last split: the others are masked, never dropped.
+    """A subset of leaves to train on after the last split: BranchGRPO (arXiv:2509.06040).
 
-    branch    of each parent's children at the last split, the best `fraction` (at least one)
-    extremes  of the draw's leaves, the best and the worst `fraction / 2` (at least one each)
+        kept = the best fraction of each parent's children | the best and worst fraction / 2
 
-    Values are those of the last decision point. A chain splits at its roots, so all its decision
-    points are pruned: `extremes` is then best-of-N selection inside each group.
+    branch    among each parent's children at the last split, at least one
+    extremes  among the draw's leaves, at least one at each end
+
+    The other leaves are masked, never dropped. Values are those of the last decision point. A chain
+    splits at its roots, so all its decision points are pruned: `extremes` is then best-of-N
+    selection within each group.
     """
 
     keep: Literal["branch", "extremes"]
@@ -145,7 +166,7 @@ class PruneWidth:
 
     @staticmethod
     def _top(value: Tensor, mask: Tensor, fraction: float) -> Tensor:
-        """The best `fraction` of what is scored in each group [g m r]; the first of equals."""
+        """The best `fraction` of the scored entries of each group [g m r]; the first of ties."""
         order = value.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(1)
         count = (mask.sum(1, keepdim=True) * fraction + 1e-9).floor().clamp(min=1)

@@ -1,18 +1,16 @@
-"""Credit of some samples only: groups and samples that are worth a gradient; the others are
-masked."""
+"""Advantage transforms that select groups and samples to train on, and mask the others."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flowrl.credit.values import Context, Credit, at_leaves, masked_mean, masked_std
+from flowrl.credit.values import Context, Credit, at_leaves, masked_std
 from flowrl.errors import UserError
 
 
 def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
-    """Values and mask of the samples themselves: those of the last decision point that each has,
-    [g group r]."""
+    """Values and mask [g group r] of each sample, at the last decision point that it has."""
     shape = (-1, context.columns.group, credit.value.shape[-1])
     last = credit.mask.long().cumsum(1).argmax(1, keepdim=True)
     value, mask = (part.gather(1, last).reshape(shape) for part in credit)
@@ -20,7 +18,7 @@ def _grouped(credit: Credit, context: Context) -> tuple[Tensor, Tensor]:
 
 
 def _only(credit: Credit, kept: Tensor, context: Context) -> Credit:
-    """`kept` [g m r] with m 1 or the group: the others are masked at all decision points."""
+    """Mask all decision points of samples that are not `kept` [g m r], m 1 or the group."""
     group = context.columns.group
     mask = credit.mask & at_leaves(kept, group)[:, None]
     return Credit(credit.value * mask, mask)
@@ -28,11 +26,12 @@ def _only(credit: Credit, kept: Tensor, context: Context) -> Credit:
 
 @dataclass(frozen=True)
 class DropFlat:
-    """Masks groups whose samples all score the same, so that they are not in the loss's denominator
-    either: dynamic sampling that drops (DAPO, arXiv:2503.14476). `least` is the std that a group
-    must exceed; continuous rewards need one above 0.
+    """Groups with a spread; the others are masked: DAPO's dynamic sampling (arXiv:2503.14476).
 
-    Put it before what normalises.
+        kept = std(group) > least
+
+    Masked groups are not in the loss's denominator either. Continuous rewards need a `least` above
+    0. Put it before transforms that normalise.
     """
 
     least: float = 0.0
@@ -42,40 +41,27 @@ class DropFlat:
 
 
 @dataclass(frozen=True)
-class KeepRate:
-    """Masks groups whose mean score is outside low..high: prompts that are too hard or too easy for
-    now teach little (online difficulty filtering, arXiv:2504.03380)."""
-
-    low: float = 0.2
-    high: float = 0.8
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise UserError(f"KeepRate({self.low}, {self.high}) keeps nothing: low is above high")
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        mean = masked_mean(*_grouped(credit, context), 1)
-        return _only(credit, (mean >= self.low) & (mean <= self.high), context)
-
-
-@dataclass(frozen=True)
 class MaxVariance:
-    """Trains on the `keep` samples of each group whose values differ most; the others are masked.
+    """The subset of each group whose values differ most; the others are masked: PODS.
 
-    The subset of greatest variance has the j highest and the keep - j lowest, for the best j (PODS,
-    arXiv:2504.13818). Put it behind what normalises, so that statistics are of all samples.
+        kept = argmax_{|S| = keep} var(values of S)
+
+    arXiv:2504.13818. The subset has the j highest and the keep - j lowest values, for the best j.
+    Put it behind transforms that normalise, so that their statistics are those of all samples.
     """
 
     keep: int
 
     def __post_init__(self) -> None:
         if self.keep < 2:
-            raise UserError(f"MaxVariance keeps {self.keep} samples, and one has no variance")
+            raise UserError(
+                f"MaxVariance keeps {self.keep} samples, and one has no variance: set keep to 2 or more"
+            )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if self.keep > context.columns.group:
             raise UserError(
-                f"MaxVariance keeps {self.keep} of a group of {context.columns.group}: lower it"
+                f"MaxVariance keeps {self.keep} of a group of {context.columns.group}: lower keep"
             )
         value, mask = _grouped(credit, context)
         order = value.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True)

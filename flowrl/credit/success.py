@@ -1,6 +1,6 @@
-"""Advantage transforms for rewards that say how often a prompt succeeds.
+"""Advantage transforms for success rates: MaxRL, pass@k, BNPO, RiskPO.
 
-Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask. p
+Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask. p
 is the mean of a group, c its number of successes, n its size.
 """
 
@@ -16,13 +16,14 @@ from flowrl.errors import UserError
 
 @dataclass(frozen=True)
 class MaxRL:
-    """(value - p) / p: the gradient of log p, the likelihood of success (arXiv:2602.02710).
+    """The gradient of log p, the likelihood of success: MaxRL (arXiv:2602.02710).
 
-    baseline  what stands for the first p: "mean", "none" (value / p), or "one" (value / p - 1, the
-              same as "mean" but for groups without success, which get -1)
-    floor     p counts as at least this in the divisor; the authors' clipped form takes 0.125, and
-              divides by the group's size too (`Rescale`)
-    spread    divides by the group's std as well, as another variant of theirs
+        A = (value - p) / (max(p, floor) + eps)
+
+    baseline  "mean" is this; "none" is value / p; "one" is value / p - 1, which differs from "mean"
+              only in groups without success, where it is -1
+    floor     the authors' clipped form has 0.125, and divides by the group's size too (`Rescale`)
+    spread    divides by the group's std as well, another variant of theirs
     """
 
     baseline: Literal["mean", "none", "one"] = "mean"
@@ -46,7 +47,7 @@ class MaxRL:
 
 
 def _successes(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """n and c of each group, [g 1 r]."""
+    """Count n and c of each group, [g 1 r]. UserError for rewards other than 0 and 1."""
     if not ((value == 0) | (value == 1) | ~mask).all():
         raise UserError(
             "pass@k counts successes: it needs a reward of 0 or 1, such as exact_answer"
@@ -55,7 +56,7 @@ def _successes(value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _choose(n: Tensor, k: int) -> Tensor:
-    """n over k; 0 where n < k."""
+    """The binomial coefficient n over k; 0 where n < k."""
     n = n.double()
     logs = (
         torch.lgamma(n + 1)
@@ -65,15 +66,29 @@ def _choose(n: Tensor, k: int) -> Tensor:
     return torch.where(n >= k, logs.exp().round(), 0.0)
 
 
+def _fail_chance(n: Tensor, c: Tensor, k: int) -> Tensor:
+    """1 - rho(n, c, k) = C(n - c, k) / C(n, k): the chance that k of n samples, drawn without
+    replacement, hold none of the c successes. 0 where n < k."""
+    return _choose(n - c, k) / _choose(n, k).clamp(min=1)
+
+
 @dataclass(frozen=True)
 class PassAtK:
     """Credit for the chance that at least one of k samples succeeds. Rewards are 0 or 1.
 
-    leave_one_out  s = value C(n - c, k - 1) / C(n - 1, k - 1), less the mean of the others' s:
-                   PKPO (arXiv:2505.15201)
-    analytic       standardised over all subsets of size k: rho = 1 - C(n - c, k) / C(n, k),
-                   successes (1 - rho) / std, failures that less C(n - c - 1, k - 1) / (C(n - 1,
-                   k - 1) std), with std = sqrt(rho (1 - rho)): pass@k training (arXiv:2508.10751)
+    With rho(n, c, k) = 1 - C(n - c, k) / C(n, k), and the standard deviation
+    std = sqrt(rho (1 - rho)) + eps of the maximum over subsets of size k:
+
+        leave_one_out  A_i = k/n (1 if r_i else rho(n - 1, c, k - 1)) - k/n rho(n - 1, c - r_i, k)
+        analytic       A_i = (1 - rho(n, c, k) - (0 if r_i else C(n-c-1, k-1) / C(n-1, k-1))) / std
+
+    leave_one_out  PKPO (arXiv:2505.15201): sum_i A_i grad log p_i is an unbiased estimate of the
+                   gradient of pass@k. The baseline needs k other samples: groups with at most k
+                   scores get 0. At k = 1 it is `LeaveOneOut` over n
+    analytic       the mean of the standardised maxima of the subsets that hold sample i: pass@k
+                   training (arXiv:2508.10751)
+
+    UserError for rewards other than 0 and 1, and for a group that is too small for k.
     """
 
     k: int
@@ -85,29 +100,35 @@ class PassAtK:
             raise UserError(f"pass@k needs k of at least 1, got {self.k}")
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        if self.k > context.columns.group:
+        least = self.k + (self.form == "leave_one_out")
+        if context.columns.group < least:
             raise UserError(
-                f"pass@{self.k} needs a group of at least {self.k}, not {context.columns.group}"
+                f"pass@{self.k} with form {self.form} needs a group of at least {least}, not "
+                f"{context.columns.group}: raise group or lower k"
             )
         return by_column(credit, context, self.rule)
 
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
         n, c = _successes(value, mask)
-        k, every = self.k, _choose(n - 1, self.k - 1).clamp(min=1)
         if self.form == "leave_one_out":
-            part = value * mask * _choose(n - c, k - 1) / every
-            others = (part.sum(1, keepdim=True) - part) / (n - 1).clamp(min=1)
-            return part - others
-        fail = _choose(n - c, k) / _choose(n, k).clamp(min=1)
+            missed = torch.where(value > 0, 0.0, _fail_chance(n - 1, c, self.k - 1))
+            gain = _fail_chance(n - 1, c - value, self.k) - missed
+            return torch.where(n > self.k, self.k / n.clamp(min=1) * gain, 0.0)
+        fail = _fail_chance(n, c, self.k)
         std = (fail * (1 - fail)).sqrt() + self.eps
-        alone = fail - _choose(n - c - 1, k - 1) / every
+        every = _choose(n - 1, self.k - 1).clamp(min=1)
+        alone = fail - _choose(n - c - 1, self.k - 1) / every
         return torch.where((fail > 0) & (fail < 1), torch.where(value > 0, fail, alone) / std, 0.0)
 
 
 @dataclass(frozen=True)
 class BestGap:
-    """The best of a group gets its lead over the second, all others 0; pass@k by its best sample
-    (arXiv:2503.19595). `scaled` divides by the group's std. A tie at the top teaches nothing."""
+    """The lead of a group's best sample over the second: pass@k by its maximum (arXiv:2503.19595).
+
+        A = (best - second) / (std + eps) for the best, 0 for the others
+
+    Without `scaled` there is no division. A tie at the top gives 0.
+    """
 
     scaled: bool = True
     eps: float = 1e-6
@@ -127,12 +148,13 @@ class BestGap:
 
 @dataclass(frozen=True)
 class BetaNormalize:
-    """(value - p) / Beta(p; a, b), the density fitted to the success rates of the batch's prompts:
-    BNPO (arXiv:2506.02864). Rewards are in 0..1.
+    """Advantages over a Beta density of the batch's success rates: BNPO (arXiv:2506.02864).
 
-    Matching moments of the p over draws gives (a', b'); a = 1 + a' / 3 and b = 1 + b' / 3, at least
-    1. Near 0 and 1 a weight can be huge: `most` bounds it. The authors' bound is 1e6, but their
-    comment asks for a tighter one.
+        A = (value - p) min(most, 1 / Beta(p; a, b))
+
+    Matching the moments of p over draws gives (a', b'), and a = 1 + a' / 3, b = 1 + b' / 3, at
+    least 1. Near 0 and 1 a weight can be huge. The authors' `most` is 1e6, but their comment asks
+    for a tighter one. UserError for rewards outside 0..1.
     """
 
     most: float = 10.0
@@ -158,19 +180,21 @@ class BetaNormalize:
 
 @dataclass(frozen=True)
 class RiskPO:
-    """Learns from the range of scores between two quantiles, and from below (arXiv:2510.00911).
+    """Credit for scores between two quantiles and below them: RiskPO (arXiv:2510.00911).
 
-    `bundle` draws that follow each other are one task: its j-th score s is the sum of their j-th
-    samples' values. With s between the quantiles q (at `low`) and Q (at `high`) of all scores of
-    the batch, averaged with the tracked ones of `Context.quantiles` where they are given:
+    `bundle` consecutive draws are one task: its j-th score s is the sum of their j-th samples'
+    values. q and Q are the quantiles of all scores of the batch at `low` and `high`, averaged with
+    the tracked ones of `Context.quantiles` where there are any:
 
         A = [(s - q)+ - (s - Q)+ + q - Q] / (high - low)            the range
         A <- (mix * -(q - s)+ / low + A) / (mix + 1)                with the tail, if mix > 0
 
-    natural  adds q - Q, as published: A is then never positive. False leaves it out
+    natural  adds q - Q, as published: A is then never positive
     scaled   divides by the std of the bundle's scores
-    credit   to each draw of a bundle: "uniform" A, or "sum_mean": A (value - p) over the sum of
-             the bundle's (value - p)
+    credit   "uniform": every draw of a bundle has A; "sum_mean": draws have parts of A in
+             proportion to value - p
+
+    UserError for draws that do not fill bundles, and for samples without a score.
     """
 
     bundle: int = 5
@@ -197,9 +221,12 @@ class RiskPO:
     ) -> Tensor:
         draws, group, r = value.shape
         if draws % self.bundle:
-            raise UserError(f"RiskPO bundles {self.bundle} draws, and {draws} do not divide by it")
+            raise UserError(
+                f"RiskPO bundles {self.bundle} draws, and {draws} do not divide by it: make "
+                "prompts.per_iteration a multiple"
+            )
         if not mask.all():
-            raise UserError("RiskPO sums the scores of a bundle: a sample of it has none")
+            raise UserError("RiskPO sums the scores of a bundle, and a sample of it has none")
         each = value.view(-1, self.bundle, group, r)
         score = each.sum(1)
         q, upper = self._quantiles(score, tracked)
@@ -219,13 +246,13 @@ class RiskPO:
         self, score: Tensor, tracked: tuple[float, float] | None
     ) -> tuple[Tensor, Tensor]:
         levels = torch.tensor([self.low, self.high], dtype=score.dtype)
-        found = torch.quantile(score.flatten(), levels)
+        quantiles = torch.quantile(score.flatten(), levels)
         if tracked is not None:
-            found = (found + torch.tensor(tracked, dtype=score.dtype)) / 2
-        return found[0], found[1]
+            quantiles = (quantiles + torch.tensor(tracked, dtype=score.dtype)) / 2
+        return quantiles[0], quantiles[1]
 
     def _share(self, each: Tensor) -> Tensor:
-        """Of a bundle's credit, to each of its draws [bundles draws group r]."""
+        """Share of a bundle's credit for each of its draws [bundles draws group r]."""
         if self.credit == "uniform":
             return torch.ones_like(each)
         over = each - each.mean(2, keepdim=True)

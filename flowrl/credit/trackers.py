@@ -1,7 +1,7 @@
-"""What credit remembers from iteration to iteration: it is saved in every checkpoint.
+"""Statistics that credit keeps between iterations. They are saved in every checkpoint.
 
-A tracker adds what it knows to the credit's context, and learns from the scores afterwards. All
-processes see all scores, so all hold the same. g draws, n samples, r rewards.
+A tracker adds its statistics to the credit's context, and updates them from the scores afterwards.
+All processes see all scores, so all hold the same. g draws, n samples, r rewards.
 """
 
 from dataclasses import dataclass, field, replace
@@ -19,21 +19,27 @@ from rewards.types import Scores
 
 @runtime_checkable
 class Tracker(Protocol):
-    def weights(
-        self, prompts: int
-    ) -> Float[Tensor, " p"] | None: ...  # to draw them; None: in turn
+    """Statistics over iterations, as JSON holds them in `state`."""
 
-    def before(self, context: Context) -> Context: ...
+    def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
+        """Weights to draw prompts by; None draws them in turn."""
+        ...
 
-    def after(self, scores: Scores, context: Context) -> None: ...
+    def before(self, context: Context) -> Context:
+        """Add the statistics to an iteration's context."""
+        ...
 
-    def state(self) -> dict[str, Any]: ...  # as JSON holds it
+    def after(self, scores: Scores, context: Context) -> None:
+        """Update the statistics."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 class NoTracker:
-    """Credit that begins anew in each iteration."""
+    """No statistics: every iteration starts from nothing."""
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
         return None
@@ -52,7 +58,7 @@ class NoTracker:
 
 
 def draw_means(scores: Scores, context: Context) -> tuple[Float[Tensor, " g"], Float[Tensor, " g"]]:
-    """Each draw's mean of its samples' weighted sums, and how many have all their scores."""
+    """Mean of the weighted score over each draw's fully scored samples, and their number."""
     group = context.columns.group
     whole = scores.scored.cpu().all(1).view(-1, group)
     total = scores.values.double().cpu() @ context.weights.double().cpu()
@@ -62,17 +68,19 @@ def draw_means(scores: Scores, context: Context) -> tuple[Float[Tensor, " g"], F
 
 @dataclass
 class PromptValues:
-    """What each prompt is expected to score: single-stream credit (arXiv:2509.13232).
+    """The expected score of each prompt: single-stream credit (arXiv:2509.13232).
 
-    A prompt has a value v and evidence N; m new samples of mean s move them by
-    v <- v + m (s - v) / (keep N + m) and N <- keep N + m. For rewards of 0 and 1 that is the mean
-    of a Beta distribution whose counts fade by `keep`. The authors let `keep` fall with how far
-    the policy has moved since the prompt's last visit, to at most 0.96; here it is constant. They
-    start from scores sampled beforehand; here a new prompt is worth the mean of the known ones, or
-    `prior`, with the evidence 1 / (1 - keep) that a constant stream leads to.
+    A prompt has a value v and evidence N, which m new samples of mean s update:
 
-    uncertain  draw prompts by `flowrl.budget.knapsack.uncertainty` of their values, a curriculum by
-               success rate (scores in 0..1), and not all in turn
+        v <- v + m (s - v) / (keep N + m),  N <- keep N + m
+
+    For rewards of 0 and 1, v is the mean of a Beta distribution whose counts decay by `keep`. The
+    authors reduce `keep` by the policy's movement since the prompt's last visit, to at most 0.96;
+    here it is constant. They start from scores sampled beforehand; here a new prompt has the mean
+    value of the known ones, or `prior`, and the evidence 1 / (1 - keep) of a constant stream.
+
+    uncertain  draws prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by success
+               rate (scores in 0..1), instead of in turn
     """
 
     keep: float = 0.9
@@ -82,7 +90,9 @@ class PromptValues:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep < 1:
-            raise UserError(f"a tracker keeps a share in [0, 1) of its evidence, not {self.keep}")
+            raise UserError(
+                f"a tracker keeps a share in [0, 1) of its evidence, got keep {self.keep}"
+            )
 
     def value(self, prompt: int) -> float:
         if prompt in self.known:
@@ -120,46 +130,48 @@ class PromptValues:
 
 
 def _prompts(context: Context) -> list[int]:
-    assert context.prompts is not None, "the loop says which prompts were drawn"
+    assert context.prompts is not None, "the training loop sets the prompts of the draws"
     return context.prompts.tolist()
 
 
 @dataclass
 class ScoreQuantiles:
-    """Quantiles of bundles' scores that move slowly: RiskPO (arXiv:2510.00911).
+    """Slowly moving quantiles of bundles' scores: RiskPO (arXiv:2510.00911).
 
-    q <- q + rate (level - share of scores below q), the gradient of the pinball loss; the first
-    batch's own quantiles are the start.
+        q <- q + rate (level - share of scores below q)
+
+    This is the gradient of the pinball loss. The first batch's own quantiles are the start.
     """
 
     bundle: int = 5
     low: float = 0.2
     high: float = 0.8
     rate: float = 0.1
-    found: tuple[float, float] | None = None
+    quantiles: tuple[float, float] | None = None
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
         return None
 
     def before(self, context: Context) -> Context:
-        return replace(context, quantiles=self.found)
+        return replace(context, quantiles=self.quantiles)
 
     def after(self, scores: Scores, context: Context) -> None:
         total = scores.values.double().cpu() @ context.weights.double().cpu()
         bundles = total.view(-1, self.bundle, context.columns.group).sum(1).flatten()
         levels = (self.low, self.high)
-        if self.found is None:
+        if self.quantiles is None:
             first = torch.quantile(bundles, torch.tensor(levels, dtype=torch.float64)).tolist()
-            self.found = (first[0], first[1])
+            self.quantiles = (first[0], first[1])
             return
         low, high = (
             q + self.rate * (level - float((bundles < q).double().mean()))
-            for q, level in zip(self.found, levels, strict=True)
+            for q, level in zip(self.quantiles, levels, strict=True)
         )
-        self.found = (low, high)
+        self.quantiles = (low, high)
 
     def state(self) -> dict[str, Any]:
-        return {} if self.found is None else {"quantiles": list(self.found)}
+        return {} if self.quantiles is None else {"quantiles": list(self.quantiles)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.found = tuple(state["quantiles"]) if state else None
+        low_high = state.get("quantiles")
+        self.quantiles = None if low_high is None else (low_high[0], low_high[1])

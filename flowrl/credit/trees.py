@@ -1,9 +1,8 @@
-"""Advantage transforms for trees, by the values of their nodes.
+"""Advantage transforms for trees, from the values of their nodes.
 
-They serve denoising trees and trees of text alike: uniform ones, and with `Context.nodes` others.
-The children of a node are told apart from it: `flowrl.credit.comparisons` has the difference to the
-parent (SPO, arXiv:2505.23564), siblings and group together, and depth-wise statistics are
-`Standardize` (BranchGRPO).
+They serve trees of denoising steps and of text: uniform ones, and others by `Context.nodes`.
+`flowrl.credit.comparisons` has the difference to the parent (SPO, arXiv:2505.23564) and the one
+among siblings; `Standardize` compares the nodes of one depth (BranchGRPO, arXiv:2509.06040).
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from flowrl.credit.values import NONE, Context, Credit, NodeLevel, masked_std
 
 
 def leaves(credit: Credit, context: Context) -> Tensor:
-    """Scored leaves under each sample's node, [n k r]."""
+    """Count the scored leaves under each sample's node, [n k r]."""
     group, counts = context.columns.group, []
     last = credit.mask[:, -1].double()
     for k, nodes in enumerate(context.columns.nodes):
@@ -31,17 +30,16 @@ def leaves(credit: Credit, context: Context) -> Tensor:
 
 @dataclass(frozen=True)
 class GlobalLocal:
-    """(V - V_root) + (V - V_parent), V a node's value: how it compares with the draw, and what was
-    gained on the way to it.
+    """A node's value over the draw's and over its parent's: TreeRL (arXiv:2506.11902).
 
-    A node's entries are trained once here. Published code trains them in each of the n leaves
-    under it, so its plain sum over them is `power` 1 and TreeRL's (arXiv:2506.11902), which divides
-    by sqrt(n), is `power` 0.5.
+        A = ((V - V_root) + (V - V_parent)) leaves^power / (std + eps)
 
-    scaled  divides by the std of the draw's leaves: with power 1 that is TEMPO (arXiv:2509.18314)
-    first   counts the first nodes of a draw as branches of it. They are independent samples, and
-            would get twice their advantage, so a group that never branches is then 2 (r - mean);
-            False leaves their second part out, and such a group is exactly GRPO's
+    power   tokens of a node are trained once here. Published code trains them in each of the leaves
+            under it: its plain sum is power 1, and TreeRL's, over sqrt(leaves), is power 0.5
+    scaled  divides by the std of the draw's leaves; with power 1 this is TEMPO (arXiv:2509.18314).
+            Without it there is no division
+    first   keeps V - V_parent at the first nodes, whose parent is the draw: a group that never
+            branches then gets 2 (r - mean). Without it such a group is exactly GRPO's
     """
 
     power: float = 0.5

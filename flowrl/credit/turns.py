@@ -1,27 +1,28 @@
-"""Advantage transforms that read lengths, turns, states or a value from elsewhere.
+"""Advantage transforms that read lengths, turns, states or an external baseline.
 
-Like those of `flowrl.credit.advantages` they take and give [n, k, r] credit and honour its mask.
-What they read comes with the `Context`; one that is missing is named in the error.
+Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit and honour its mask.
+They read the `Context`, and raise an error that names a missing entry.
 
-A trajectory's outcome is compared once and holds for all its turns (AgentFlow's Flow-GRPO,
-arXiv:2510.05592) without any transform: turns are decision points, and `Context.exists` says which
-a sample has. `Turns` compares each turn among the samples that have it.
+Without any transform of this file a trajectory's outcome is compared once and holds for all its
+turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and `Context.exists`
+marks those that a sample has. `Turns` compares each turn among the samples that have it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from flowrl.credit.advantages import Standardize
+from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import (
     NONE,
     Context,
     Credit,
     NodeLevel,
-    by_column,
+    Transform,
     existing,
     masked_mean,
     masked_std,
@@ -31,18 +32,19 @@ from flowrl.errors import UserError
 T = TypeVar("T")
 
 
-def given(value: T | None, what: str, who: str) -> T:
+def given(value: T | None, what: str, reader: str) -> T:
+    """The value. UserError where it is missing."""
     if value is None:
-        raise UserError(f"{who} reads {what}, and this run has none")
+        raise UserError(f"{reader} reads {what}, and this run has none")
     return value
 
 
 def _weighed(
     credit: Credit, weight: Tensor, rule: Callable[[Tensor, Tensor, Tensor], Tensor], group: int
 ) -> Credit:
-    """Apply `rule(value, mask, weight)` to each decision point, all leaves for themselves."""
+    """Apply `rule(value, mask, weight)` to the leaves of each group, per decision point."""
     shape = (-1, group, credit.value.shape[-1])
-    parts = []
+    parts: list[Tensor] = []
     for value, mask in zip(credit.value.unbind(1), credit.mask.unbind(1), strict=True):
         each = weight.view(-1, group, 1).expand(-1, -1, shape[-1])
         value, mask = value.reshape(shape), mask.reshape(shape)
@@ -52,8 +54,12 @@ def _weighed(
 
 @dataclass(frozen=True)
 class LengthBaseline:
-    """value - sum(length value) / sum(length) of the group: the baseline of least variance where
-    a sample's gradient grows with its length (OPO, arXiv:2505.23585)."""
+    """Values less the group's mean weighted by length: OPO (arXiv:2505.23585).
+
+        A_i = value_i - sum_j length_j value_j / sum_j length_j
+
+    The baseline of least variance where a sample's gradient grows with its length.
+    """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor, length: Tensor) -> Tensor:
@@ -68,9 +74,13 @@ class LengthBaseline:
 
 @dataclass(frozen=True)
 class WhitenTokens:
-    """(value - mean) / sqrt(variance + eps) over all tokens of the batch: a sample counts as often
-    as it is long, shared out over its decision points (REINFORCE++, arXiv:2501.03262). After a
-    group's mean is taken off, it is the paper's variant with a baseline."""
+    """Values whitened over all tokens of the batch: REINFORCE++ (arXiv:2501.03262).
+
+        A = (value - mean) / sqrt(variance + eps)
+
+    A sample weighs as much as its length, divided among its decision points. After the group's mean
+    is subtracted, this is the paper's variant with a baseline.
+    """
 
     eps: float = 1e-8
 
@@ -89,8 +99,12 @@ class WhitenTokens:
 
 @dataclass(frozen=True)
 class Baseline:
-    """value - the draw's baseline: the score of a greedy sample (ReMax, arXiv:2310.10505), or what
-    a tracker expected of the prompt (single-stream, arXiv:2509.13232)."""
+    """Values less the expected score of the prompt: single-stream credit (arXiv:2509.13232).
+
+        A_i = value_i - baseline(draw of i)
+
+    A tracker sets the baseline of each draw.
+    """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         baseline = given(context.baseline, "a baseline of each draw", "Baseline").double().cpu()
@@ -100,10 +114,13 @@ class Baseline:
 
 @dataclass(frozen=True)
 class GreedyBaseline:
-    """value - that of the draw's last sample, which a plan with `greedy` takes without chance:
-    ReMax (arXiv:2310.10505). That sample is masked; without its score so is the whole draw.
+    """Values less that of the draw's greedy sample: ReMax (arXiv:2310.10505).
 
-    `samples` of a draw, the greedy one among them: a group may hold several draws of a prompt.
+        A_i = value_i - value_greedy
+
+    A plan with `greedy` makes it the draw's last sample. It is masked, and without its score the
+    whole draw is. `samples` counts those of a draw, the greedy one included: a group may hold
+    several draws of a prompt.
     """
 
     samples: int
@@ -119,65 +136,52 @@ class GreedyBaseline:
 
 @dataclass(frozen=True)
 class Penalize:
-    """value - weight times the divergence from the start: a KL in the reward instead of the loss.
+    """A KL penalty to the start in the reward, instead of a term of the loss.
 
-    Of the whole sample, which is one action (RLOO, ReMax), or with `each` for every token that of
-    itself and the tokens after it: what follows is its doing, what came before is not (REINFORCE++,
-    arXiv:2501.03262). Credit then has a column a token, masked where the model wrote none, and
-    comparisons among samples come before.
+        value <- value - weight sum_t log(p_t / p_start_t)
+
+    The sum is over the whole sample, which is one action (RLOO, arXiv:2402.14740; ReMax,
+    arXiv:2310.10505). With `each` every token has its own sum, over itself and the tokens after it
+    (REINFORCE++, arXiv:2501.03262): credit then has one column per token, masked where the token is
+    not the model's, and transforms that compare samples must come before.
     """
 
     weight: float
     each: bool = False
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        apart = given(context.divergence, "divergences from the start", "Penalize").double().cpu()
-        rest = apart.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
+        moved = given(context.divergence, "divergences from the start", "Penalize").double().cpu()
+        rest = moved.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
         if not self.each:
             return credit._replace(value=(credit.value - self.weight * rest[:, :1]) * credit.mask)
         points = given(context.points, "decision points of tokens", "Penalize").cpu()[..., None]
         points = points.expand(-1, -1, credit.value.shape[-1])
         value, mask = (part.gather(1, points) for part in existing(credit, context))
-        mask = mask & ~apart.isnan()[..., None]
+        mask = mask & ~moved.isnan()[..., None]
         return Credit((value - self.weight * rest) * mask, mask)
 
-
-@dataclass(frozen=True)
-class Margin:
-    """`rule`'s advantage plus clip(value - baseline, -low, high): a signal that groups without
-    spread still have (AAPO, arXiv:2505.14264). The baseline is a reference sample's score.
-
-    The authors' trainers do not agree on where it comes from; here it is the draw's, as given.
-    """
-
-    low: float = 0.2
-    high: float = 0.28
-    rule: Standardize = field(default_factory=lambda: Standardize(correction=1))
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        ahead = Baseline()(credit, context).value.clamp(-self.low, self.high)
-        within = self.rule(credit, context)
-        return credit._replace(value=(within.value + ahead) * credit.mask)
-
-
-@dataclass(frozen=True)
-class ShareInformative:
-    """value - p, times samples / samples whose reward is not 0: GPG (arXiv:2504.02546)."""
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        centred = Standardize(scale=None)
-
-        def rule(value: Tensor, mask: Tensor) -> Tensor:
-            some = ((value != 0) & mask).sum((0, 1), keepdim=True).clamp(min=1)
-            return centred.rule(value, mask) * mask.sum((0, 1), keepdim=True) / some
-
-        return by_column(credit, context, rule)
+    def refuses(self, choices: Choices) -> str | None:
+        if image_plans(choices):
+            return (
+                "Penalize sums log-probabilities of tokens, and images have none: take an Anchor "
+                "of the loss"
+            )
+        if any(plan.cuts or plan.forking is not None for plan in text_plans(choices)):
+            return (
+                "Penalize takes a completion's divergence off its own reward, and in a tree "
+                "completions share tokens, which count once: take an Anchor of the loss"
+            )
+        return None
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What follows compares a turn with the same turn of the samples that have it (AT-GRPO,
-    arXiv:2510.11062, groups so)."""
+    """Comparison of each turn among the samples that have it: AT-GRPO (arXiv:2510.11062).
+
+        mask <- mask and exists
+
+    Transforms behind it then compare turn k only among samples with a turn k.
+    """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         given(context.exists, "turns of samples", "Turns")
@@ -186,7 +190,10 @@ class Turns:
 
 @dataclass(frozen=True)
 class Discount:
-    """gamma^(turns that follow) times the value: an outcome is worth less to early turns."""
+    """Returns of turns: the outcome, discounted by the turns that follow (arXiv:2510.01051).
+
+    value_k <- gamma^(turns after k) value_k
+    """
 
     gamma: float = 0.95
 
@@ -198,11 +205,12 @@ class Discount:
 
 @dataclass(frozen=True)
 class States:
-    """The group's advantage plus `weight` times the one among decisions in the same state of the
-    same draw, whatever their turn: GiGPO (arXiv:2505.10978).
+    """The group's advantage, plus the one among decisions in the same state: GiGPO.
 
-    Values of turns are discounted by `gamma` for the second part only. A state that only one
-    decision was taken in adds 0. `scale` divides by the std in both parts (published: mean only).
+        A = (value - group mean) + weight (return - mean of returns in the same state of the draw)
+
+    arXiv:2505.10978. Returns are values discounted by `gamma`, whatever their turn. A state with a
+    single decision adds 0. `scale` divides both parts by their std (published: no division).
     """
 
     weight: float = 1.0
@@ -234,8 +242,12 @@ class States:
 
 @dataclass(frozen=True)
 class WhitenTurns:
-    """(value - mean) / (std + eps) over all decisions of the batch, no groups: for rewards of
-    single turns, whose groups are not comparable (GEM, arXiv:2510.01051)."""
+    """Values standardised over all decisions of the batch: GEM (arXiv:2510.01051).
+
+        A = (value - batch mean) / (batch std + eps)
+
+    There are no groups, since single turns of different samples are not comparable.
+    """
 
     eps: float = 1e-9
 
@@ -246,4 +258,16 @@ class WhitenTurns:
         return credit._replace(value=torch.where(std > 0, centred / (std + self.eps), 0.0) * mask)
 
 
-ByTurn = Turns | Discount | States | WhitenTurns  # what tells a sample's turns apart
+def compares_turns(transforms: Sequence[Transform]) -> bool:
+    """Whether the turns of a sample can have different credit."""
+    return any(isinstance(each, Turns | Discount | States | WhitenTurns) for each in transforms)
+
+
+def reads_reference(transforms: Sequence[Transform]) -> bool:
+    """Whether credit reads the samples' divergence from the start."""
+    return any(isinstance(each, Penalize) for each in transforms)
+
+
+def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:
+    """The samples per draw that each `GreedyBaseline` counts."""
+    return [each.samples for each in transforms if isinstance(each, GreedyBaseline)]

@@ -1,9 +1,9 @@
-"""From scores to the values of nodes: what every advantage is made from.
+"""Values of nodes from scores: the input of every advantage.
 
-n samples (a draw's are contiguous), k decision points, r rewards. An entry is the credit of the
-node that a sample passed through at that point, so samples that share a node share its credit.
-A chain of independent trajectories is a tree whose nodes hold one leaf each, so plain and tree
-methods go through the same lines. Everything is float64, and every mean and std honours the mask.
+n samples (those of a draw are contiguous), k decision points, r rewards. An entry is the credit of
+the node that a sample passed at that point, so samples that share a node share its credit. A chain
+of independent trajectories is a tree with one leaf per node, so chains and trees share all code.
+Everything is float64, and every mean and std honours the mask.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,27 +18,26 @@ from flowrl.errors import UserError
 from rewards.types import Scores
 from samplers import Columns
 
-NONE = 1e-6  # a spread below this part of the values' size is rounding, and counts as none
+NONE = 1e-6  # a spread below this fraction of the values' size is rounding, and counts as 0
 
 
 @dataclass(frozen=True)
 class Context:
-    """What credit may depend on, beside the scores.
+    """The inputs of credit beside the scores. A transform that reads a missing one raises an error.
 
-    `logp` has the mean log-density of the noisy edges by step, one entry a node of that step
-    (`Edges.logp`). Only path-probability fusion reads it. What is None was not given, and only the
-    transforms that read it ask for it:
-
-    lengths    trained decisions of each sample: tokens
-    prompts    which prompt each draw is, as a row of the prompt set
-    baseline   a value of each draw from elsewhere: a greedy sample's score, a tracker's
-    nodes      ids of the nodes that a sample passed, where trees are not uniform; samples of a
-               draw that share an id at a decision point share that node
-    exists     which decision points a sample has, where they differ (turns): the others are masked
-               at the end, and before that by transforms that compare turns
+    columns    nodes, noise and step sizes of the decision points
+    weights    of the rewards
+    logp       mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
+    lengths    trained decisions of each sample: tokens, or noisy steps
+    prompts    the prompt of each draw, as a row of the prompt set
+    baseline   the expected score of each draw, from a tracker
+    nodes      ids of the nodes that a sample passed, for trees that are not uniform: samples of a
+               draw with the same id at a decision point share that node
+    exists     the decision points that a sample has, where they differ (turns). The others are
+               masked at the end, and before that by transforms that compare turns
     states     ids of the states that a sample decided in: GiGPO compares equal ones of a draw
-    divergence from the start of each token; NaN where a sample has none of its own
-    points     the decision point that each token belongs to, beside `divergence`
+    divergence log-ratio of each token to the start, in nats; NaN where not the model's
+    points     the decision point of each token, beside `divergence`
     quantiles  tracked quantiles of scores (low, high): RiskPO
     """
 
@@ -69,7 +68,7 @@ class Transform(Protocol):
 
 
 def at_nodes(column: Tensor, nodes: int, group: int) -> Tensor:
-    """[n r] to [draws nodes r]: the leaves of a node agree, so the first stands for them."""
+    """[n r] to [draws nodes r]: the first leaf of each node, since its leaves agree."""
     return column.view(-1, nodes, group // nodes, column.shape[-1])[:, :, 0]
 
 
@@ -79,15 +78,15 @@ def at_leaves(column: Tensor, group: int) -> Tensor:
 
 
 class NodeLevel(NamedTuple):
-    """The nodes of one decision point of trees that are not uniform; drawn with fewer than m nodes
-    are filled up with masked ones."""
+    """The nodes of one decision point of trees that are not uniform. Draws with fewer than m nodes
+    are padded with masked ones."""
 
     first: Int[Tensor, "g m"]  # a leaf of each node, -1 where there is none
     place: Int[Tensor, " n"]  # of each leaf's node among all g m
 
     @classmethod
     def of(cls, ids: Int[Tensor, " n"], group: int) -> "NodeLevel":
-        """Samples of a draw with the same id share a node."""
+        """Make one node of the samples of a draw that have the same id."""
         n = len(ids)
         draw = torch.arange(n) // group
         pairs, node = torch.stack([draw, ids.cpu()], 1).unique(dim=0, return_inverse=True)
@@ -101,8 +100,8 @@ class NodeLevel(NamedTuple):
 
     def at_nodes(self, column: Tensor) -> Tensor:
         """[n r] to [draws m r]; 0 and False where there is no node."""
-        found = column[self.first.clamp(min=0)]
-        return found * (self.first >= 0)[..., None]
+        values = column[self.first.clamp(min=0)]
+        return values * (self.first >= 0)[..., None]
 
     def at_leaves(self, column: Tensor) -> Tensor:
         """[draws m r] to [n r]."""
@@ -126,12 +125,12 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> valu
 
 
 def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
-    """Apply `rule` to the nodes of each decision point by itself; masked entries stay 0."""
+    """Apply `rule` to the nodes of each decision point separately; masked entries stay 0."""
     columns, done = context.columns, []
     if of_tokens(credit, context):
         raise UserError(
-            "credit of single tokens is not compared any more: put Penalize(each=True) behind "
-            "what compares samples"
+            "credit of single tokens cannot be compared: put Penalize(each=True) after the "
+            "transforms that compare samples"
         )
     for k, nodes in enumerate(columns.nodes):
         if context.nodes is None:
@@ -145,13 +144,13 @@ def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
 
 
 def masked_mean(value: Tensor, mask: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """Mean where `mask`, 0 where nothing is left; dims are kept."""
+    """Mean over the entries in `mask`, 0 where there are none; dims are kept."""
     count = mask.sum(dims, keepdim=True)
     return (value * mask).sum(dims, keepdim=True) / count.clamp(min=1)
 
 
 def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correction: int) -> Tensor:
-    """Std where `mask`; 0 where the spread is only rounding or there are too few values."""
+    """Std over the entries in `mask`; 0 where the spread is rounding or values are too few."""
     centred = (value - masked_mean(value, mask, dims)) * mask
     free = mask.sum(dims, keepdim=True) - correction
     std = (centred.square().sum(dims, keepdim=True) / free.clamp(min=1)).sqrt()
@@ -163,10 +162,12 @@ Fusion = Literal["mean", "max", "path"]
 
 
 def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Credit:
-    """The value of a node from its scored leaves: their mean, or their maximum (arXiv:2509.06040).
+    """Values of the nodes from their scored leaves: BranchGRPO (arXiv:2509.06040).
 
-    `path` weighs children by the softmax of their edges' mean log-densities, from the leaves up
-    (BranchGRPO's tree_prob_weighted); a single child passes its value through.
+        V(node) = mean of leaves | max of leaves | sum_children softmax(logp) V(child)
+
+    The third is `path` (tree_prob_weighted), from the leaves up, with the mean log-densities of the
+    children's edges. A single child passes its value through.
     """
     columns, group = context.columns, context.columns.group
     values, scored = scores.values.double().cpu(), scores.scored.cpu()
@@ -186,8 +187,8 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
 
 
 def existing(credit: Credit, context: Context) -> Credit:
-    """Without the decision points that a sample does not have (`Context.exists`). Credit of single
-    tokens is of those that exist."""
+    """Mask the decision points that a sample does not have (`Context.exists`). Credit of single
+    tokens stays: all its tokens exist."""
     if context.exists is None or of_tokens(credit, context):
         return credit
     mask = credit.mask & context.exists.cpu()[..., None]
@@ -195,7 +196,7 @@ def existing(credit: Credit, context: Context) -> Credit:
 
 
 def of_tokens(credit: Credit, context: Context) -> bool:
-    """Has credit a column a token, and not one a decision point any more?"""
+    """Whether credit has one column per token, instead of one per decision point."""
     return credit.value.shape[1] != len(context.columns.nodes)
 
 
@@ -218,7 +219,7 @@ def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fus
 
 
 def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:
-    """[draws nodes leaves r] to [draws nodes r]."""
+    """Reduce [draws nodes leaves r] to [draws nodes r]."""
     some = mask.any(2)
     if fusion == "mean":
         return masked_mean(value, mask, 2)[:, :, 0], some
@@ -226,7 +227,7 @@ def _fuse(value: Tensor, mask: Tensor, fusion: Fusion) -> tuple[Tensor, Tensor]:
 
 
 def _fuse_paths(value: Tensor, mask: Tensor, k: int, context: Context) -> tuple[Tensor, Tensor]:
-    """Values of the nodes of step k from those of step k + 1, [draws nodes r]."""
+    """Compute the values of the nodes of step k from those of step k + 1, [draws nodes r]."""
     draws, children, r = value.shape
     parents = context.columns.nodes[k]
     if children == parents:

@@ -1,1 +1,1 @@
-"""How likely the policy makes what was sampled: densities of steps, matching errors, tokens."""
+"""Likelihoods of samples under a policy: densities of steps, matching errors, tokens."""

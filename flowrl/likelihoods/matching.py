@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.likelihoods.noise_levels import Times, Uniform
 from flowrl.likelihoods.rows import Evaluation, MatchingRows
-from flowrl.likelihoods.transition import mse
+from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Rollout, Velocity
 from samplers.kernels import per_row
 from samplers.noise import generator, normal
@@ -85,6 +86,18 @@ class Matching:
     @property
     def keep_mean(self) -> bool:
         return False
+
+    @property
+    def text(self) -> bool:
+        return False
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses plans of text. UserError where the plan has too few levels for `draws`."""
+        if text_plans(choices):
+            return NEEDS_TOKEN
+        for plan in image_plans(choices):
+            self.times([step.sigma for step in plan.steps], self.draws, generator(0))
+        return None
 
     def rows(
         self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]

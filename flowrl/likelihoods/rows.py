@@ -68,6 +68,7 @@ class TokenRows(Rows):
     kept: UInt8[Tensor, "b t bytes"] | None  # tokens that the sampler's top-p left; None: all
     sampled: Float[Tensor, "b t"] | None = None  # another engine's log-probs; None: the same model
     told: Bool[Tensor, "b t"] | None = None  # tokens of an environment, context only; None: none
+    uncertain: Bool[Tensor, "b t"] | None = None  # see `flowrl.losses.weights.HighEntropy`
 
     @property
     def ends(self) -> Int[Tensor, " b"]:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowrl.credit.choices import Choices, text_plans
+from flowrl.credit.turns import greedy_baselines
 from flowrl.credit.values import NodeLevel as Nodes
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, TokenRows, take
@@ -54,6 +56,25 @@ class Token:
     @property
     def keep_mean(self) -> bool:
         return False
+
+    @property
+    def text(self) -> bool:
+        return True
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses plans of images, and completions without a density."""
+        plans = text_plans(choices)
+        if len(plans) < len(choices.plans):
+            return "the Token likelihood needs a plan of text: Completions or Segments"
+        if any(plan.temperature == 0 for plan in plans):
+            return "at temperature 0 nothing is random, so nothing can be learned"
+        counts = greedy_baselines(choices.transforms)
+        if any(counts != [plan.group] * plan.greedy for plan in plans):
+            return (
+                "GreedyBaseline and Completions(greedy=True) go together: one takes the other's "
+                "last completion as the baseline, and counts the completions of a draw with it"
+            )
+        return None
 
     def rows(
         self, rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]

@@ -16,8 +16,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows
-from samplers import Edges, Rollout, Velocity, mean_log_prob
+from samplers import Edges, Particled, Rollout, Velocity, mean_log_prob
+
+NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
 
 @runtime_checkable
@@ -28,7 +31,10 @@ class Likelihood(Protocol):
     def unit(self) -> int: ...  # neighbouring rows that belong together: 2 for pairs
 
     @property
-    def keep_mean(self) -> bool: ...  # must the rollout store its steps' means?
+    def keep_mean(self) -> bool: ...  # whether the rollout must store its steps' means
+
+    @property
+    def text(self) -> bool: ...  # whether samples are completions of a language model
 
     def rows(
         self, rollout: Any, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
@@ -78,6 +84,26 @@ class Transition:
     @property
     def keep_mean(self) -> bool:
         return self.ratio == "ratio_norm"
+
+    @property
+    def text(self) -> bool:
+        return False
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses plans whose samples have no density under the policy."""
+        if isinstance(choices.plan, Particled):
+            return (
+                "steer: particles are not the policy's own samples, so they have no density to "
+                "train on; take a recipe that learns from clean samples (awm, nft, dpo, rwr)"
+            )
+        if text_plans(choices):
+            return NEEDS_TOKEN
+        if not all(any(step.train for step in plan.steps) for plan in image_plans(choices)):
+            return (
+                "a Transition likelihood needs noisy, trained steps, and this plan is "
+                "deterministic: use Chain, Window, Fork or Tree, or the Matching likelihood"
+            )
+        return None
 
     def rows(
         self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]

@@ -1,1 +1,1 @@
-"""What is minimised, given advantages and likelihoods."""
+"""Losses: the objective that is minimised, from advantages and likelihoods."""

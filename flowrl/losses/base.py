@@ -12,8 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
@@ -74,9 +76,22 @@ class Objective(Protocol):
     @property
     def clip(self) -> tuple[float, float] | None: ...  # (low, high), for the noise-floor check
 
+    @property
+    def entropy_share(self) -> float | None: ...  # of the iteration's tokens; None: all are trained
+
     def __call__(
         self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> Entries: ...
+
+
+def mispaired(unit: int, likelihood: object) -> str | None:
+    """A refusal of a likelihood whose rows do not come in units of `unit`."""
+    if isinstance(likelihood, Likelihood) and likelihood.unit == unit:
+        return None
+    return (
+        "Preference learns from pairs, and no other loss does: set Matching(paired=True) with "
+        "Preference, and leave it out with every other loss"
+    )
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,14 @@ class Weight(Protocol):
     ) -> tuple[Float[Tensor, "b t"], dict[str, Tensor]]: ...
 
 
+@runtime_checkable
+class EntropyShare(Protocol):
+    """A weight that keeps the `share` of the iteration's tokens of highest entropy."""
+
+    @property
+    def share(self) -> float | None: ...  # None: it chooses by something else
+
+
 @dataclass(frozen=True, kw_only=True)
 class RatioLoss:
     """What all losses on a ratio to the policy that sampled share; `policy` is each one's own part.
@@ -164,6 +187,24 @@ class RatioLoss:
     @property
     def clip(self) -> tuple[float, float] | None:
         return None
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses likelihoods that lack what the ratio, the weights or the bonus read."""
+        likelihood = choices.likelihood
+        if sentence := mispaired(1, likelihood):
+            return sentence
+        if self.weights and not isinstance(likelihood, Token):
+            return "a loss's weights read tokens: leave them out of losses on images"
+        uncertain = self.entropy > 0 or any(isinstance(w, EntropyShare) for w in self.weights)
+        if uncertain and not (isinstance(likelihood, Token) and likelihood.entropy):
+            return "this loss reads entropies: it needs the likelihood Token(entropy=True)"
+        return None
+
+    @property
+    def entropy_share(self) -> float | None:
+        """The smallest share of uncertain tokens that one of the weights trains on."""
+        shares = [weight.share for weight in self.weights if isinstance(weight, EntropyShare)]
+        return min((share for share in shares if share is not None), default=None)
 
     def policy(
         self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows

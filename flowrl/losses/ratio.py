@@ -14,10 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
+from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood
-from flowrl.losses.base import Anchor, Entries, Objective, RatioLoss, anchored
+from flowrl.losses.base import Anchor, Entries, Objective, RatioLoss, anchored, mispaired
 from flowrl.losses.base import roles as _roles
 from samplers.kernels import per_row
 
@@ -120,6 +123,18 @@ class Preference:
     def clip(self) -> tuple[float, float] | None:
         return None
 
+    @property
+    def entropy_share(self) -> float | None:
+        return None
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses rows that are not pairs of a group's best and worst."""
+        if sentence := mispaired(2, choices.likelihood):
+            return sentence
+        if not any(isinstance(each, BestWorst) for each in choices.transforms[-1:]):
+            return "Preference needs BestWorst as the last transform of the advantage"
+        return None
+
     def __call__(
         self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> Entries:
@@ -150,6 +165,18 @@ class Weighted:
 
     @property
     def clip(self) -> tuple[float, float] | None:
+        return None
+
+    @property
+    def entropy_share(self) -> float | None:
+        return None
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses weights that may be negative."""
+        if sentence := mispaired(1, choices.likelihood):
+            return sentence
+        if not any(isinstance(each, Exponential) for each in choices.transforms[-1:]):
+            return "Weighted needs weights of at least 0: make Exponential the last transform"
         return None
 
     def __call__(
@@ -194,6 +221,23 @@ class NFT:
 
     @property
     def clip(self) -> tuple[float, float] | None:
+        return None
+
+    @property
+    def entropy_share(self) -> float | None:
+        return None
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses likelihoods without velocities, and a policy that samples from itself."""
+        if sentence := mispaired(1, choices.likelihood):
+            return sentence
+        if not isinstance(choices.likelihood, Matching):
+            return "NFT compares velocities: use the Matching likelihood"
+        if choices.behaviour == "current":
+            return (
+                "NFT steps away from a slower policy that samples: add an average, such as "
+                "Average('trailing', Decay(slope=0.001, most=0.5)), and name it as behaviour"
+            )
         return None
 
     def __call__(

@@ -3,11 +3,13 @@
 Each is a `Weight` of a loss (`weights=`). None changes a denominator, and none touches the anchors.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -101,13 +103,29 @@ class OffPolicyMask:
         return kept, {"off_policy": 1 - kept}
 
 
+def share_bound(values: Float[Tensor, " n"], share: float) -> float:
+    """The bound that the highest `share` of the values reach, at least one of them: their
+    (1 - share) quantile. Needs a value."""
+    place = int(share * (len(values) - 1) + 1e-9)  # a share of .29 of 100 is .29 * 100 = 28.99...
+    return float(values.sort(descending=True).values[place])
+
+
+def marked_above(rows: Rows, entropy: Float[Tensor, "b t"], bound: float) -> TokenRows:
+    """The rows with their `uncertain` tokens: those of at least `bound` nats."""
+    assert isinstance(rows, TokenRows), "HighEntropy refuses other likelihoods"
+    return replace(rows, uncertain=entropy >= bound)
+
+
 @dataclass(frozen=True)
 class HighEntropy:
-    """Trains on the tokens where the policy was least sure only (arXiv:2506.01939).
+    """Trains only on the tokens where the policy was least certain (arXiv:2506.01939).
 
-    share  the most uncertain `share` of the tokens that are evaluated in one call, as published;
-           another `rows_per_call` shifts the bound a little
-    floor  tokens of at least so many nats: no such dependence
+        weight = 1 if H >= bound else 0
+
+    share  `bound` is the (1 - share) quantile of the entropies H of the iteration's tokens in the
+           loss, under the policy that sampled them: the update marks these tokens as
+           `TokenRows.uncertain`. Rows without marks are taken as the whole iteration
+    floor  `bound` is this many nats, and H that of the policy being trained
     """
 
     share: float | None = None
@@ -115,7 +133,7 @@ class HighEntropy:
 
     def __post_init__(self) -> None:
         if (self.share is None) == (self.floor is None):
-            raise UserError("HighEntropy takes a share or a floor")
+            raise UserError("HighEntropy takes either a share or a floor")
         if self.share is not None and not 0 < self.share <= 1:
             raise UserError(f"HighEntropy's share must be in (0, 1], got {self.share}")
 
@@ -123,13 +141,15 @@ class HighEntropy:
         self, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> tuple[Tensor, dict[str, Tensor]]:
         entropy = entropies(evaluations["new"]).detach()
-        if self.floor is not None:
-            bound = torch.tensor(self.floor, dtype=entropy.dtype, device=entropy.device)
-        else:
-            assert self.share is not None
-            seen = entropy[rows.mask].float()
-            if len(seen) == 0:
-                return torch.zeros_like(entropy), {}
-            bound = torch.quantile(seen, 1 - self.share).to(entropy)
-        kept = ((entropy >= bound) & rows.mask).to(entropy)
+        chosen = self._chosen(entropy, rows)
+        kept = (chosen & rows.mask).to(entropy)
         return kept, {"uncertain": kept}
+
+    def _chosen(self, entropy: Tensor, rows: Rows) -> Tensor:
+        if self.floor is not None:
+            return entropy >= self.floor
+        assert self.share is not None and isinstance(rows, TokenRows)
+        if rows.uncertain is not None:
+            return rows.uncertain
+        seen = entropy[rows.mask]
+        return entropy >= (share_bound(seen, self.share) if len(seen) else math.inf)

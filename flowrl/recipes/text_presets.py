@@ -123,7 +123,7 @@ TEXT_FUNCTIONS = (
     _preset("text_forking", {},
         {"length": 20480, "group": 16, "low": 0.2, "high": 0.28, "share": 0.2, "entropy": 0.0,
          "off_policy": None},
-        """DAPO's clip range on the fifth of the tokens where the policy was least sure,
+        """DAPO's clip range on the fifth of the iteration's tokens where the policy was least sure,
         arXiv:2506.01939. Unlike `text_dapo` it keeps groups that all score the same, and trains on
         completions that were cut off.
 

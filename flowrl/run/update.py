@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows, take
-from flowrl.losses.base import Counts, reduced
-from flowrl.losses.ratio import Entries
+from flowrl.losses.base import Counts, Entries, entropies, reduced
+from flowrl.losses.weights import marked_above, share_bound
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
@@ -72,6 +72,7 @@ def update(session: Session, experience: Experience, progress: Progress) -> dict
         shares = [[without_old(chunk) for chunk in share] for share in shares]
     with session.parallel.together():  # only the first may wait for the weights that sampled
         shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
+    shares = with_uncertain(session, experience, shares)
     norms: list[float] = []
     for share in shares:
         counts = denominators(session, share)
@@ -141,6 +142,32 @@ def with_old(session: Session, experience: Experience, chunks: Chunks) -> Chunks
             else replace(chunk, old=likelihood.evaluate(experience.policy, chunk))
             for chunk in chunks
         ]
+
+
+@torch.no_grad()
+def with_uncertain(session: Session, experience: Experience, shares: list[Chunks]) -> list[Chunks]:
+    """Mark the iteration's tokens of highest entropy under the policy that sampled, where the loss
+    trains on a share of them: once, so that neither chunks nor processes change the choice."""
+    part = session.algorithm.loss.entropy_share
+    if part is None:
+        return shares
+    chunks = [chunk for share in shares for chunk in share]
+    with session.parallel.together(), session.policies.using(session.algorithm.behaviour):
+        values = [_entropies(session, experience, chunk) for chunk in chunks]
+    own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
+    every = torch.cat(session.parallel.every(torch.cat([torch.empty(0), *own])))
+    if len(every) == 0:
+        return shares
+    bound = share_bound(every, part)
+    marked = iter([marked_above(*each, bound) for each in zip(chunks, values, strict=True)])
+    return [[next(marked) for _ in share] for share in shares]
+
+
+def _entropies(session: Session, experience: Experience, chunk: Rows) -> Tensor:
+    """Those of `old` where it was recomputed, and a new evaluation's where it was stored."""
+    if chunk.old is not None and chunk.old.out is not None:
+        return chunk.old.out
+    return entropies(session.algorithm.likelihood.evaluate(experience.policy, chunk))
 
 
 def chunk_loss(

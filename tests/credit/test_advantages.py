@@ -25,7 +25,7 @@ from flowrl.credit.comparisons import (
 )
 from flowrl.losses.ratio import clipped_surrogate
 from rewards import Scores
-from samplers import Columns
+from samplers import Chain, Columns, FlowSDE
 
 EVERY = [
     Standardize(),
@@ -214,6 +214,18 @@ def test_step_weights_are_relative_to_all_but_the_last():
     for by, want in (("std", [1.5, 0.5, 45.0]), ("1/h", [4 / 3, 2 / 3, 4 / 3])):
         got = ScaleSteps(by)(ones, Context(at, torch.ones(1))).value[0, :, 0]
         torch.testing.assert_close(got, torch.tensor(want).double())
+
+
+def test_step_weights_are_relative_to_the_steps_that_are_trained():
+    """A list that ends on a level below .005 has one more step that no planner trains on."""
+    sigmas = (1.0, 0.6, 0.2, 0.001, 0.0)
+    (plan,) = Chain(FlowSDE(0.7), 2)(sigmas, 0, 0)
+    trained = [step.train for step in plan.steps]
+    assert trained == [True, True, False, False]
+    ones = Credit(torch.ones(2, 4, 1).double(), torch.ones(2, 4, 1, dtype=torch.bool))
+    for by in ("std", "1/h"):
+        weight = ScaleSteps(by)(ones, Context(plan.columns, torch.ones(1))).value[0, :, 0]
+        assert weight[torch.tensor(trained)].mean().item() == pytest.approx(1.0)
 
 
 def test_a_step_weight_can_ride_on_the_advantage():

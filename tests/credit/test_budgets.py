@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flowrl.budget.knapsack import gain, knapsack
 from flowrl.credit.advantages import Context, Credit, Estimator, LeaveOneOut, Standardize, Sum
-from flowrl.credit.selection import DropFlat, KeepRate, MaxVariance
+from flowrl.credit.selection import DropFlat, MaxVariance
 from flowrl.credit.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet, uncertainty, weighted_draw
@@ -24,12 +24,9 @@ def kept(transforms, values: Tensor, group: int, scored: Tensor | None = None) -
     return Estimator(transforms)(scores, Context(columns((group,)), torch.ones(1)))[1][:, 0]
 
 
-def test_flat_groups_and_rates_are_masked():
+def test_flat_groups_are_masked():
     r = torch.tensor([0, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 1, 0, 0, 0, 1.0])
     assert kept((DropFlat(), Standardize()), r, 4).view(4, 4).all(1).tolist() == [0, 1, 0, 1]
-    assert kept((KeepRate(0.3, 0.8),), r, 4).view(4, 4).all(1).tolist() == [0, 1, 0, 0]
-    for low, high in ((0.25, 0.75), (0.75, 0.9)):  # the rates themselves are inside
-        assert kept((KeepRate(low, high),), r, 4).view(4, 4).all(1).tolist() == [0, 1, 0, low < 0.5]
     noisy = r + 0.01 * torch.arange(16).remainder(2)
     assert kept((DropFlat(0.1),), noisy, 4).view(4, 4).all(1).tolist() == [0, 1, 0, 1]
     everyone = Estimator((DropFlat(), Standardize()))
@@ -75,8 +72,6 @@ def test_a_sample_s_own_value_is_that_of_the_last_decision_point_that_it_has():
     context = Context(columns((4,)), torch.ones(1))
     left = MaxVariance(2)(credit, context).mask[..., 0]  # own values 9, 1, 5 and 4
     assert torch.equal(left, mask & torch.tensor([[True], [True], [False], [False]]))
-    rates = KeepRate(4.7, 4.8)(credit, context).mask[..., 0]
-    assert torch.equal(rates, mask), "their mean is 4.75"
 
 
 @settings(max_examples=20, deadline=None)
@@ -200,7 +195,6 @@ def test_gdpo_counts_failures_after_its_sum():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: KeepRate(0.9, 0.1), "low is above high"),
         (lambda: MaxVariance(1), "one has no variance"),
         (lambda: PromptValues(keep=1.0), "a share in"),
         (lambda: kept((MaxVariance(9),), torch.rand(8), 4), "of a group of 4"),

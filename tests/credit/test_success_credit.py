@@ -1,6 +1,6 @@
 """Credit by how often a prompt succeeds, against subsets, densities and hand-made cases."""
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -22,12 +22,12 @@ def test_pass_at_k_over_all_subsets(k):
     subsets = list(combinations(range(6), k))
     best = np.array([max(r[list(s)]) for s in subsets])
     loo = credit((PassAtK(k),), r, (6,))[0][:, 0]
-    alone = []
+    want = []
     for i in range(6):
-        others = list(combinations([j for j in range(6) if j != i], k - 1))
-        needed = np.mean([float(all(r[j] == 0 for j in s)) for s in others])
-        alone.append(float(r[i]) * needed)
-    want = [alone[i] - np.mean([alone[j] for j in range(6) if j != i]) for i in range(6)]
+        others = [j for j in range(6) if j != i]
+        with_it = np.mean([max([r[i], *r[list(s)]]) for s in combinations(others, k - 1)])
+        without = np.mean([max(r[list(s)]) for s in combinations(others, k)])
+        want.append(k / 6 * float(with_it - without))
     assert loo.tolist() == pytest.approx(want)
     analytic = credit((PassAtK(k, "analytic", eps=0.0),), r, (6,))[0][:, 0]
     if best.std() == 0:
@@ -38,13 +38,37 @@ def test_pass_at_k_over_all_subsets(k):
     assert analytic.tolist() == pytest.approx(want, abs=1e-9)
 
 
+@pytest.mark.parametrize("p", [0.1, 0.6])
+@pytest.mark.parametrize(("n", "k"), [(4, 1), (5, 2), (6, 3), (6, 5), (8, 4)])
+def test_pass_at_k_is_unbiased_over_all_outcomes(n, k, p):
+    """The exact expectation of sum_i A_i d log P(r_i) / dp is d pass@k / dp = k (1 - p)^(k - 1)."""
+    every = torch.tensor(list(product((0.0, 1.0), repeat=n)), dtype=torch.float64)
+    chance = (every * p + (1 - every) * (1 - p)).prod(1)
+    slope = every / p - (1 - every) / (1 - p)
+    a = credit((PassAtK(k),), every.flatten(), (n,))[0][:, 0].view_as(every)
+    got = (chance * (a * slope).sum(1)).sum()
+    assert got.item() == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-12)
+
+
+def test_pass_at_k_leaves_out_groups_without_enough_scores():
+    r = torch.tensor([0.0, 0, 0, 1, 1, 0, 0, 1], dtype=torch.float64)
+    scored = torch.tensor([True, True, False, False, True, True, True, False])
+    a = credit((PassAtK(2),), r, (4,), scored=scored)[0][:, 0]
+    assert a[:4].eq(0).all(), "two scores of four: the baseline of pass@2 needs two others"
+    want = credit((PassAtK(2),), r[4:7], (3,))[0][:, 0]
+    close(a[4:7], want, 1e-12)
+
+
 def test_pass_at_1_is_leave_one_out():
     r = (rewards() > 0.5).double()
-    close(credit((PassAtK(1),), r)[0], credit((LeaveOneOut(),), r)[0], 1e-12)
+    close(GROUP * credit((PassAtK(1),), r)[0], credit((LeaveOneOut(),), r)[0], 1e-12)
     with pytest.raises(UserError, match="reward of 0 or 1"):
         credit((PassAtK(2),), rewards())
-    with pytest.raises(UserError, match="group of at least 9"):
+    with pytest.raises(UserError, match="group of at least 10"):
         credit((PassAtK(9),), r)
+    with pytest.raises(UserError, match="group of at least 5, not 4"):
+        credit((PassAtK(4),), r)
+    credit((PassAtK(4, "analytic"),), r)
 
 
 @settings(max_examples=30, deadline=None)

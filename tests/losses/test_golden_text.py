@@ -121,8 +121,7 @@ def test_success_estimators(name):
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8])
 def test_pass_at_k(k):
-    z, group = groups()
-    close(api.estimator("pkpo", z["bin_rewards"], group, k=k), z[f"bin__pkpo_k{k}"][:, 0])
+    z = arrays("mm_adv_misc")  # its PKPO is a third party's, and biased: see test_success_credit
     for c in range(9):
         rewards = (torch.arange(8) < c).double()
         close(api.estimator("passk", rewards, 8, k=k), z[f"passk_k{k}_c{c}"], 1e-9)

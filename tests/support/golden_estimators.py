@@ -16,15 +16,8 @@ from flowrl.credit.advantages import (
 )
 from flowrl.credit.comparisons import BestWorst
 from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
-from flowrl.credit.turns import (
-    Baseline,
-    LengthBaseline,
-    Margin,
-    Penalize,
-    ShareInformative,
-    WhitenTokens,
-)
-from flowrl.credit.values import Transform
+from flowrl.credit.turns import Baseline, LengthBaseline, Penalize, WhitenTokens
+from flowrl.credit.values import Credit, Transform, by_column
 from rewards import Scores
 from samplers import Columns
 
@@ -54,6 +47,32 @@ class Given:
     credit: str = "uniform"
 
 
+@dataclass(frozen=True)
+class _Margin:
+    """AAPO (arXiv:2505.14264), which the product does not have: `rule`'s advantage plus
+    clip(value - baseline, -0.2, 0.28)."""
+
+    rule: Standardize
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        ahead = Baseline()(credit, context).value.clamp(-0.2, 0.28)
+        return credit._replace(value=(self.rule(credit, context).value + ahead) * credit.mask)
+
+
+@dataclass(frozen=True)
+class _ShareInformative:
+    """GPG (arXiv:2504.02546), which the product does not have: (value - p) times samples over
+    samples whose reward is not 0."""
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        def rule(value: Tensor, mask: Tensor) -> Tensor:
+            some = ((value != 0) & mask).sum((0, 1), keepdim=True).clamp(min=1)
+            centred = Standardize(scale=None).rule(value, mask)
+            return centred * mask.sum((0, 1), keepdim=True) / some
+
+        return by_column(credit, context, rule)
+
+
 def _chain(name: str, s: Given) -> tuple[Transform, ...]:
     rule = Standardize(None if s.scale == "none" else s.scale, s.correction, s.eps)  # type: ignore[arg-type]
     whole = Standardize("batch", s.correction, s.eps, centre="batch")
@@ -75,8 +94,8 @@ def _chain(name: str, s: Given) -> tuple[Transform, ...]:
         "reinforce_plus_plus_baseline": (total, Standardize(None), WhitenTokens()),
         "remax": (total, Baseline()),
         "single_stream": (total, Baseline(), whole),
-        "aapo": (total, Margin(rule=rule)),
-        "gpg": (total, ShareInformative()),
+        "aapo": (total, _Margin(rule)),
+        "gpg": (total, _ShareInformative()),
         "grpo_passk": (total, BestGap(s.scale != "none")),
         "maxrl": (total, MaxRL()),
         "maxrl_clipped": (total, MaxRL(floor=0.125, eps=0.0)),

@@ -1,0 +1,100 @@
+"""The choices of an algorithm as its parts see each other, and how a part refuses a mixture.
+
+Each check belongs to the higher of the two rooms that it is about: credit checks plans,
+likelihoods check plans and credit, losses check credit and likelihoods. Samplers check nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from flowrl.credit.trackers import Tracker
+from flowrl.credit.values import Transform
+from flowrl.errors import UserError
+from samplers import Particled, Plan, Planner
+from samplers.completions import TextPlan, TextPlanner
+
+AnyPlanner = Planner | TextPlanner
+AnyPlan = Plan | TextPlan
+
+
+@runtime_checkable
+class Choices(Protocol):
+    """An algorithm under construction.
+
+    plan        the planner
+    plans       those of iteration 0: see `first_plans`
+    transforms  of the advantage, in order
+    behaviour   the policy that samples: "current", or an average's name
+    tracker     what credit remembers between iterations: `NoTracker` for nothing
+    """
+
+    @property
+    def plan(self) -> AnyPlanner: ...
+
+    @property
+    def plans(self) -> Sequence[AnyPlan]: ...
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]: ...
+
+    @property
+    def likelihood(self) -> object: ...
+
+    @property
+    def behaviour(self) -> str: ...
+
+    @property
+    def tracker(self) -> Callable[[], Tracker]: ...
+
+
+@runtime_checkable
+class Refusing(Protocol):
+    """A part that does not fit all others. A part without this method fits any."""
+
+    def refuses(self, choices: Choices) -> str | None:
+        """One sentence that names the problem and the way out, or None where the part fits."""
+        ...
+
+
+def check_parts(parts: Sequence[object], choices: Choices) -> None:
+    """UserError with the first refusal among the parts."""
+    if sentence := refusal(parts, choices):
+        raise UserError(sentence)
+
+
+def refusal(parts: Sequence[object], choices: Choices) -> str | None:
+    """The first refusal among the parts."""
+    sentences = (part.refuses(choices) for part in parts if isinstance(part, Refusing))
+    return next((sentence for sentence in sentences if sentence is not None), None)
+
+
+def first_plans(planner: AnyPlanner, steps: int) -> Sequence[AnyPlan]:
+    """The plans of iteration 0 on evenly spaced noise levels: the model's own are not known yet.
+
+    UserError where the planner does not fit the number of steps.
+    """
+    if steps < 2:
+        raise UserError(f"steps is {steps}: take at least 2")
+    sigmas = [1 - k / steps for k in range(steps)] + [0.0]
+    try:
+        return planner(sigmas, 0, 0)
+    except ValueError as problem:
+        raise UserError(f"the plan does not fit {steps} steps: {problem}") from problem
+
+
+def image_plans(choices: Choices) -> list[Plan]:
+    return [plan for plan in choices.plans if isinstance(plan, Plan)]
+
+
+def text_plans(choices: Choices) -> list[TextPlan]:
+    return [plan for plan in choices.plans if isinstance(plan, TextPlan)]
+
+
+def independent(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> bool:
+    """Whether all samples are drawn alike and independently: no trees, no particles, and no
+    greedy completions."""
+    return not isinstance(planner, Particled) and all(
+        set(plan.columns.nodes) == {plan.group}
+        and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))
+        for plan in plans
+    )

@@ -1,0 +1,62 @@
+"""Slow averages of the weights: the policies that losses name beside the trained one."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flowrl.errors import UserError
+
+_RESERVED = frozenset({"new", "old", "ref", "current"})
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The decay d of an average at optimizer step s.
+
+        d(s) = 0 if s < flat else min(most, start + slope (s - flat))
+
+    At d = 0 the average is a copy of the current weights.
+    """
+
+    start: float = 0.0
+    slope: float = 0.0
+    flat: int = 0
+    most: float = 1.0
+
+    def __call__(self, step: int) -> float:
+        if step < self.flat:
+            return 0.0
+        return min(self.most, self.start + self.slope * (step - self.flat))
+
+
+@dataclass(frozen=True)
+class Average:
+    """A slow copy of the weights, updated after each iteration.
+
+    average <- d average + (1 - d) current
+    """
+
+    name: str
+    decay: Decay
+
+
+def check_policies(averages: Sequence[str], behaviour: str, roles: Iterable[str]) -> None:
+    """UserError for averages whose names clash, and for policies that are asked for but missing."""
+    for name in averages:
+        if name in _RESERVED or averages.count(name) > 1:
+            raise UserError(f"an average is called {name!r}, a name taken: choose another")
+    if behaviour != "current":
+        _check_known(behaviour, ["current", *averages], "behaviour")
+    for role in sorted(roles):
+        _check_known(role, ["old", "ref", *averages], "the loss")
+
+
+def _check_known(name: str, names: Sequence[str], reader: str) -> None:
+    if name in names:
+        return
+    close = difflib.get_close_matches(name, names, 1)
+    guess = f"; did you mean {close[0]!r}?" if close else ""
+    raise UserError(
+        f"{reader} asks for the policy {name!r}, but there are {', '.join(names)}: add an "
+        f"Average of that name{guess}"
+    )
