@@ -28,7 +28,7 @@ def _texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
     draws = run.prompts.per_iteration
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
     environment = run.model.environment
-    between = "" if environment is None else f"\n{environment.told(plans[0].length)}"
+    between = "" if environment is None else f"\n{environment.description(plans[0].length)}"
     return (
         f"\n{describe_texts(plans)}{between}\nan iteration: {draws} draws, {samples} completions "
         f"to score, at most {tokens} tokens generated and trained on"

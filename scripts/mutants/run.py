@@ -211,8 +211,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("runs-raw", "flowrl/run/checkpoint.py", 'f"{folder.name}_raw"), "current")',
      'f"{folder.name}_raw"))', "run/test_peer_defects.py::test_13_raw_and_averaged_weights_and_all"
      "_counters_are_saved"),
-    ("runs-prompts", "flowrl/prompts.py", 'files, split="train", cache_dir=cache',
-     'files, split="train"',
+    ("runs-prompts", "flowrl/prompts/files.py", 'kept = {"cache_dir": cache} if', "kept = {} if",
      "run/test_peer_defects.py::test_03_what_is_encoded_follows_the_files_content"),
     ("losses-policy", "flowrl/losses/base.py", '"policy_loss": value.detach()',
      '"policy_loss": (value + divergence).detach()',

@@ -1,10 +1,9 @@
-"""Prompt files: what to draw, in which order."""
+"""A set of prompts, and the draws of each iteration."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
@@ -13,17 +12,18 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.paths import find
+from flowrl.prompts.files import PromptRows, read_rows
 from samplers.noise import generator
 
 IMAGE_COLUMNS = re.compile(
     r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
 )  # columns that hold images or videos
-READERS = {".jsonl": "json", ".json": "json", ".txt": "text", ".csv": "csv", ".parquet": "parquet"}
+MOST_CHARACTERS = 100_000  # of a prompt
 
 
 class Draws(NamedTuple):
-    """Ids, unique in the run, and the prompts' rows in the file. `merged` counts the draws of each
-    group that is compared, in order: usually a draw is a group."""
+    """Ids, unique in the run, and the prompts' rows in the file. `merged` has the number of draws
+    in each group of compared samples, in order: usually one."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...]
@@ -31,32 +31,33 @@ class Draws(NamedTuple):
 
     @classmethod
     def each(cls, ids: Sequence[int], rows: Sequence[int]) -> "Draws":
-        """A group each."""
+        """Draws that are one group each."""
         return cls(tuple(ids), tuple(rows), (1,) * len(ids))
 
 
 @dataclass(frozen=True)
 class PromptSet:
+    """Prompts with all columns of their rows, which rewards receive as `meta`."""
+
     texts: tuple[str, ...]
-    meta: tuple[Mapping[str, Any], ...]  # all columns, a row each, for rewards
+    meta: tuple[Mapping[str, Any], ...]
 
     @classmethod
     def read(cls, source: str, column: str, place: str) -> "PromptSet":
-        """Read a file (jsonl, json, txt, csv, parquet), a folder or a hub name with `datasets`.
+        """Read a file (jsonl, json, txt, csv, parquet), a folder or a data set of the hub.
 
-        Errors: a missing file, a missing column, no rows, an empty prompt (with its row, from 1).
+        UserErrors begin with `place`: a missing or damaged file, a missing column, no rows, or a
+        prompt that is no text, with its line (or row, from 1).
         """
-        rows = _rows(source, place)
+        table = read_rows(source, place)
+        rows = table.rows
         column = "text" if source.endswith(".txt") and column == "prompt" else column
         if not rows:
             raise UserError(f"{place}: {source} has no prompts")
         if column not in rows[0]:
-            found = ", ".join(rows[0])
-            raise UserError(f"{place}: {source} has no column {column!r}; it has {found}")
-        for i, row in enumerate(rows):
-            text = row[column]
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"{place}: {source}, row {i + 1}: the prompt is empty")
+            names = ", ".join(name[:50] for name in list(rows[0])[:20]) or "no columns"
+            raise UserError(f"{place}: {source} has no column {column!r}; it has {names}")
+        _check_prompts(table, column, f"{place}: {source}")
         folder = find(source).parent  # image columns are relative to the file
         meta = tuple(resolved(row, folder) for row in rows)
         return cls(tuple(row[column] for row in rows), meta)
@@ -69,10 +70,10 @@ class PromptSet:
         return [self.texts[row] for row in rows], [self.meta[row] for row in rows]
 
     def draw(self, iteration: int, count: int, seed: int, weights: Tensor | None = None) -> Draws:
-        """The `count` draws of an iteration: every prompt once before any comes again, or different
-        ones in proportion to `weights` [prompts].
+        """The `count` draws of an iteration: every prompt once before any repeats, or distinct
+        prompts in proportion to `weights` [prompts].
 
-        A pure function of its arguments: a resumed run draws what the unbroken one would have.
+        A pure function of its arguments, so that a resumed run draws the same prompts.
         """
         ids = range(iteration * count, (iteration + 1) * count)
         if weights is not None:
@@ -85,37 +86,29 @@ class PromptSet:
         return Draws.each(ids, [orders[i // len(self)][i % len(self)] for i in ids])
 
 
-def _rows(source: str, place: str) -> list[dict[str, Any]]:
-    from datasets import disable_progress_bars, load_dataset  # slow to import
-    from datasets.exceptions import DatasetGenerationError
-
-    disable_progress_bars()
-    path = find(source)
-    if path.is_file():
-        if path.stat().st_size == 0:
-            raise UserError(f"{place}: {source} has no prompts")
-        if path.suffix not in READERS:
-            known = ", ".join(READERS)
-            raise UserError(f"{place}: {source}: cannot read {path.suffix}; one of {known}")
-        # its cache knows a file by its time alone, and two runs may start at once: none is kept
-        try:
-            with TemporaryDirectory() as cache:
-                kind, files = READERS[path.suffix], str(path)
-                rows = load_dataset(kind, data_files=files, split="train", cache_dir=cache)
-                return rows.to_list()
-        except DatasetGenerationError as error:
-            why = error.__cause__ or error
-            raise UserError(f"{place}: {source} is not readable: {why}") from error
-    if path.is_dir():
-        with TemporaryDirectory() as cache:
-            return load_dataset(str(path), split="train", cache_dir=cache).to_list()
-    if Path(source).suffix or source.count("/") != 1:
-        raise UserError(f"{place}: no such file: {source}")
-    return load_dataset(source, split="train").to_list()
+def _check_prompts(table: PromptRows, column: str, source: str) -> None:
+    """UserError for the first prompt that is no text."""
+    for row, at in zip(table.rows, table.places, strict=True):
+        text = row[column]
+        if isinstance(text, list):
+            raise UserError(
+                f"{source}, {at}: the prompt is a list of chat messages, and a prompt is one text: "
+                "keep the user's message, and put a system message into model.system"
+            )
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"{source}, {at}: the prompt is {text!r:.50}, and not a text")
+        if text is None or not text.strip():
+            raise UserError(f"{source}, {at}: the prompt is empty")
+        if len(text) > MOST_CHARACTERS:
+            raise UserError(f"{source}, {at}: the prompt has more than {MOST_CHARACTERS} letters")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise UserError(
+                f"{source}, {at}: the prompt has half a surrogate pair, which is no text"
+            )
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A row of a prompt file with its image paths, where they are relative to it, made whole."""
+    """The row of a prompt file, its image paths relative to `folder` turned into whole paths."""
     return {
         name: _whole(value, folder) if IMAGE_COLUMNS.fullmatch(name) else value
         for name, value in row.items()
@@ -133,19 +126,19 @@ def _whole(value: Any, folder: Path) -> Any:
 def uncertainty(
     rates: Float[Tensor, " g"], visits: Float[Tensor, " g"], fade: float = 0.0, floor: float = 0.05
 ) -> Float[Tensor, " g"]:
-    """Weights of prompts, sqrt(p (1 - p)) / visits^fade + floor: those that could go either way
-    come more often, and none never (single-stream, arXiv:2509.13232)."""
+    """Weights of prompts, sqrt(p (1 - p)) / visits^fade + floor: largest at a success rate of 1/2,
+    and never 0 (single-stream, arXiv:2509.13232)."""
     spread = (rates * (1 - rates)).clamp(min=0).sqrt()
     return spread / visits.clamp(min=1) ** fade + floor
 
 
 def weighted_draw(weights: Float[Tensor, " g"], count: int, key: Sequence[int | str]) -> list[int]:
-    """`count` different prompts, drawn one after the other in proportion to their weights.
+    """`count` distinct prompts, drawn without replacement in proportion to their weights.
 
-    Noise is keyed, so a resumed run draws the same.
+    The noise is keyed, so a resumed run draws the same prompts.
     """
     positive = int((weights > 0).sum())
     if count > positive:
-        raise UserError(f"{count} prompts are wanted, and {positive} have a weight above 0")
+        raise UserError(f"{count} prompts are needed, but only {positive} have a weight above 0")
     uniform = torch.rand(len(weights), generator=generator(*key), dtype=torch.float64)
     return (weights.double().log() - (-uniform.log()).log()).topk(count).indices.tolist()
