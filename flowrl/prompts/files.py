@@ -46,11 +46,17 @@ def read_rows(source: str, place: str) -> PromptRows:
     if path.is_dir():
         _check_folder(path, source, place)
         return _dataset(str(path), source, place)
-    if Path(source).suffix or source.count("/") != 1 or source.startswith((".", "~")):
+    if not on_hub(source):
         official = "; configs/papers/README.md says where the official prompts are"
         hint = official if source.startswith("data/") else ""
         raise UserError(f"{place}: no such file: {source}{hint}")
     return _dataset(source, source, place)
+
+
+def on_hub(source: str) -> bool:
+    """Whether a source is the name of a data set of the hub: owner/name, and no file or folder."""
+    named = not Path(source).suffix and source.count("/") == 1
+    return named and not source.startswith((".", "~", "/")) and not find(source).exists()
 
 
 def _file(path: Path, source: str, place: str) -> PromptRows:
