@@ -33,6 +33,7 @@ _WANTED = (
 _ABSENT = "\U0010ffff"  # a noncharacter: fonts show their box for it
 _MOST_FILES = 20_000
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Place = tuple[int | float, int | float]
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,7 @@ class Fonts:
             _warn_once(_script(letter))
         return chosen or self.fonts[0]
 
-    def draw(
-        self, pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, colour: object
-    ) -> None:
+    def draw(self, pen: ImageDraw.ImageDraw, place: Place, text: str, colour: object) -> None:
         """Draw a line of text, with a font per part."""
         x, y = place
         for part, font in self.runs(text):

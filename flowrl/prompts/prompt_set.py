@@ -115,12 +115,19 @@ def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _whole(value: Any, folder: Path) -> Any:
-    if isinstance(value, list | tuple):
-        return [_whole(one, folder) for one in value]
-    if isinstance(value, str) and value and (folder / value).is_file():
+def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
+    if isinstance(value, list | tuple) and levels:
+        return [_whole(one, folder, levels - 1) for one in value]
+    if isinstance(value, str) and value and _is_file(folder / value):
         return str(folder / value)
     return value
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or with characters that no name has
+        return False
 
 
 def uncertainty(

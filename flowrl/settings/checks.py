@@ -1,7 +1,7 @@
 """Checks of a run against what is installed and on this machine, before any weights are read."""
 
-import importlib
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,11 +88,14 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def _check_import(name: str) -> None:
-    module = "torch.utils.tensorboard" if name == "tensorboard" else name
+    module = name
+    if name == "tensorboard":  # accelerate takes either library
+        module = "torch.utils.tensorboard" if find_spec(name) else "tensorboardX"
     try:
-        importlib.import_module(module)
+        import_module(module)
     except Exception as error:  # a library's own code runs here, and may raise anything
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(
-            f"track.with: {name} is installed, but importing {module} fails "
-            f"({type(error).__name__}: {error}); repair it, or leave it out"
+            f"track.with: {name} is installed, but importing {module} fails ({why}); repair it, or "
+            "leave it out"
         ) from error

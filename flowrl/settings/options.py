@@ -43,7 +43,8 @@ class Option:
         whole = any(kind in LISTS or settings_at(kind) for kind in kinds)
         if len(words) > 1 and not whole:
             raise UserError(f"{name} takes one value, not {' '.join(words)[:200]}")
-        if len(words) == 1 and words[0] in NULLS and (NoneType in kinds or Any in kinds):
+        nullable = any(kind in (NoneType, Any) or settings_at(kind) for kind in kinds)
+        if len(words) == 1 and words[0] in NULLS and nullable:
             return None
         if not whole and Any not in kinds:
             return words[0]
