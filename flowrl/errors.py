@@ -1,12 +1,12 @@
-"""What a user can mend."""
+"""Errors that a user can fix."""
 
 
 class UserError(ValueError):
-    """A mistake in settings, files or arguments: one sentence that names the place and the way out.
+    """An error in settings, files or arguments: one sentence with the place and the way out.
 
-    The command line prints it without a trace and exits with code 2.
+    The command line prints it without a traceback and exits with code 2.
     """
 
 
 class Stopped(UserError):
-    """A run had to end before its time; its last checkpoint is whole. Exit code 3."""
+    """A run that ended early; its last checkpoint is complete. Exit code 3."""

@@ -1,4 +1,4 @@
-"""What each word of the command line does."""
+"""The commands: words of the command line in, an exit code out."""
 
 import inspect
 import json
@@ -6,23 +6,21 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-import tyro
 import yaml
 
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS, Run
-from flowrl.settings.arguments import EvaluateArguments, PlanArguments, SampleArguments
-from flowrl.settings.read import check_run, override, read_run, run_from
-
-T = TypeVar("T")
-
-
-def parse_arguments(kind: type[T], arguments: Sequence[str], prog: str) -> T:
-    return tyro.cli(kind, args=list(arguments), prog=f"flowrl {prog}", description=kind.__doc__)
+from flowrl.settings.arguments import (
+    EvaluateArguments,
+    PlanArguments,
+    SampleArguments,
+    parse_arguments,
+)
+from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 
 
 def train_command(arguments: list[str]) -> int:
@@ -30,20 +28,14 @@ def train_command(arguments: list[str]) -> int:
     own, rest = _split(arguments, ("--resume", "--folder"))
     if "--resume" in own:
         return _resume(Path(own["--resume"]), rest)
-    if not rest or (rest[0].startswith("-") and rest[0] not in ("-h", "--help")):
-        raise UserError("train: name a file, such as `flowrl train configs/demo.yaml`")
-    if rest[0] in ("-h", "--help"):
-        print("usage: flowrl train CONFIG [--folder RUN] [--train.lr 1e-4 ...] | --resume RUN")
-        print(
-            "every setting of a file is an option: flowrl train configs/demo.yaml --help lists them"
-        )
-        return 0
+    if not rest or rest[0].startswith("-"):
+        raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
     path = find(rest[0])
     run = override(read_run(path), rest[1:])
     check_run(run)
     folder = Path(own["--folder"]) if "--folder" in own else None
     if folder is not None and folder.exists():
-        raise UserError(f"{folder} exists; give another --folder, or --resume {folder}")
+        raise UserError(f"{folder} exists; set another --folder, or --resume {folder}")
     quiet()
     from flowrl.run.train import start
 
@@ -52,7 +44,7 @@ def train_command(arguments: list[str]) -> int:
 
 def _resume(folder: Path, rest: Sequence[str]) -> int:
     if rest:
-        raise UserError(f"train --resume takes a run's folder alone, not {' '.join(rest)}")
+        raise UserError(f"train --resume takes only a run's folder, not {' '.join(rest)}")
     run = run_of(folder)
     check_run(run)
     quiet()
@@ -69,7 +61,7 @@ def _finish(result: "object") -> int:
     if not result.main:
         return code
     if not result.done:
-        print(f"saved; go on with: flowrl train --resume {result.folder}")
+        print(f"saved; continue with: flowrl train --resume {result.folder}")
         return code
     for name, value in result.first.items():
         if name == "image/diversity" or not name.startswith("image/"):
@@ -79,50 +71,68 @@ def _finish(result: "object") -> int:
 
 
 def sample_command(arguments: list[str]) -> int:
-    from flowrl.cli.sample import sample_prompts as paint
+    """`sample RUN PROMPT ...`."""
+    from flowrl.cli.sample import sample_prompts
 
     given = parse_arguments(SampleArguments, arguments, "sample")
     if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
-        raise UserError('sample: give prompts, such as: flowrl sample RUN "a red circle"')
+        raise UserError('sample: name prompts, such as: flowrl sample RUN "a red circle"')
     quiet()
-    paint(run_of(given.run), given)
+    sample_prompts(run_of(given.run), given)
     return 0
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    from flowrl.cli.sample import evaluate_weights as score
+    """`evaluate RUN`."""
+    from flowrl.cli.sample import evaluate_weights
 
     given = parse_arguments(EvaluateArguments, arguments, "evaluate")
     quiet()
-    score(run_of(given.run), given)
+    evaluate_weights(run_of(given.run), given)
     return 0
 
 
 def plan(arguments: list[str]) -> int:
+    """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit into the memory."""
     own, rest = _split(arguments, ("--svg", "--iteration", "--memory"))
-    if not rest:
-        raise UserError("plan: name a file, such as `flowrl plan configs/demo.yaml`")
-    words = [rest[0], *(word for pair in own.items() for word in pair)]
+    count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    words = [*rest[:count], *(word for pair in own.items() for word in pair)]
     given = parse_arguments(PlanArguments, words, "plan")
-    run = override(read_run(find(str(given.config))), rest[1:])
-    check_run(run)
+    if not given.configs:
+        raise UserError("plan: name a file, such as `flowrl plan configs/demo.yaml`")
+    if given.svg is not None and len(given.configs) > 1:
+        raise UserError("plan: --svg draws one run: name one file")
+    fits = [_plan_one(path, given, rest[count:], i) for i, path in enumerate(given.configs)]
+    return 0 if all(fits) else 1
+
+
+def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: int) -> bool:
+    """Print one plan. Returns whether the run fits into the memory, as far as that is known."""
+    run = override(read_run(find(str(path))), options)
+    check_plan(run)
     quiet()
-    from flowrl.cli.plan import describe_run
+    from flowrl.cli.plan import describe_run, fits, open_points
     from flowrl.run import memory
 
+    if len(given.configs) > 1:
+        print(f"{chr(10) if index else ''}{path}")
     print(describe_run(run, given.iteration, given.svg))
     print(memory.memory_report(run, given.memory, given.iteration))
-    return 0
+    for point in open_points(run):
+        print(f"before training: {point}")
+    return fits(run, given.memory, given.iteration)
 
 
 def recipes(arguments: list[str]) -> int:
-    """The table, or the settings of one with types, defaults and source."""
+    """Print the table of recipes, or one with its settings: types, defaults and source."""
     if not arguments:
         width = max(map(len, RECIPES))
         for name, recipe in RECIPES.items():
             print(f"{name:<{width}}  {(recipe.__doc__ or '').strip().splitlines()[0]}")
         return 0
-    name = arguments[0]
+    name, *others = arguments
+    if others:
+        raise UserError(f"recipes: name one recipe, not {' '.join(arguments)[:200]}")
     if name not in RECIPE_SETTINGS:
         run_from({"recipe": {"name": name}}, "recipes")
     print(f"{name}: {inspect.cleandoc(RECIPES[name].__doc__ or '')}\n")
@@ -134,7 +144,7 @@ def recipes(arguments: list[str]) -> int:
 
 
 def recipe_rows(name: str) -> list[tuple[str, str, str]]:
-    """(setting, type, default) of a recipe, as one writes them in YAML."""
+    """Setting, type and default of a recipe, as they are written in YAML."""
     fields = RECIPE_SETTINGS[name].model_fields.items()
     return [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields if k != "name"]
 
@@ -156,12 +166,12 @@ def readable(kind: Any) -> str:
 
 
 def in_yaml(value: Any) -> str:
-    """On one line: null, true, [0, 3], 0.7."""
+    """A value as YAML on one line: null, true, [0, 3], 0.7."""
     return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
 
 
 def serve_reward(arguments: list[str]) -> int:
-    """Put a reward behind HTTP."""
+    """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, run_reward_server
 
     run_reward_server(parse_arguments(Serve, arguments, "serve-reward"))
@@ -169,6 +179,7 @@ def serve_reward(arguments: list[str]) -> int:
 
 
 def score_command(arguments: list[str]) -> int:
+    """`score FOLDER`."""
     from flowrl.evaluation.scoring import ScoreArguments, score_folder
 
     quiet()
@@ -177,6 +188,7 @@ def score_command(arguments: list[str]) -> int:
 
 
 def evaluate_rewards(arguments: list[str]) -> int:
+    """`evaluate-rewards DATA`."""
     from flowrl.evaluation.reward_evaluation import EvaluateRewards, report_rewards
 
     quiet()
@@ -185,6 +197,7 @@ def evaluate_rewards(arguments: list[str]) -> int:
 
 
 def suites(arguments: list[str]) -> int:
+    """`suites [NAME]`."""
     from flowrl.evaluation.suites import Suites, list_suites
 
     list_suites(parse_arguments(Suites, arguments, "suites"))
@@ -192,11 +205,14 @@ def suites(arguments: list[str]) -> int:
 
 
 def schema(arguments: list[str]) -> int:
+    """`schema`."""
+    if arguments:
+        raise UserError(f"schema takes no words, not {' '.join(arguments)[:200]}")
     print(json.dumps(Run.model_json_schema(by_alias=True), indent=2))
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
+COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "sample": sample_command,
     "evaluate": evaluate_command,
@@ -211,15 +227,15 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def run_of(folder: Path) -> Run:
-    """The resolved settings of a run's folder."""
+    """The settings of a run's folder."""
     file = folder / "run.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} is no run: it has no run.yaml")
+        raise UserError(f"{folder} is no run's folder: it has no run.yaml")
     return read_run(file)
 
 
 def quiet() -> None:
-    """Libraries' advice is not for our users; our own words are."""
+    """Silence the progress bars and the advice of libraries."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
@@ -232,16 +248,16 @@ def quiet() -> None:
 
 
 def _split(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Take `--key value` and `--key=value` of `own` out of the arguments."""
-    taken: dict[str, str] = {}
+    """Split `--key value` and `--key=value` of `own` from the other arguments."""
+    values: dict[str, str] = {}
     rest: list[str] = []
     words = iter(arguments)
     for word in words:
         key, _, value = word.partition("=")
         if key in own:
-            taken[key] = value or next(words, "")
-            if not taken[key] or taken[key].startswith("--"):
+            values[key] = value or next(words, "")
+            if not values[key] or values[key].startswith("--"):
                 raise UserError(f"{key}: missing its value")
         else:
             rest.append(word)
-    return taken, rest
+    return values, rest

@@ -1,49 +1,57 @@
-"""What an iteration does and costs, told before any weights are loaded."""
+"""An iteration and its costs in words, before any weights are loaded."""
 
-from collections.abc import Sequence
+import inspect
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flowrl.errors import UserError
+from flowrl.prompts import PromptSet, on_hub
 from flowrl.settings import Run
+from flowrl.settings.checks import check_model, check_optimizer, check_trackers
+from flowrl.settings.read import check_rewards
 from samplers import Plan, evaluations, picture
-from samplers.completions import TextPlan
-from samplers.completions import describe_text_plan as describe_texts
+from samplers.completions import TextPlan, describe_text_plan
 
 
 def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
-    """A table of the plans with what one iteration of them evaluates, samples and trains on."""
+    """A table of the plans, and the evaluations, samples and training rows of one iteration."""
     algorithm = run.algorithm()
     even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]  # the model has its own
     plans = algorithm.plan(even, iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
-    body = _texts(run, texts, svg) if texts else _pictures(run, plans, svg)  # type: ignore[arg-type]
+    body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
-    updates = f"optimizer steps an iteration: {run.train.updates}"
-    return "\n".join([f"recipe {name}, iteration {iteration}{body}", updates])
+    updates = f"optimizer steps per iteration: {run.train.updates}"
+    return "\n".join([f"recipe {name}, iteration {iteration}{body}", updates, *text_length(run)])
 
 
-def _texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
+def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
     if svg is not None:
         raise UserError("--svg draws noise levels, and text has none: leave it out")
     draws = run.prompts.per_iteration
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
     environment = run.model.environment
-    between = "" if environment is None else f"\n{environment.told(plans[0].length)}"
+    between = "" if environment is None else f"\n{environment.description(plans[0].length)}"
     return (
-        f"\n{describe_texts(plans)}{between}\nan iteration: {draws} draws, {samples} completions "
-        f"to score, at most {tokens} tokens generated and trained on"
+        f"\n{describe_text_plan(plans)}{between}\nan iteration: {draws} draws, {samples} "
+        f"completions to score, at most {tokens} tokens generated and trained on"
     )
 
 
-def _pictures(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
+def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     if svg is not None:
-        svg.write_text(picture.tree_svg(plans))
+        try:
+            svg.parent.mkdir(parents=True, exist_ok=True)
+            svg.write_text(picture.tree_svg(plans), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--svg: cannot write {svg}: {error.strerror}") from error
     draws = run.prompts.per_iteration
     samples = draws * sum(plan.group for plan in plans)
     trained = sum(
         n for plan in plans for n, s in zip(plan.nodes, plan.steps, strict=True) if s.train
     )
-    rows = f"{draws * trained} trained rows" if trained else "rows at levels of the loss's own"
+    rows = f"{draws * trained} trained rows" if trained else "rows at noise levels of the loss"
     return "\n".join(
         [
             " (levels evenly spaced here; the model has its own)",
@@ -52,3 +60,67 @@ def _pictures(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
             f"sampling, {samples} samples to decode and score, {rows}",
         ]
     )
+
+
+def text_length(run: Run) -> Iterator[str]:
+    """A line on the tokens that every prompt is padded to, if the pipeline is on this machine."""
+    import diffusers
+
+    from flowrl.models.sizes import local_folder
+
+    name, source = "max_sequence_length", run.model.pipeline
+    folder = None if source is None else local_folder(source)
+    if folder is None:
+        return
+    index = json.loads((folder / "model_index.json").read_text())
+    kind = getattr(diffusers, str(index.get("_class_name")), None)
+    parameters = {} if kind is None else inspect.signature(kind.__call__).parameters
+    if name in parameters:
+        default = parameters[name].default
+        length = run.model.call.get(name, default)
+        whose = "as set" if name in run.model.call else "the pipeline's default"
+        longest = _longest_prompt(run)
+        yield (
+            f"text: {length} tokens per prompt (model.call.{name}, {whose}), whatever its length"
+            + ("" if longest is None else f"; the longest training prompt has {longest} words")
+        )
+
+
+def _longest_prompt(run: Run) -> int | None:
+    if on_hub(run.prompts.train):
+        return None
+    try:
+        prompts = PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
+    except UserError:  # reported by `open_points`
+        return None
+    return max(len(text.split()) for text in prompts.texts)
+
+
+def open_points(run: Run) -> Iterator[str]:
+    """The reasons why this run could not start on this machine, one sentence each."""
+    files = [(run.prompts.train, "prompts.train"), (run.prompts.held_out, "prompts.held_out")]
+    checks = [
+        lambda: check_rewards(run),
+        *(
+            lambda source=source, place=place: PromptSet.read(source, run.prompts.column, place)
+            for source, place in files
+            if source is not None and not on_hub(source)
+        ),
+        lambda: check_optimizer(run.train.optimizer),
+        lambda: check_model(run.model),
+        lambda: check_trackers(run.track.trackers),
+    ]
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            yield str(error)
+
+
+def fits(run: Run, limit: str | None, iteration: int) -> bool:
+    """Whether the estimated memory is within the limit; True if either is unknown."""
+    from flowrl.run import memory
+
+    estimate = memory.estimate(run, iteration)
+    most = memory.parsed(limit) if limit else memory.visible()[0]
+    return estimate is None or most is None or estimate.total <= most

@@ -1,4 +1,4 @@
-"""Use a run's weights: paint prompts, or write on them, and score what comes."""
+"""Samples and evaluations with a run's weights."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from pydantic import ValidationError
 
-from flowrl.cli.steer import Painter, SteeredSampler, drivable, paint_steered
+from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.evaluation.suites import load_suite, suite_summary
 from flowrl.media.pages import Page
@@ -21,24 +21,27 @@ from flowrl.run.session import load_policy, load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.read import override
+from flowrl.settings.sentences import plain_message
+from flowrl.settings.strict_yaml import parse_yaml
 
-TOLD = {
+METRIC_NAMES = {
     "image/diversity": "diversity within a prompt",
     "text/length": "tokens a completion",
-    "text/stopped": "share that stopped by itself",
+    "text/stopped": "share that ended by itself",
     "text/distinct": "distinct within a prompt",
 }
-WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # that last weights go to, by what was trained
+WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights
 
 
 def device_of(run: Run) -> torch.device:
+    """The run's device; auto is the first GPU, if there is one."""
     if run.model.device != "auto":
         return torch.device(run.model.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def policy_of(run: Run, folder: Path, weights: str) -> Policy:
-    """The run's model with its last, its best or other weights."""
+    """The run's model with its last, best, base or other weights."""
     chosen = None if weights == "base" else weights_folder(folder, weights)
     policy = load_policy(run, device_of(run))
     if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
@@ -49,19 +52,38 @@ def policy_of(run: Run, folder: Path, weights: str) -> Policy:
 
 
 def weights_folder(folder: Path, weights: str) -> Path:
+    """The folder of a run's last or best weights, or `weights` itself. UserError if missing."""
     if weights == "best":
-        found = max((folder / "best").glob("[0-9]*"), default=None)
+        chosen = max((folder / "best").glob("[0-9]*"), default=None)
     elif weights == "last":
-        found = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
+        chosen = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
     else:
-        found = Path(weights) if Path(weights).is_dir() else None
-    if found is None:
+        chosen = Path(weights) if Path(weights).is_dir() else None
+    if chosen is None:
         unfinished = "; the run has not ended: try --weights best" if weights == "last" else ""
         raise UserError(f"{folder} has no {weights!r} weights{unfinished}")
-    return found
+    return chosen
+
+
+def samples_folder(run_folder: Path, out: Path | None) -> Path:
+    """The folder for samples. UserError for one that holds files, since samples would replace
+    them."""
+    if out is None:
+        return numbered(run_folder / "samples", "sample")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out: {out} is a file, and samples need a folder: name another one")
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"--out: {out} already holds files: name a new folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: cannot make the folder {out}: {error.strerror}") from error
+    return out
 
 
 def sample_prompts(run: Run, given: SampleArguments) -> None:
+    """Generate and score samples of prompts, and write them with a page of all."""
+    out = samples_folder(given.run, given.out)
     rewards = load_rewards(parse_rewards(given.rewards) if given.rewards else run.judges)
     if given.guidance is not None:
         run = override(run, ["--model.guidance.sample", str(given.guidance)])
@@ -70,29 +92,28 @@ def sample_prompts(run: Run, given: SampleArguments) -> None:
     steps = given.steps or run.evaluation_steps
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.steer == "no":
-        drawn = draw_trial(policy, trial)
+        result = draw_trial(policy, trial)
     else:
         guidance = run.model.guidance.sample
-        painter = Painter(drivable(policy), rewards, trial, guidance, device_of(run))
+        scorer = SampleScorer(drivable(policy), rewards, trial, guidance, device_of(run))
         how = SteeredSampler(given.steer, given.particles, given.strength)
-        samples, evaluations = paint_steered(painter, how)
-        drawn = TrialSamples(samples, {})
+        samples, evaluations = steered_samples(scorer, how)
+        result = TrialSamples(samples, {})
         print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
-    out = given.out or numbered(given.run / "samples", "sample")
-    scores = score_trial(rewards, drawn).scores
+    scores = score_trial(rewards, result).scores
     shown = [
         float(v) if ok else None
         for v, ok in zip(scores.values[:, 0], scores.scored[:, 0], strict=True)
     ]
     title = f"{given.run.name}, {given.weights} weights: {scores.names[0]}"
-    page = Page(drawn.samples, shown, title)
+    page = Page(result.samples, shown, title)
     page.save_each(out)
     whole = page.save(out, "grid")
     print(f"{len(shown)} samples in {out}; all on one page: {whole}")
 
 
 def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
-    """Prompts, each with the row that an environment is told: the first of the run's files that has
+    """Prompts with the rows that an environment receives: the first row of the run's files with
     this prompt, or the prompt alone."""
     known: dict[str, Mapping[str, Any]] = {}
     if run.model.environment is not None:
@@ -103,17 +124,18 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
         for text in dict.fromkeys(texts):
             if text not in known:
                 name = run.model.environment.name
-                print(f"{text!r} is in no prompt file of the run: {name} is told the prompt alone")
+                print(f"{text!r} is in no prompt file of the run: {name} gets only the prompt")
     return PromptSet(texts, tuple(known.get(text, {"prompt": text}) for text in texts))
 
 
 def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
+    """Print the mean of each reward over samples of held-out prompts, or of a suite."""
     source = given.prompts or run.prompts.held_out
     suite = None if given.suite is None else load_suite(given.suite)
     if suite is not None and given.prompts is not None:
-        raise UserError("evaluate: --suite has prompts of its own; leave --prompts out")
+        raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
     if suite is None and source is None:
-        raise UserError("evaluate: the run has no held-out prompts; give --prompts FILE")
+        raise UserError("evaluate: the run has no held-out prompts: add --prompts FILE")
     prompts = (
         suite.prompts
         if suite is not None
@@ -142,8 +164,8 @@ def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
         print(f"{name}: {mean:.4f} +- {error:.4f} (standard error, {count} samples)")
     if suite is not None:
         print(suite_summary(suite, result.scores, result.samples.meta))
-    for name in [name for name in result.metrics if name in TOLD]:
-        print(f"{TOLD[name]}: {result.metrics[name]:.4f}")
+    for name in [name for name in result.metrics if name in METRIC_NAMES]:
+        print(f"{METRIC_NAMES[name]}: {result.metrics[name]:.4f}")
     if given.out is not None:
         write_scores(given.out, result.samples.prompts, result.scores.names, result.scores.values)
 
@@ -159,10 +181,10 @@ def write_scores(
 
 
 def parse_rewards(words: Sequence[str]) -> tuple[RewardSpec, ...]:
-    specs = []
-    for word in words:
-        value = yaml.safe_load(word)
-        specs.append(
-            RewardSpec.model_validate({"name": value} if isinstance(value, str) else value)
-        )
-    return tuple(specs)
+    """Rewards of the command line: names, or YAML such as '{name: shapes, kind: strict}'."""
+    try:
+        values = [parse_yaml(word, "--rewards") for word in words]
+        return tuple(RewardSpec.model_validate(value) for value in values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise UserError(f"--rewards: {plain_message(first)}") from error

@@ -1,17 +1,20 @@
-"""`flowrl serve-reward`: one reward behind HTTP, for runs that cannot or should not hold it."""
+"""`flowrl serve-reward`: one reward over HTTP, for runs on this or other machines."""
 
 import importlib.util
 import ipaddress
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-import tyro
-import yaml
+from pydantic import Field
 
 import rewards
 from flowrl.errors import UserError
+from flowrl.settings.arguments import AtLeastOne, Word
+from flowrl.settings.strict_yaml import parse_yaml, shown
 from rewards.load import load_judge
 from rewards.serving.batching import ServerLimits
 
@@ -20,27 +23,27 @@ from rewards.serving.batching import ServerLimits
 class Serve:
     """Serve a reward over HTTP, to runs here or on other machines: {name: remote, url: ...}."""
 
-    reward: tyro.conf.Positional[str]
+    reward: Word[str]
     """A name, or YAML such as '{name: shapes, kind: strict}'."""
-    port: int = 8100
+    port: Annotated[int, Field(ge=1, le=65535)] = 8100
     host: str = "127.0.0.1"
-    """Which address to listen at; 0.0.0.0 is every one of this machine."""
+    """The address to listen on; 0.0.0.0 stands for all addresses of this machine."""
     token: str | None = None
-    """Name of an environment variable. Clients must show what is in it: {key: ITS_NAME}."""
+    """Name of an environment variable with a token that clients must send: {key: ITS_NAME}."""
     judge: bool = False
-    """Serve the file's judge of pairs. Without it a reward answers pairs by its scores."""
-    batch: int = 64
-    """Samples in one call of the reward, of requests that arrive together."""
-    wait: float = 0.01
-    """Seconds that a request waits for others to join it."""
-    body: int = 256
-    """Most MiB of a request."""
-    pixels: int = 32
-    """Most millions (2**20) of pixels of a request's media; decoded they take 12 bytes each."""
+    """Serve the file's judge of pairs. Otherwise pairs are compared by their scores."""
+    batch: AtLeastOne = 64
+    """Most samples in one call of the reward, from requests that arrive together."""
+    wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    """Seconds that a request waits for others to join its call."""
+    body: AtLeastOne = 256
+    """Largest request in MiB."""
+    pixels: AtLeastOne = 32
+    """Most millions (2**20) of pixels in a request's media; decoded they take 12 bytes each."""
 
 
 def run_reward_server(given: Serve) -> None:
-    """Until Ctrl-C. UserError for what cannot be served."""
+    """Serve until Ctrl-C. UserError for a reward that cannot be loaded, or a port in use."""
     for library in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(library) is None:
             raise UserError(f"serve-reward: {library} is missing; pip install 'flowrl[serve]'")
@@ -63,10 +66,11 @@ def run_reward_server(given: Serve) -> None:
         raise UserError(f"serve-reward: {error}") from error
     if token is None and not _is_local(given.host):
         print(
-            f"warning: everybody who can reach {given.host}:{given.port} may use this; "
-            "--token NAME asks for a token",
+            f"warning: anybody who can reach {given.host}:{given.port} can use this reward; "
+            "--token NAME requires a token",
             file=sys.stderr,
         )
+    _check_port(given)
     where = f"http://{given.host}:{given.port}"
     print(f"{name} at {where}; in a run: {{name: remote, url: '{where}'}}", flush=True)
     uvicorn.run(
@@ -75,16 +79,27 @@ def run_reward_server(given: Serve) -> None:
     )  # fmt: skip
 
 
+def _check_port(given: Serve) -> None:
+    """UserError if the address cannot be listened on, before uvicorn's own trace."""
+    try:
+        family = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((given.host, given.port))
+    except OSError as error:
+        raise UserError(
+            f"serve-reward: cannot listen on {given.host}:{given.port} ({error.strerror}): "
+            "set another --port or --host"
+        ) from error
+
+
 def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:
     """Name and settings of `shapes` or '{name: shapes, kind: strict}'."""
-    try:
-        given = yaml.safe_load(word)
-    except yaml.YAMLError as error:
-        raise UserError(f"serve-reward: {word!r} is not valid YAML: {error}") from error
+    given = parse_yaml(word, "serve-reward")
     if isinstance(given, str):
         return given, {}
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise UserError(f"serve-reward: give a name or {{name: ...}}, not {word!r}")
+        raise UserError(f"serve-reward: expected a name or {{name: ...}}, not {shown(word)}")
     return given["name"], {key: value for key, value in given.items() if key != "name"}
 
 
@@ -93,7 +108,7 @@ def _token(given: Serve) -> str | None:
         return None
     token = os.environ.get(given.token)
     if not token:
-        raise UserError(f"--token: the environment variable {given.token} is empty; export it")
+        raise UserError(f"--token: the environment variable {given.token} is empty: export it")
     return token
 
 

@@ -1,4 +1,4 @@
-"""`flowrl sample --steer`: spend evaluations instead of training, with any reward."""
+"""`flowrl sample --steer`: more network evaluations instead of training, with any reward."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,12 +20,12 @@ Method = Literal["best", "importance", "particles"]
 
 @dataclass(frozen=True)
 class SteeredSampler:
-    """Of `particles` samples one picture is kept, by the sum of the rewards.
+    """Selection of one among `particles` samples, by the sum of the rewards.
 
     best         the highest
-    importance   drawn with weights exp(strength reward)
-    particles    Feynman-Kac: weighed by exp(strength reward) of the predicted picture before every
-                 second step and drawn anew on the way, then the highest (arXiv:2501.06848)
+    importance   drawn with weights exp(strength * reward)
+    particles    Feynman-Kac: resampled before every second step, with weights exp(strength *
+                 reward) of the predicted image, then the highest (arXiv:2501.06848)
     """
 
     method: Method
@@ -35,14 +35,15 @@ class SteeredSampler:
 
 
 def drivable(policy: Policy) -> PipelinePolicy:
+    """The policy, if it is a pipeline. UserError for a language model."""
     if not isinstance(policy, PipelinePolicy):
-        raise UserError("--steer is for pictures and films: leave it out, or take a larger --count")
+        raise UserError("--steer is for images and videos: leave it out, or raise --count")
     return policy
 
 
 @dataclass(frozen=True)
-class Painter:
-    """A policy with what it takes to paint and to score one trial."""
+class SampleScorer:
+    """Decodes and scores the samples of one trial of a policy."""
 
     policy: PipelinePolicy
     rewards: dict[str, Reward]
@@ -51,6 +52,7 @@ class Painter:
     device: torch.device
 
     def samples(self, x0: Tensor, conditioning: Conditioning, prompt: Tensor) -> Samples:
+        """Decoded samples of clean latents [n *d]; `prompt` [n] counts the trial's samples."""
         at = prompt.cpu()
         media = self.policy.decode(
             x0, conditioning.take(at), steps=self.trial.steps, guidance=self.guidance
@@ -60,42 +62,42 @@ class Painter:
         return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])
 
     def score(self, samples: Samples) -> Tensor:
-        """The sum of the rewards; NaN where one of them has nothing to say."""
+        """The sum of the rewards [n]; NaN where one of them has no score."""
         scores = score_all(self.rewards, samples)
         return torch.where(scores.scored.all(1), scores.values.sum(1), torch.nan)
 
 
-def paint_steered(painter: Painter, how: SteeredSampler) -> tuple[Samples, int]:
-    """One kept sample for each of the trial's, and the network evaluations that were made."""
-    trial, policy = painter.trial, painter.policy
+def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples, int]:
+    """One chosen sample for each of the trial's, and the number of network evaluations."""
+    trial, policy = scorer.trial, scorer.policy
     texts = [trial.prompts.texts[row] for row in trial.rows for _ in range(trial.group)]
     conditioning = policy.encode(texts)
     if policy.pictured(conditioning, trial.steps):
-        raise UserError("steering begins at noise alone, this pipeline at a picture (strength)")
+        raise UserError("--steer needs a pipeline that starts at noise, not at an image")
     sigmas, shape = policy.schedule(trial.steps).sigmas, policy.shape(trial.steps)
-    velocity = policy.bind(conditioning, steps=trial.steps, guidance=painter.guidance)
+    velocity = policy.bind(conditioning, steps=trial.steps, guidance=scorer.guidance)
     draws = range(len(texts))
     begin = policy.begin(conditioning, trial.steps)
-    common = {"seed": trial.seed, "iteration": 0, "begin": begin, "device": painter.device}
+    common = {"seed": trial.seed, "iteration": 0, "begin": begin, "device": scorer.device}
     if how.method == "particles":
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)
 
         def score(x0: Tensor, prompt: Tensor) -> Tensor:
-            return painter.score(painter.samples(x0, conditioning, prompt))
+            return scorer.score(scorer.samples(x0, conditioning, prompt))
 
-        found = steer(kernel, plan, velocity, score, shape, draws, **common)
-        x0, prompt = found.x0, found.prompt
+        result = steer(kernel, plan, velocity, score, shape, draws, **common)
+        x0, prompt = result.x0, result.prompt
     else:
         (plan,) = Ode(how.particles)(sigmas, 0, trial.seed)
         (rollout,) = roll((plan,), velocity, shape, draws, **common)
         x0, prompt = rollout.x0, rollout.prompt
     x0 = policy.latents(x0, trial.steps)
-    scores = painter.score(painter.samples(x0, conditioning, prompt))
+    scores = scorer.score(scorer.samples(x0, conditioning, prompt))
     if how.method == "importance":
         keys = [(trial.seed, 0, draw) for draw in draws]
         kept = importance(scores, how.strength, keys)
     else:
         kept = best(scores, how.particles)
     kept = kept.to(x0.device)
-    return painter.samples(x0[kept], conditioning, prompt[kept]), plan.evaluations * len(texts)
+    return scorer.samples(x0[kept], conditioning, prompt[kept]), plan.evaluations * len(texts)

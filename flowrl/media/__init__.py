@@ -1,1 +1,1 @@
-"""Samples as files to look at, and statistics of them."""
+"""Samples as files to look at, and statistics of samples."""

@@ -1,4 +1,4 @@
-"""Samples as files to look at: a page of pictures, films or texts."""
+"""Samples as files to look at: a page of images, videos or texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,42 +13,43 @@ from rewards import Samples
 
 @dataclass(frozen=True)
 class Page:
-    """Samples with one score each; None where there is none."""
+    """Samples with one score each; None for a sample without a score."""
 
     samples: Samples
     scores: Sequence[float | None]
     title: str
 
     def save(self, folder: Path, name: str) -> Path:
-        """`folder/name.png`, of films `name.gif` too, of texts `name.html` and `name.jsonl`.
+        """Write `folder/name.png`; for videos `name.gif` too, for texts `name.html` and
+        `name.jsonl` instead.
 
-        Gives what was written, of films the page that moves, of texts the page to look at.
+        Returns the path of the image, the GIF or the HTML page.
         """
         if self.texts:
             return texts.save_texts(_lines(self), self.title, folder, name)
-        pictures.save_grid(_picture(self), folder / f"{name}.png")
-        if not self.films:
+        pictures.save_grid(_still_page(self), folder / f"{name}.png")
+        if not self.moving:
             return folder / f"{name}.png"
-        videos.save_gif(_film(self), folder / f"{name}.gif")
+        videos.save_gif(_moving_page(self), folder / f"{name}.gif")
         return folder / f"{name}.gif"
 
     def save_beside(self, folder: Path, earlier: str, name: str) -> None:
-        """This page and the saved page `earlier` of the same prompts as one, if there is that."""
+        """Write this page next to the saved page `earlier` of the same prompts, if that exists."""
         if self.texts and (folder / f"{earlier}.jsonl").is_file():
             texts.save_beside(_lines(self), self.title, folder, earlier, name)
         elif (folder / f"{earlier}.png").is_file():
             before = Image.open(folder / f"{earlier}.png").convert("RGB")
             pictures.save_grid(
-                pictures.images_side_by_side(before, _picture(self)), folder / f"{name}.png"
+                pictures.images_side_by_side(before, _still_page(self)), folder / f"{name}.png"
             )
-        if self.films and (folder / f"{earlier}.gif").is_file():
-            both = videos.videos_side_by_side(folder / f"{earlier}.gif", _film(self))
+        if self.moving and (folder / f"{earlier}.gif").is_file():
+            both = videos.videos_side_by_side(folder / f"{earlier}.gif", _moving_page(self))
             videos.save_gif(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
-        """A picture or a film a file; texts are all in the page."""
+        """Write one file per image or video; texts are all in the page."""
         for i, media in enumerate(() if self.texts else self.samples.media):
-            if self.films:
+            if self.moving:
                 videos.save_gif(videos.frames(media), folder / f"{i:03d}.gif")
             else:
                 pictures.save_grid(pictures.to_image(media), folder / f"{i:03d}.png")
@@ -58,15 +59,15 @@ class Page:
         return self.samples.kind == "text"
 
     @property
-    def films(self) -> bool:
+    def moving(self) -> bool:
         return self.samples.kind == "video"
 
 
-def _picture(page: Page) -> Any:
+def _still_page(page: Page) -> Any:
     return pictures.contact_grid(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 
-def _film(page: Page) -> list[Image.Image]:
+def _moving_page(page: Page) -> list[Image.Image]:
     return videos.video_page(page.samples.media, page.samples.prompts, page.scores, page.title)
 
 

@@ -1,6 +1,6 @@
-"""Cheap statistics of samples, and the alarms that they and the rewards raise.
+"""Cheap statistics of samples, and alarms on them and on the rewards.
 
-A reward can rise while the samples degenerate; these numbers show it at no cost that matters.
+A reward can rise while the samples degenerate; these numbers show it at a negligible cost.
 """
 
 from collections import Counter
@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-THUMBNAIL_SIZE = 64  # statistics are taken of pictures no larger than this
+THUMBNAIL_SIZE = 64  # statistics are computed on images of at most this size
 
 
 def image_statistics(media: Tensor, group: Tensor) -> dict[str, float]:
-    """Of images [n 3 h w] or videos [n f 3 h w] in 0..1, whose groups are contiguous rows.
+    """Statistics of images [n 3 h w] or videos [n f 3 h w] in 0..1; groups are contiguous rows.
 
     brightness    mean luma, 0..1
     saturation    mean of (max - min) / max over channels, 0..1
     edges         share of pixels whose luma gradient is above 0.1
     entropy       bits of each image's histogram of 4 x 4 x 4 colours, averaged
-    diversity     root mean square distance a pixel between two samples of one group; 0 if alike
+    diversity     root mean square distance per pixel between two samples of one group; 0 if equal
     """
     images = media[:, media.shape[1] // 2] if media.ndim == 5 else media
-    if max(images.shape[-2:]) > THUMBNAIL_SIZE:  # where they are, before the few pixels are moved
+    if max(images.shape[-2:]) > THUMBNAIL_SIZE:  # on their device, so that few pixels are copied
         scale = THUMBNAIL_SIZE / max(images.shape[-2:])
         images = F.interpolate(images, scale_factor=scale, mode="area")
     images = images.float().cpu()
@@ -61,12 +61,12 @@ def _diversity(images: Tensor, group: Tensor) -> float:
 def text_statistics(
     texts: Sequence[str], group: Tensor, lengths: Tensor, stopped: Tensor
 ) -> dict[str, float]:
-    """Of n texts, whose groups are contiguous.
+    """Statistics of n texts, whose groups are contiguous.
 
     length     tokens, the stop token included
     stopped    share that ended by itself, and was not cut off
-    empty      share without a character beside white space
-    distinct   share of a group's other texts that differ from a text: 0 if all are alike, 1 if none
+    empty      share of texts with nothing but white space
+    distinct   share of pairs of a group whose texts differ: 0 if all are equal, 1 if none are
     """
     _, sizes = torch.unique_consecutive(group, return_counts=True)
     at, differ, pairs = 0, 0, 0
@@ -85,12 +85,11 @@ def text_statistics(
 
 @dataclass
 class Alarms:
-    """Watches the means of a few iterations against those of the start and the best so far.
+    """Compares the means of a few iterations with those of the start and with the best so far.
 
-    The signs are those under which runs have been seen to collapse: the reward falls away from its
-    best by a third of the spread that samples had at the start; samples of a group become alike;
-    the pictures' statistics leave the range of the start; texts no longer come to an end. State is
-    plain numbers, in checkpoints.
+    The signs of a collapse: the reward falls below its best by a third of the samples' spread at
+    the start; samples of a group become alike; the images' statistics leave the range of the start;
+    texts no longer end by themselves. The state is plain numbers, for checkpoints.
     """
 
     window: int = 5
@@ -103,11 +102,11 @@ class Alarms:
     flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
 
     def constant(self, metrics: Mapping[str, float]) -> list[str]:
-        """Names of rewards that gave one score alone for `window` iterations; each is told once.
+        """Names of rewards with a single score for `window` iterations; each is returned once.
 
         Reads `reward_std/NAME` and `reward/NAME`.
         """
-        found = []
+        names = []
         for key, spread in metrics.items():
             name = key.removeprefix("reward_std/")
             if name == key:
@@ -116,11 +115,11 @@ class Alarms:
             self.flat[name] = self.flat.get(name, 0) + 1 if none else 0
             if self.flat[name] >= self.window and key not in self.raised:
                 self.raised.append(key)
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def watch(self, reward: float, spread: float, statistics: Mapping[str, float]) -> list[str]:
-        """Take in an iteration; gives the signs that are new, each as a clause."""
+        """Add an iteration. Returns the new signs, each as a clause."""
         self.history.append({"reward": reward, "spread": spread, **statistics})
         first, last = self.history[: self.window], self.history[-self.window :]
         now, start = _means(last), _means(first)

@@ -1,4 +1,4 @@
-"""Texts as files: a page that any browser shows, and the same as lines of JSON for programs."""
+"""Texts as files: an HTML page, and the same as JSON lines."""
 
 import html
 import json
@@ -25,14 +25,14 @@ b { display: block; }
 
 
 def save_texts(lines: Sequence[Line], title: str, folder: Path, name: str) -> Path:
-    """`prompt`, `text` and `score` of each, to `folder/name.jsonl` and `.html`, which is given."""
+    """Write `prompt`, `text` and `score` to `folder/name.jsonl` and `.html`; returns the latter."""
     rows = [("", [line["prompt"], (line["score"], line["text"])]) for line in lines]
     page = _page(title, "", ("prompt", "text"), rows)
     return _written(lines, page, folder, name)
 
 
 def save_beside(lines: Sequence[Line], title: str, folder: Path, earlier: str, name: str) -> Path:
-    """The same prompts' saved lines `earlier`, and these, side by side."""
+    """Write the saved lines `earlier` of the same prompts and these side by side."""
     old = [json.loads(line) for line in (folder / f"{earlier}.jsonl").read_text().splitlines()]
     both, rows = [], []
     for before, after in zip(old, lines, strict=True):
@@ -48,22 +48,22 @@ def save_beside(lines: Sequence[Line], title: str, folder: Path, earlier: str, n
         rows.append((_change(*scores), cells))
     changes = [change for change, _ in rows]
     kinds = ("better", "worse", "same")
-    said = ", ".join(f"{changes.count(kind)} {kind}" for kind in kinds)
-    return _written(both, _page(title, said, ("prompt", "before", "after"), rows), folder, name)
+    summary = ", ".join(f"{changes.count(kind)} {kind}" for kind in kinds)
+    return _written(both, _page(title, summary, ("prompt", "before", "after"), rows), folder, name)
 
 
 def _change(before: float | None, after: float | None) -> str:
-    """Of a score; one that is not there can be neither better nor worse."""
+    """The change of a score; without one of the two it is neither better nor worse."""
     if before is None or after is None:
         return "unscored"
     return "same" if before == after else "better" if after > before else "worse"
 
 
 def _page(
-    title: str, said: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[Any]]]
+    title: str, summary: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[Any]]]
 ) -> str:
-    """A table; a cell is a text, or a score and a text. Models may write anything: all is escaped,
-    and the page runs nothing."""
+    """A table; a cell is a text, or a score and a text. Models may write anything, so all text is
+    escaped, and the page has no scripts."""
     body = [
         f'<tr class="{change}">{"".join(f"<td>{_cell(cell)}</td>" for cell in cells)}</tr>'
         for change, cells in rows
@@ -73,7 +73,7 @@ def _page(
         [
             '<!doctype html><meta charset="utf-8">',
             f"<title>{html.escape(title)}</title><style>{STYLE}</style>",
-            f"<h1>{html.escape(title)}</h1><p>{said}</p>",
+            f"<h1>{html.escape(title)}</h1><p>{summary}</p>",
             f"<table><tr>{head}</tr>",
             *body,
             "</table>\n",

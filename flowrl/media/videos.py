@@ -1,4 +1,4 @@
-"""Films as files that any browser shows: endless GIFs of one film, or of a page of them."""
+"""Videos as GIFs that any browser shows: one video, or a page of them, repeated."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,15 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.media import pictures
 
-LONGEST, SHORTEST = 0.2, 0.06  # seconds that a frame is shown: few frames last longer
-LENGTH = 1.5  # of a film, in seconds, where the limits allow it
-PAUSE = 0.6  # that its last frame is shown, so that the beginning is seen
-MOST_TILES = 32  # frames of a page; of longer films every other, every third, ...
-PALETTE_SIZE = 256  # of a GIF
+LONGEST, SHORTEST = 0.2, 0.06  # seconds per frame: few frames last longer
+LENGTH = 1.5  # seconds of a video, where the limits allow it
+PAUSE = 0.6  # seconds of the last frame, so that the start is recognized
+MOST_TILES = 32  # frames of a page; longer videos show every other frame, every third, ...
+PALETTE_SIZE = 256  # colours of a GIF
 
 
 def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
-    """Frames of one size as a GIF. Raises UserError where the file cannot be written."""
+    """Write frames of one size as a GIF. UserError where the file cannot be written."""
     each = min(LONGEST, max(SHORTEST, LENGTH / len(frames)))
     times = [round(1000 * each)] * (len(frames) - 1) + [round(1000 * PAUSE)]
     palette = _palette(frames)
@@ -26,33 +26,33 @@ def save_gif(frames: Sequence[Image.Image], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         first.save(path, save_all=True, append_images=rest, duration=times, loop=0, optimize=False)
     except OSError as error:
-        raise UserError(f"{path}: cannot write the film: {error}") from error
+        raise UserError(f"{path}: cannot write the video: {error}") from error
 
 
-def frames(film: Tensor) -> list[Image.Image]:
-    """Of a film [f 3 h w] in 0..1; small ones are enlarged by whole pixels."""
-    return [pictures.enlarged(pictures.to_image(frame)) for frame in film]
+def frames(video: Tensor) -> list[Image.Image]:
+    """The frames of a video [f 3 h w] in 0..1; small ones are enlarged by whole pixels."""
+    return [pictures.enlarged(pictures.to_image(frame)) for frame in video]
 
 
 def video_page(
-    films: Tensor | Sequence[Tensor],
+    videos: Tensor | Sequence[Tensor],
     captions: Sequence[str],
     scores: Sequence[float | None],
     title: str,
 ) -> list[Image.Image]:
-    """`pictures.grid` of each frame; films that have ended stay at their last one."""
-    longest = max(len(film) for film in films)
+    """A contact grid per frame; shorter videos stay at their last frame."""
+    longest = max(len(video) for video in videos)
     step = -(-longest // MOST_TILES)
     return [
         pictures.contact_grid(
-            [film[min(at, len(film) - 1)] for film in films], captions, scores, title
+            [video[min(at, len(video) - 1)] for video in videos], captions, scores, title
         )
         for at in sorted({*range(0, longest, step), longest - 1})
     ]
 
 
 def videos_side_by_side(left: Path, right: Sequence[Image.Image]) -> list[Image.Image]:
-    """A saved page and a page of films of the same prompts, next to each other."""
+    """A saved page and a page of videos of the same prompts next to each other."""
     with Image.open(left) as saved:
         before = [frame.convert("RGB") for frame in ImageSequence.Iterator(saved)]
     return [
@@ -62,7 +62,7 @@ def videos_side_by_side(left: Path, right: Sequence[Image.Image]) -> list[Image.
 
 
 def _palette(frames: Sequence[Image.Image]) -> Image.Image:
-    """One for all, from some of them: colours that were chosen frame by frame would flicker."""
+    """One palette for all frames, from some of them: a palette per frame would flicker."""
     some = frames[:: -(-len(frames) // 8)]
     width, height = frames[0].size
     strip = Image.new("RGB", (width * len(some), height))

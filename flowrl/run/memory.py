@@ -126,7 +126,7 @@ def _activations(run: Run, found: Sizes, rows: int) -> int:
     """What `backward` needs of one call."""
     m, wide = run.model, BYTES[run.model.dtype]
     seen = rows * (found.tokens or 0) * wide / m.context_parallel
-    if m.guidance.train > 1:  # an unconditional row beside each
+    if (m.guidance.train or 1) > 1:  # an unconditional row beside each
         seen *= 2
     whole = seen * found.inside * KEPT_SHARE[m.lora is not None, wide < 4]
     if run.train.gradient_checkpointing:

@@ -1,5 +1,4 @@
-"""A run as data: what a YAML file may say. `flowrl.settings.read` reads it; unknown keys are
-errors."""
+"""A run as data: the settings of a YAML file. Unknown keys are errors."""
 
 from flowrl.settings.base import Settings
 from flowrl.settings.budget import BudgetSettings

@@ -1,69 +1,164 @@
-"""What the words after `sample`, `evaluate` and `plan` may be; tyro reads them."""
+"""Words after a command: a dataclass says which there are, and `parse_arguments` reads them."""
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-import tyro
+from pydantic import Field, TypeAdapter, ValidationError
 
-Word = tyro.conf.Positional
+from flowrl.errors import UserError
+from flowrl.settings.sentences import plain_message
+from flowrl.settings.words import suggestion
+
+T = TypeVar("T")
+POSITIONAL = "positional"
+Word = Annotated[T, POSITIONAL]
+AtLeastOne = Annotated[int, Field(ge=1)]
 
 
-@dataclass
+@dataclasses.dataclass
 class SampleArguments:
-    """Paint prompts with a run's weights."""
+    """Generate samples of prompts with a run's weights."""
 
     run: Word[Path]
     """The run's folder."""
     prompts: Word[tuple[str, ...]]
     weights: str = "last"
-    """last, best, base, or a folder: an adapter's, or one of RUN/checkpoints."""
-    count: int = 4
-    """Pictures a prompt."""
-    steps: int | None = None
-    """Denoising steps; the run's evaluation steps if not given."""
-    guidance: float | None = None
+    """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
+    count: AtLeastOne = 4
+    """Samples per prompt."""
+    steps: AtLeastOne | None = None
+    """Denoising steps (num inference steps); the run's evaluation steps if absent."""
+    guidance: Annotated[float, Field(ge=0)] | None = None
+    """Guidance scale; the run's if absent."""
     seed: int = 0
     out: Path | None = None
-    """Where to write; RUN/samples/sample-0001 if not given."""
+    """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
     steer: Literal["no", "best", "importance", "particles"] = "no"
-    """Of several samples keep the one that the rewards choose: see flowrl/cli/steer.py."""
-    particles: int = 8
-    """Samples that a kept one is chosen from."""
+    """How the rewards choose among several samples: see flowrl/cli/steer.py."""
+    particles: AtLeastOne = 8
+    """Samples from which one is chosen."""
     strength: float = 10.0
-    """Of the rewards, in exp(strength reward)."""
+    """Weight of the rewards, in exp(strength * reward)."""
     rewards: tuple[str, ...] = ()
-    """That score and steer; names or YAML. The run's if not given."""
+    """Rewards that score and steer: names or YAML; the run's if absent."""
 
 
-@dataclass
+@dataclasses.dataclass
 class EvaluateArguments:
-    """Score a run's weights on prompts, by deterministic sampling from keyed noise."""
+    """Score a run's weights on prompts, with deterministic sampling from keyed noise."""
 
     run: Word[Path]
     """The run's folder."""
     prompts: str | None = None
-    """A prompt file; the run's held-out prompts if not given."""
+    """A prompt file; the run's held-out prompts if absent."""
     suite: str | None = None
     """A prompt set with its own rewards instead: see `flowrl suites`."""
     weights: str = "last"
-    """last, best, base, or a folder: an adapter's, or one of RUN/checkpoints."""
+    """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
     rewards: tuple[str, ...] = ()
-    """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if not given."""
-    samples: int | None = None
-    steps: int | None = None
+    """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if absent."""
+    samples: AtLeastOne | None = None
+    """Samples in all; the run's evaluate.samples if absent."""
+    steps: AtLeastOne | None = None
+    """Denoising steps (num inference steps); the run's evaluation steps if absent."""
     seed: int | None = None
     out: Path | None = None
-    """Also write the scores of every sample as JSON lines."""
+    """A file for the scores of every sample, as JSON lines."""
 
 
-@dataclass
+@dataclasses.dataclass
 class PlanArguments:
-    """Say what an iteration of a run does and what it costs, without loading weights."""
+    """Describe an iteration of a run and its costs, without loading weights. Every setting of a
+    file is an option. Exit code 1 if the run does not fit into the memory."""
 
-    config: Word[Path]
+    configs: Word[tuple[Path, ...]]
+    """Files of runs."""
     svg: Path | None = None
     """Draw the plan's tree into this file."""
-    iteration: int = 0
+    iteration: Annotated[int, Field(ge=0)] = 0
     memory: str | None = None
-    """What it should fit into, as 24GiB; the visible GPU's if not given."""
+    """The memory that the run must fit into, such as 24GiB; the visible GPU's if absent."""
+
+
+def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
+    """Read the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
+    unknown option, a missing word or a value of another type."""
+    values = _collect(kind, words, command)
+    try:
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        shown = name.upper() if name in _positional(kind) else f"--{name.replace('_', '-')}"
+        why = "missing" if first["type"] == "missing" else plain_message(first)
+        raise UserError(
+            f"{command}: {shown}: {why}; `flowrl {command} --help` lists all"
+        ) from error
+
+
+def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
+    hints, positional = _hints(kind), _positional(kind)
+    options = [name for name in hints if name not in positional]
+    values: dict[str, Any] = {}
+    alone: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            alone.append(word)
+            continue
+        written, equals, value = word.removeprefix("--").partition("=")
+        name = written.replace("-", "_")
+        if name not in options:
+            hint = suggestion(written, [o.replace("_", "-") for o in options], "--")
+            raise UserError(f"{command}: --{written[:100]} is not known; {hint}")
+        if _types(hints[name]) & {bool}:
+            values[name] = value or True
+            continue
+        given = [value] if equals else []
+        many = bool(_types(hints[name]) & {tuple})
+        while rest and not rest[0].startswith("--") and (many or not given):
+            given.append(rest.pop(0))
+        if not given:
+            raise UserError(f"{command}: --{written}: missing its value")
+        values[name] = [*values.get(name, []), *given] if many else given[0]
+    return values | _placed(hints, positional, alone, command)
+
+
+def _placed(
+    hints: dict[str, Any], positional: Sequence[str], words: Sequence[str], command: str
+) -> dict[str, Any]:
+    """The words without dashes, by the places that they stand for."""
+    values: dict[str, Any] = {}
+    rest = list(words)
+    for name in positional:
+        if _types(hints[name]) & {tuple}:
+            values[name], rest = rest, []
+        elif rest:
+            values[name] = rest.pop(0)
+    if rest:
+        raise UserError(f"{command}: {' '.join(rest)[:200]!r} is one word too many")
+    return values
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+
+
+def _positional(kind: type) -> list[str]:
+    return [
+        n for n, hint in _hints(kind).items() if POSITIONAL in getattr(hint, "__metadata__", ())
+    ]
+
+
+def _types(hint: Any) -> set[Any]:
+    """The types in an annotation, of lists the list itself."""
+    if get_origin(hint) in (tuple, list):
+        return {tuple}
+    if get_origin(hint) is Annotated:
+        return _types(get_args(hint)[0])
+    inner = [_types(each) for each in get_args(hint)] if get_origin(hint) is not Literal else []
+    return set().union(*inner) if inner else {hint} if isinstance(hint, type) else set()

@@ -1,7 +1,11 @@
-"""What all settings share: unknown keys are errors, and nothing changes afterwards."""
+"""The base of all settings: frozen, no unknown keys, no infinite numbers."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    """A part of a run's file."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+    )

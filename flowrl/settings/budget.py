@@ -1,4 +1,4 @@
-"""What samples and gradients are spent on: see docs/budgets.md."""
+"""The budget of samples and gradients: see docs/budgets.md."""
 
 from dataclasses import replace
 from typing import Literal
@@ -14,34 +14,35 @@ from flowrl.settings.base import Settings
 
 
 class BudgetSettings(Settings):
-    """Which prompts are drawn, how many samples they get, and which of those are learned from. For
-    pictures, films and texts alike, with any recipe that the sentences below do not exclude."""
+    """Choice of prompts, of their number of samples, and of the samples that are trained on.
+
+    For images, videos and texts, with every recipe that `around` does not refuse.
+    """
 
     success: float = 1.0
-    """A sample whose weighted score is at least this is a success: rates and replay count them."""
+    """Weighted score from which a sample is a success, which rates and replay count."""
     flat: Literal["keep", "drop", "resample"] = "keep"
-    """Groups whose samples all score the same: kept at advantage 0, left out of the loss and its
-    denominators, or replaced by further draws until the iteration has its number of groups."""
+    """Treatment of groups whose samples all score the same: keep them at advantage 0, drop them
+    from the loss and its denominators, or replace them by further draws (resample)."""
     spread: float = Field(default=0.0, ge=0)
-    """The std of scores that a group must exceed not to be flat; above 0 for continuous rewards."""
+    """Largest std of scores of a flat group; above 0 for continuous rewards."""
     rounds: int = Field(default=4, ge=2)
-    """With `flat: resample`, most times that prompts are drawn in an iteration."""
+    """Most rounds of drawing prompts in an iteration, with `flat: resample`."""
     order: Literal["turn", "uncertain"] = "turn"
-    """Every prompt in turn, or at random: those near even chances of success more often."""
+    """turn: every prompt once before any repeats. uncertain: at random, prompts with success rates
+    near 1/2 more often."""
     rates: tuple[float, float] | None = None
-    """Prompts whose measured rate of success is outside [low, high] are not drawn while there are
-    others."""
+    """Range [low, high] of success rates: other prompts are drawn only if none are left."""
     revisit: int = Field(default=50, ge=1)
-    """A rate is forgotten so many iterations after the prompt's last visit, so that it comes again.
-    """
+    """Iterations after a prompt's last draw until its rate is forgotten and it is drawn again."""
     repeat: int = Field(default=1, ge=1)
-    """Most draws of one prompt in an iteration; above 1 they go where more samples teach most, and
-    a prompt's draws are one group. Prompts that always or never succeed may then get none."""
+    """Most draws of one prompt in an iteration. Above 1, prompts with the most informative samples
+    get more draws, which form one group; prompts that always or never succeed may get none."""
     subset: int | None = Field(default=None, ge=2)
-    """Samples of a group that gradients are taken of: those whose advantages differ most."""
+    """Samples per group that are trained on: those whose advantages differ most."""
     replay: int = Field(default=0, ge=0)
-    """Successes that are remembered, the newest of a prompt; one of them stands in for a sample of
-    a prompt that fails altogether."""
+    """Successful samples to remember, the newest per prompt; one replaces a sample of a group in
+    which every sample fails."""
 
     @model_validator(mode="after")
     def _sensible(self) -> "BudgetSettings":
@@ -50,7 +51,7 @@ class BudgetSettings(Settings):
         return self
 
     def around(self, algorithm: Algorithm) -> Algorithm:
-        """The recipe with what this adds to its credit. UserError for what does not go together."""
+        """The algorithm with this budget's credit transforms. UserError if they do not fit."""
         self._check(algorithm)
         advantage, transforms = algorithm.advantage, algorithm.advantage.transforms
         if self.flat != "keep" and not any(isinstance(t, DropFlat) for t in transforms):
@@ -66,26 +67,26 @@ class BudgetSettings(Settings):
                 f"budget.subset: {self.subset} samples of a group of {algorithm.group}: lower it"
             )
         if self.subset is not None and any(isinstance(t, BestWorst | Exponential) for t in last):
-            raise UserError("budget.subset: this recipe chooses its samples itself: leave it out")
+            raise UserError("budget.subset: this recipe selects its own samples: leave it out")
         if self.subset is not None and algorithm.by_turn:
             raise UserError(
-                "budget.subset: a sample of this recipe has an advantage for each of its turns, "
-                "and this compares one: leave it out"
+                "budget.subset: samples of this recipe have one advantage per turn, and a subset "
+                "needs one per sample: leave it out"
             )
         if self.flat == "resample" and algorithm.tracker is not NoTracker:
             raise UserError(
-                "budget.flat: this recipe's credit remembers every prompt that was drawn, so none "
-                "is replaced: take drop"
+                "budget.flat: this recipe's credit remembers every drawn prompt, so none can be "
+                "replaced: set drop"
             )
-        apart = {"repeat": self.repeat > 1, "replay": self.replay > 0, "subset": bool(self.subset)}
-        for name in (name for name, wanted in apart.items() if wanted):
+        single = {"repeat": self.repeat > 1, "replay": self.replay > 0, "subset": bool(self.subset)}
+        for name in (name for name, wanted in single.items() if wanted):
             if not algorithm.chains or algorithm.likelihood.unit > 1:
                 raise UserError(
-                    f"budget.{name}: samples of this recipe share their way or come in pairs, and "
-                    "this takes them one by one: leave it out"
+                    f"budget.{name}: samples of this recipe share steps or come in pairs, and this "
+                    "setting needs independent samples: leave it out"
                 )
             if name != "subset" and algorithm.tracker is not NoTracker:
                 raise UserError(
-                    f"budget.{name}: this recipe's credit remembers every prompt by itself: leave "
-                    "it out"
+                    f"budget.{name}: this recipe's credit keeps its own record of every prompt: "
+                    "leave it out"
                 )

@@ -1,9 +1,8 @@
-"""What to train, and how it is called."""
+"""The model that is trained, and the arguments of its calls."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import tyro
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowrl.settings.base import Settings
 from flowrl.settings.environment import EnvironmentSettings
@@ -11,76 +10,97 @@ from flowrl.settings.server import Server
 
 
 class Guidance(Settings):
-    """Classifier-free guidance scales; 1 is none.
+    """Classifier-free guidance scales: 1 is no guidance, null is the pipeline's own default (7.0
+    for StableDiffusion3Pipeline), also for pipelines without an argument for it.
 
-    A matching loss regresses the velocity itself, so AWM, NFT and DPO want `train: 1`.
+    A matching loss regresses the velocity itself, so AWM, NFT and DPO need `train: 1`.
     """
 
-    sample: float = Field(default=1.0, ge=0)
-    train: float = Field(default=1.0, ge=0)
+    sample: float | None = Field(default=1.0, ge=0)
+    """Guidance scale of training samples and of evaluations."""
+    train: float | None = Field(default=1.0, ge=0)
+    """Guidance scale of the rows that the loss is computed on."""
 
 
 class Lora(Settings):
+    """Adapters (low-rank updates) of linear layers."""
+
     rank: int = Field(default=16, ge=1)
     alpha: float = Field(default=32.0, gt=0)
     targets: tuple[str, ...] | None = None
-    """Names of linear layers; null takes attention and feed-forward layers of the blocks."""
+    """Names of linear layers; null: attention and feed-forward layers of the blocks."""
 
 
 class Vae(Settings):
-    """For a decoder that does not fit: it works on one tile, or on one sample, at a time."""
+    """Savings for a decoder that does not fit: it decodes one tile, or one sample, at a time."""
 
     tiling: bool = False
     slicing: bool = False
 
 
 class ModelSettings(Settings):
+    """A diffusers pipeline or a language model, its arguments and its precision."""
+
     pipeline: str | None = None
-    """A folder in diffusers' format, or a hub name. Either this or `language`."""
+    """A folder in diffusers' format, or a hub name. Set this or `language`."""
     language: str | None = None
     """A folder with a transformers causal language model and its tokenizer, or a hub name."""
     gguf_file: str | None = None
     """The file of `language`'s folder that holds the weights, if they are GGUF."""
     system: str | None = None
-    """What the chat template's system message says."""
+    """Text of the chat template's system message."""
     stop: tuple[str, ...] = ()
-    """Tokens that end a completion, beside the language model's own."""
+    """Tokens that end a completion, besides the language model's own."""
     server: Server | None = None
-    """Draws the completions of training and of its evaluations; null: the model itself does."""
+    """Server that generates the completions of training and of its evaluations; null: the model."""
     environment: EnvironmentSettings | None = None
-    """Answers the language model, which then takes another turn; null: a completion is one turn."""
+    """Function that replies to the language model between its turns; null: one turn."""
     height: int | None = Field(default=None, ge=1)
     width: int | None = Field(default=None, ge=1)
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
-    """float64 is for proofs: what differs by 1e-10 there is a mistake, and not rounding."""
+    """float64 is for proofs: a difference of 1e-10 there is an error, and not rounding."""
     device: str = "auto"
     lora: Lora | None = Lora()
-    """null trains all weights: of the denoiser, or of the language model."""
+    """null trains all weights of the denoiser or of the language model."""
     guidance: Guidance = Guidance()
-    call: Annotated[dict[str, Any], tyro.conf.Fixed] = Field(default_factory=dict)
+    call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as max_sequence_length."""
     offload: bool = False
-    """Text encoders, image encoders and VAE wait on the CPU while they are not used."""
+    """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
     vae: Vae = Vae()
     attention: str | None = None
-    """An attention backend of diffusers: native, flash, flex, xformers, ..."""
+    """Attention backend of diffusers: native, flash, flex, xformers, ..."""
     compile: bool = False
     """torch.compile of the denoiser's repeated blocks."""
     context_parallel: int = Field(default=1, ge=1)
-    """Processes that share each call of the denoiser, a part of its tokens each: for films and
-    pictures whose activations one process cannot hold."""
+    """Processes that share each call of the denoiser, with a part of its tokens each: for videos
+    and images whose activations do not fit into one process."""
+
+    @field_validator("guidance", mode="before")
+    @classmethod
+    def _pipelines_default(cls, value: Any) -> Any:
+        return {"sample": None, "train": None} if value is None else value
+
+    @field_validator("call")
+    @classmethod
+    def _no_eta(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "eta" in value:
+            raise ValueError(
+                "eta has no effect, since recipes set the noise of a step: leave it out"
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_kind(self) -> "ModelSettings":
         if (self.pipeline is None) == (self.language is None):
-            raise ValueError("give either pipeline (images, video) or language (text)")
+            raise ValueError("set either pipeline (images, video) or language (text)")
         of = {
             "pipeline": {"height", "width", "guidance", "call"}
             | {"offload", "vae", "attention", "compile", "context_parallel"},
             "language": {"gguf_file", "system", "stop", "server", "environment"},
         }
-        strangers = of["language" if self.language is None else "pipeline"]
-        for name in sorted(strangers):
+        others = of["language" if self.language is None else "pipeline"]
+        for name in sorted(others):
             if getattr(self, name) != type(self).model_fields[name].get_default(
                 call_default_factory=True
             ):
@@ -88,12 +108,12 @@ class ModelSettings(Settings):
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
         if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):
             raise ValueError(
-                f"context_parallel: {self.context_parallel} was proven with diffusers' native "
-                "attention, not compiled: leave attention and compile out"
+                f"context_parallel: {self.context_parallel} needs diffusers' native attention, not "
+                "compiled: leave attention and compile out"
             )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(
-                "server.sync: lora sends adapters, and all weights are trained (lora: null); train "
+                "server.sync: lora sends adapters, but all weights are trained (lora: null); train "
                 "adapters, or set server.sync: none"
             )
         return self

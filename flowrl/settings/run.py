@@ -1,12 +1,11 @@
-"""A run as data: a recipe, a model, prompts, rewards, and how to train."""
+"""A run as data: a recipe, a model, prompts, rewards and the training."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Union
 
-import tyro
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
@@ -19,42 +18,70 @@ from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled
 from samplers.completions import TextPlanner
 
+MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
+MOST_OTHER = 10_000  # of a recipe's other integers
+MOST_LEAVES = 10_000  # samples of one tree
+
+
+class RecipeSettings(Settings):
+    """Settings of a recipe; its integers are bounded, since a plan holds each step and sample."""
+
+    @model_validator(mode="after")
+    def _leaves(self) -> "RecipeSettings":
+        values = dict(self)
+        cuts = max(1, len(values.get("at", ())))
+        if len(values.get("at", ())) > MOST["steps"]:
+            raise ValueError(f"at: more steps than {MOST['steps']}")
+        leaves = values.get("roots", 1) * values.get("branch", 1) ** min(cuts, 20)
+        if leaves > MOST_LEAVES:
+            raise ValueError(
+                f"roots and branch make {leaves} samples per prompt; at most {MOST_LEAVES}"
+            )
+        return self
+
 
 def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[Settings]:
     """The keyword arguments of a recipe as a settings model."""
     fields: dict[str, Any] = {"name": (Literal[name], name)}  # type: ignore[valid-type]
     for parameter in inspect.signature(recipe).parameters.values():
         assert parameter.default is not inspect.Parameter.empty, (name, parameter.name)
-        fields[parameter.name] = (parameter.annotation, parameter.default)
-    return create_model(name, __base__=Settings, __doc__=recipe.__doc__, **fields)
+        annotation = parameter.annotation
+        if annotation is int:
+            most = MOST.get(parameter.name, MOST_OTHER)
+            annotation = Annotated[int, Field(le=most)]
+        fields[parameter.name] = (annotation, parameter.default)
+    return create_model(name, __base__=RecipeSettings, __doc__=recipe.__doc__, **fields)
 
 
 RECIPE_SETTINGS = {name: recipe_settings(name, recipe) for name, recipe in RECIPES.items()}
 Recipe = Annotated[
     Union[tuple(RECIPE_SETTINGS.values())],  # type: ignore[valid-type]  # noqa: UP007
     Field(discriminator="name"),
-    tyro.conf.AvoidSubcommands,
 ]
 
 
 class Steer(Settings):
-    """Feynman-Kac particles (arXiv:2501.06848) as the samples of some iterations: steps of Flow-SDE
-    noise, weighed by exp(strength reward) of the predicted sample and drawn anew on the way. Only
-    for losses that learn from clean samples: AWM, NFT, DPO, reward-weighted."""
+    """Feynman-Kac particles (arXiv:2501.06848) as the samples of some iterations: Flow-SDE steps,
+    with resampling in proportion to exp(strength * reward) of the predicted sample. Only for losses
+    on clean samples: AWM, NFT, DPO, reward-weighted."""
 
     iterations: tuple[int, int]
-    """[first, stop): in the others the recipe samples."""
+    """[first, stop): in other iterations the recipe samples."""
     at: tuple[int, ...] | None = None
-    """Steps before which particles are weighed; null takes every second one."""
+    """Steps before which particles are resampled; null: every second one."""
     strength: float = Field(default=5.0, ge=0)
+    """Weight of the reward in exp(strength * reward)."""
     potential: Literal["difference", "max", "sum", "terminal"] = "max"
+    """The reward of a particle: its gain, its maximum or sum so far, or that of the last step."""
     adaptive: bool = True
-    """Draw anew only where few particles hold most of the weight."""
+    """Resample only if few particles hold most of the weight."""
     eta: float = Field(default=0.7, gt=0)
+    """Noise of the Flow-SDE steps."""
 
     def around(self, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with particles in these iterations. UserError for recipes of text."""
         if isinstance(algorithm.plan, TextPlanner):
-            raise UserError("steer: particles are of pictures and films; leave it out for texts")
+            raise UserError("steer: particles are images or videos; leave it out for texts")
         at = self.at or tuple(range(1, algorithm.steps - 1, 2))
         how = FeynmanKac(at, self.strength, self.potential, start=None, adaptive=self.adaptive)
         plan = Particled(algorithm.plan, FlowSDE(self.eta), algorithm.group, how, *self.iterations)
@@ -62,13 +89,15 @@ class Steer(Settings):
 
 
 class Run(Settings):
-    """Everything that a run needs to know."""
+    """All settings of a run."""
 
     recipe: Recipe  # type: ignore[valid-type]
     model: ModelSettings
     prompts: PromptFiles
-    rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = Field(min_length=1)
-    held_out_rewards: Annotated[tuple[RewardSpec, ...], tyro.conf.Fixed] = ()
+    rewards: tuple[RewardSpec, ...] = Field(min_length=1)
+    """Rewards of training; their weighted sum is what samples are compared by."""
+    held_out_rewards: tuple[RewardSpec, ...] = ()
+    """Rewards of evaluations; those of training if empty."""
     budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
     steer: Steer | None = None
@@ -76,7 +105,16 @@ class Run(Settings):
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
 
+    @field_validator("rewards", "held_out_rewards", mode="before")
+    @classmethod
+    def _one_reward(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
     def algorithm(self) -> Algorithm:
+        """The recipe with its settings, the server's correction, the steering and the budget.
+
+        UserError for choices that cannot be combined.
+        """
         fields = type(self.recipe).model_fields  # type: ignore[attr-defined]
         arguments = {name: getattr(self.recipe, name) for name in fields}
         algorithm = RECIPES[arguments.pop("name")](**arguments)
@@ -87,7 +125,7 @@ class Run(Settings):
         elif algorithm.by_turn:
             raise UserError(
                 "this recipe compares the turns of a text, and without model.environment a text "
-                "has one: name a function there that answers, or take another recipe"
+                "has one turn: name a function there that replies, or choose another recipe"
             )
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
@@ -100,11 +138,12 @@ class Run(Settings):
 
     @property
     def evaluation_steps(self) -> int:
+        """Denoising steps of evaluations, or the most tokens of a text."""
         return self.evaluate.steps or self.algorithm().steps
 
     @property
     def exported(self) -> str:
-        """The folder that the last weights go to."""
+        """Name of the folder with the last weights."""
         whole = "pipeline" if self.model.pipeline else "model"
         return "adapter" if self.model.lora else whole
 
@@ -125,12 +164,12 @@ class Run(Settings):
             labels = [spec.label for spec in specs]
             if len(set(labels)) < len(labels):
                 raise ValueError(
-                    f"{place}: {labels} are not distinct; remove the double, or give it a `label`"
+                    f"{place}: {labels} are not distinct; remove one, or give it a `label`"
                 )
         if self.budget.replay and self.train.recompute_old:
             raise ValueError(
-                "budget.replay: a success keeps the log-probabilities that it was drawn with, and "
-                "train.recompute_old would replace them: leave one of the two out"
+                "budget.replay: a replayed sample keeps its old log-probabilities, which "
+                "train.recompute_old would replace: leave one of the two out"
             )
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:

@@ -1,4 +1,4 @@
-"""A server that draws completions in the model's place, and how its samples are weighed."""
+"""A server that generates completions, and the weights that correct for its differences."""
 
 from dataclasses import replace
 from typing import Literal
@@ -15,13 +15,13 @@ from samplers.completions import TextPlan
 
 
 class CorrectionSettings(Settings):
-    """Weighs what the server drew by the model's probability over the server's (truncated
-    importance sampling), so that other numerics or older weights there do not bias the gradient."""
+    """Truncated importance sampling: completions are weighted by the model's probability over the
+    server's, so that the server's numerics or older weights do not bias the gradient."""
 
     level: Literal["token", "sequence"] = "sequence"
-    """Of a token, or its product over the completion."""
+    """The ratio of one token, or the product over the completion."""
     mode: Literal["truncate", "mask", "none"] = "mask"
-    """Outside of low..high: cut to it, or not trained on. none only measures."""
+    """Ratios outside of low..high: truncate cuts them, mask leaves them out, none only measures."""
     low: float = Field(default=0.0, ge=0, lt=1)
     high: float = Field(default=3.0, gt=1)
 
@@ -30,49 +30,52 @@ class CorrectionSettings(Settings):
 
 
 class Server(Settings):
-    """A server of OpenAI's completions that takes and names tokens: vLLM or SGLang."""
+    """A server with OpenAI's completions API that takes and returns token ids: vLLM or SGLang."""
 
     url: str
-    """Such as http://localhost:8000/v1."""
+    """Address, such as http://localhost:8000/v1."""
     model: str
-    """What the server calls the base model."""
+    """The server's name of the base model."""
     engine: Literal["vllm", "sglang"] = "vllm"
-    """How adapters are loaded there and asked for."""
+    """The server's interface for adapters."""
     sync: Literal["lora", "none"] = "lora"
-    """lora: the server loads the adapter whenever it has changed. none: it keeps the weights that
-    it was started with, so that samples are off-policy, and evaluations are drawn here."""
+    """lora: the server loads every new adapter. none: it keeps its weights, so that samples are
+    off-policy, and the model itself generates the evaluations' completions."""
     token: str | None = None
-    """The environment variable that has the server's API key."""
+    """Name of the environment variable with the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
-    """Seconds of one try of a completion."""
+    """Seconds of one attempt at a completion."""
     tries: int = Field(default=7, ge=1)
+    """Most attempts at a completion."""
     in_flight: int = Field(default=64, ge=1)
-    """Most completions that are asked for at once."""
+    """Most requests at a time."""
     correction: CorrectionSettings = CorrectionSettings()
 
     @model_validator(mode="after")
     def _whole(self) -> "Server":
         if not self.url.rstrip("/").endswith("/v1"):
-            raise ValueError(f"url: {self.url!r} must end with /v1, where completions are")
+            raise ValueError(
+                f"url: {self.url!r} must end with /v1, the path of the completions API"
+            )
         return self
 
     def around(self, algorithm: Algorithm) -> Algorithm:
-        """With the correction in its loss. UserError for plans that a server cannot carry out."""
+        """The algorithm with the correction in its loss. UserError if servers lack its plan."""
         levels = [0.0] * (algorithm.steps + 1)
         for plan in algorithm.plan(levels, 0, 0):
             assert isinstance(plan, TextPlan)
             if plan.forking is not None:
                 raise UserError(
                     "model.server: forks need the entropy of every token, which servers do not "
-                    "give; leave model.server out, or take another recipe"
+                    "return; leave model.server out, or choose another recipe"
                 )
             if plan.top_p < 1:
                 raise UserError(
-                    "model.server: a server does not say which tokens top-p left, so their "
-                    "probabilities are not known; set recipe.top_p: 1"
+                    "model.server: servers do not return the tokens that top-p kept, so the "
+                    "probabilities are unknown; set recipe.top_p: 1"
                 )
         loss, weight = algorithm.loss, self.correction.weight()
-        if isinstance(loss, VESPO) and weight.mode != "none":  # weighs rows by itself
+        if isinstance(loss, VESPO) and weight.mode != "none":  # has weights of its own
             loss = replace(loss, mismatch=weight)
             weight = replace(weight, mode="none")
         if isinstance(loss, RatioLoss):

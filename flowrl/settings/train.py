@@ -1,4 +1,4 @@
-"""How long, how fast, and what is looked at and kept on the way."""
+"""Training, evaluation, checkpoints and trackers."""
 
 from typing import Annotated, Literal
 
@@ -8,24 +8,29 @@ from flowrl.settings.base import Settings
 
 
 class ScheduleSettings(Settings):
+    """Schedule of the learning rate over the iterations."""
+
     name: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(default=0, ge=0)
     """Iterations of linear warm-up."""
 
 
 class Train(Settings):
+    """The optimizer, and the length of a run."""
+
     iterations: int = Field(default=100, ge=1)
     lr: float = Field(default=3e-4, gt=0)
+    """Learning rate. 3e-4 is for adapters; all weights of a large model need about 1e-6 to 1e-5."""
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
-    """Optimizer steps an iteration; each sees an equal share of the samples at every step."""
+    """Optimizer steps per iteration; each sees an equal share of the samples."""
     rows_per_call: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Most rows in one call of the model, in sampling and training alike."""
+    """Most rows per call of the model, in sampling and in training."""
     gradient_checkpointing: bool = False
-    """Keep the inputs of the model's blocks alone, and run the blocks again for gradients: a third
+    """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """adamw8bit, of bitsandbytes, keeps 2 bytes a trained weight instead of 8."""
+    """adamw8bit, of bitsandbytes, keeps 2 bytes per trained weight instead of 8."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=1e-4, ge=0)
@@ -34,36 +39,43 @@ class Train(Settings):
     first ratio is then exactly 1. null: where the model's dtype is of half precision, unless
     successes are replayed. With one update this costs nothing."""
     on_failure: Literal["raise", "skip_group"] = "raise"
-    """What to do when a whole group has no score."""
+    """Action if a whole group has no score."""
     alarms: Literal["warn", "stop", "off"] = "warn"
+    """Action if the samples or the scores look like a collapse: see docs."""
     self_test: Literal["raise", "warn", "off"] = "raise"
-    """What to do when a reward fails its test at the start."""
+    """Action if a reward fails its test at the start."""
     seed: int = 0
 
 
 class EvaluateSettings(Settings):
+    """Evaluations: deterministic samples of held-out prompts, scored."""
+
     every: int = Field(default=10, ge=1)
-    steps: int | None = Field(default=None, ge=1)
-    """Denoising steps, or the most tokens of a text; null takes the recipe's."""
+    steps: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Denoising steps (num inference steps), or the most tokens of a text; null: the recipe's."""
     temperature: float = Field(default=1.0, ge=0)
-    """Of text; 0 takes the likeliest token, so that all samples of a prompt are one."""
-    samples: int = Field(default=512, ge=1)
-    per_prompt: int = Field(default=4, ge=1)
-    """At least so many samples of each prompt, which the diversity is measured on."""
+    """Temperature of text; 0 takes the likeliest token, so all samples of a prompt are equal."""
+    samples: int = Field(default=512, ge=1, le=1_000_000)
+    per_prompt: int = Field(default=4, ge=1, le=100_000)
+    """Fewest samples per prompt, on which the diversity is measured."""
     seed: int = 1234
     average: float | None = Field(default=None, gt=0, lt=1)
-    """Evaluate and save an average of the weights that decays by this factor an iteration."""
+    """Decay, per iteration, of the averaged weights that are evaluated and saved; null: none."""
 
 
 class Checkpoint(Settings):
+    """Checkpoints, from which a run resumes, and the best weights."""
+
     every: int = Field(default=10, ge=1)
     keep: int = Field(default=2, ge=1)
     best: str | None = None
-    """Held-out reward whose best evaluation is kept; null takes the first."""
+    """Held-out reward that decides which weights are the best; null: the first."""
 
 
 class Track(Settings):
+    """Trackers of the metrics, and the samples to look at."""
+
     trackers: tuple[str, ...] = Field(default=(), alias="with")
-    """Of accelerate: tensorboard, wandb, trackio, ..."""
+    """Trackers of accelerate: tensorboard, wandb, trackio, ..."""
     images: int = Field(default=16, ge=0)
-    """Samples that each evaluation leaves in `samples/`: pictures, or texts."""
+    """Samples (images, videos or texts) of each evaluation that are written to `samples/`."""

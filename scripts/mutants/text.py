@@ -85,7 +85,7 @@ ROWS = (
      "(rank > count - high)", "credit/test_budgets.py"),
     ("budgets-gain", "flowrl/budget/knapsack.py", "chance * rate * (1 - rate) ** 2",
      "chance * rate * (1 - rate)", "credit/test_budgets.py"),
-    ("budgets-gumbel", "flowrl/prompts.py", "weights.double().log() -", "weights.double() -",
+    ("budgets-gumbel", "flowrl/prompts/prompt_set.py", "weights.double().log() -", "weights.double() -",
      "credit/test_budgets.py"),
     ("budgets-own", "flowrl/credit/selection.py",
      "last = credit.mask.long().cumsum(1).argmax(1, keepdim=True)",

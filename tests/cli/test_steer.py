@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from flowrl.cli.steer import Painter, SteeredSampler, paint_steered
+from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate import Trial, draw_trial
 from flowrl.run.session import load_policy, load_rewards
@@ -14,21 +14,21 @@ from tests.support.runs import flowrl
 
 
 @pytest.mark.parametrize("method", ["best", "importance", "particles"])
-def test_steering_raises_the_reward_of_what_is_painted(pipeline, tmp_path, method, capsys):
+def test_steering_raises_the_reward_of_what_is_generated(pipeline, tmp_path, method, capsys):
     """Bright ones of eight: no training, only more samples."""
     run = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
     policy = load_policy(run, torch.device("cpu"))
     prompts = PromptSet.read(run.prompts.train, "prompt", "test")
     trial = Trial(prompts, (0, 1), 4, 4, 5)
     rewards = load_rewards(run.rewards)
-    painter = Painter(policy, rewards, trial, 1.0, torch.device("cpu"))
-    plain = painter.score(draw_trial(policy, trial).samples)
-    samples, evaluations = paint_steered(
-        painter, SteeredSampler(method, particles=8, strength=3000.0)
+    scorer = SampleScorer(policy, rewards, trial, 1.0, torch.device("cpu"))
+    plain = scorer.score(draw_trial(policy, trial).samples)
+    samples, evaluations = steered_samples(
+        scorer, SteeredSampler(method, particles=8, strength=3000.0)
     )
     assert samples.prompts == [t for t in prompts.texts[:2] for _ in range(4)]
     assert evaluations == 2 * 4 * 8 * 4
-    assert painter.score(samples).mean() > plain.mean() + 0.5 * plain.std()
+    assert scorer.score(samples).mean() > plain.mean() + 0.5 * plain.std()
 
 
 def test_the_command_line_steers(pipeline, tmp_path, capsys):

@@ -120,5 +120,5 @@ def test_each_sample_is_a_file(tmp_path):
 
 def test_a_film_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write the film"):
+    with pytest.raises(UserError, match="cannot write the video"):
         videos.save_gif(videos.frames(painted()[0]), tmp_path / "file" / "film.gif")

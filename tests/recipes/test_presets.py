@@ -6,7 +6,8 @@ import pytest
 
 from flowrl.paths import PROJECT
 from flowrl.settings import Run
-from flowrl.settings.read import check_pipeline, read_run
+from flowrl.settings.checks import check_pipeline
+from flowrl.settings.read import read_run
 
 PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}
 SD3, FLUX = "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-dev"

@@ -88,8 +88,8 @@ def test_what_cannot_run_is_refused_before_weights(tree, where, value, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"prompt": "a"}\n{"prompt": "  "}\n', "row 2: the prompt is empty"),
-        ('{"prompt": null}\n', "row 1: the prompt is empty"),
+        ('{"prompt": "a"}\n{"prompt": "  "}\n', "line 2: the prompt is empty"),
+        ('{"prompt": null}\n', "line 1: the prompt is empty"),
         ("", "has no prompts"),
         ("not json\n", "not readable"),
     ],

@@ -1,0 +1,257 @@
+"""Prompt files as rows: jsonl, json, csv, txt and parquet, with bounds on what they may hold.
+
+A row is a mapping with the same columns for every row; a column that a row lacks is None there.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.paths import find
+
+MOST_BYTES = 2**30
+MOST_FILES = 5_000  # of a folder
+MOST_COLUMNS = 1_000
+MOST_ROWS = 20_000_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows with the place of each in the file, such as "line 3"."""
+
+    rows: Sequence[Row]
+    places: Sequence[str]
+
+
+class _Damage(Exception):
+    """A clause on what is wrong with a file."""
+
+
+def read_rows(source: str, place: str) -> PromptRows:
+    """Rows of a file, a folder or a data set of the hub. UserErrors begin with `place`."""
+    if not source.strip():
+        raise UserError(f"{place}: the name of the file is empty")
+    path = find(source)
+    if path.is_file():
+        return _file(path, source, place)
+    if path.is_dir():
+        _check_folder(path, source, place)
+        return _dataset(str(path), source, place)
+    if not on_hub(source):
+        official = "; configs/papers/README.md says where the official prompts are"
+        hint = official if source.startswith("data/") else ""
+        raise UserError(f"{place}: no such file: {source}{hint}")
+    return _dataset(source, source, place)
+
+
+def on_hub(source: str) -> bool:
+    """Whether a source is the name of a data set of the hub: owner/name, and no file or folder."""
+    named = not Path(source).suffix and source.count("/") == 1
+    return named and not source.startswith((".", "~", "/")) and not find(source).exists()
+
+
+def _file(path: Path, source: str, place: str) -> PromptRows:
+    if path.suffix not in READERS:
+        known = ", ".join(READERS)
+        raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; one of {known}")
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _Damage(f"more than {MOST_BYTES // 2**20} MiB")
+        found = READERS[path.suffix](path)
+    except _Damage as error:
+        raise UserError(f"{place}: {source} is not readable: {error}") from error
+    except OSError as error:
+        raise UserError(f"{place}: {source} is not readable: {_short(error)}") from error
+    return PromptRows(_same_columns(found.rows, source, place), found.places)
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _same_columns(rows: Sequence[Row], source: str, place: str) -> Sequence[Row]:
+    columns = dict.fromkeys(name for row in rows for name in row)
+    if len(columns) > MOST_COLUMNS:
+        raise UserError(f"{place}: {source} has more than {MOST_COLUMNS} columns")
+    if all(len(row) == len(columns) for row in rows):
+        return rows
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise _Damage(f"line {line} is not UTF-8; save the file as UTF-8") from error
+
+
+def _lines(text: str) -> Iterable[tuple[str, str]]:
+    """Lines with their places. Blank lines are no rows."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield f"line {number}", line.removesuffix("\r")
+
+
+def _json(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise _Damage(f"{place}lists and mappings are nested too deep") from error
+    except ValueError as error:
+        raise _Damage(f"{place}no JSON ({_short(error)})") from error
+
+
+def _object(value: Any, place: str) -> Row:
+    if not isinstance(value, dict):
+        kind = {list: "a list", str: "a text", type(None): "null"}.get(type(value), "a number")
+        raise _Damage(
+            f'{place}: expected an object such as {{"prompt": "a red circle"}}, not {kind}'
+        )
+    return value
+
+
+def _read_jsonl(path: Path) -> PromptRows:
+    return _json_lines(_text(path))
+
+
+def _json_lines(text: str) -> PromptRows:
+    pairs = [(_object(_json(line, f"{at}: "), at), at) for at, line in _lines(text)]
+    return PromptRows([row for row, _ in pairs], [at for _, at in pairs])
+
+
+def _read_json(path: Path) -> PromptRows:
+    """A list of objects, an object of columns, or an object per line."""
+    text = _text(path)
+    if not text.strip():
+        return PromptRows([], [])
+    try:
+        value = _json(text, "")
+    except _Damage:
+        first = next(iter(_lines(text)))[1]
+        if first.lstrip()[:1] == "{" and first.rstrip()[-1:] == "}" and "\n" in text.strip():
+            return _json_lines(text)
+        raise
+    if isinstance(value, dict) and value and all(isinstance(c, list) for c in value.values()):
+        lengths = {name: len(column) for name, column in value.items()}
+        if len(set(lengths.values())) > 1:
+            raise _Damage(f"its columns have different lengths: {lengths}"[:200])
+        rows = [dict(zip(value, cells, strict=True)) for cells in zip(*value.values(), strict=True)]
+    elif isinstance(value, dict):
+        rows = [value] if value else []
+    elif isinstance(value, list):
+        rows = [_object(row, f"row {i}") for i, row in enumerate(value, 1)]
+    else:
+        raise _Damage("expected a list of objects")
+    return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])
+
+
+def _read_txt(path: Path) -> PromptRows:
+    pairs = list(_lines(_text(path)))
+    return PromptRows([{"text": line} for _, line in pairs], [at for at, _ in pairs])
+
+
+def _read_csv(path: Path) -> PromptRows:
+    text = _text(path)
+    rows: list[Row] = []
+    places: list[str] = []
+    try:
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        names = list(reader.fieldnames or [])
+        if len(set(names)) < len(names):
+            raise _Damage("a column is named twice")
+        for cells in reader:
+            if None in cells:
+                raise _Damage(f"line {reader.line_num}: more cells than columns")
+            rows.append(dict(cells))
+            places.append(f"line {reader.line_num}")
+    except csv.Error as error:
+        raise _Damage(f"no CSV ({_short(error)})") from error
+    for name in names:
+        _convert(rows, name)
+    return PromptRows(rows, places)
+
+
+def _convert(rows: Sequence[Row], name: str) -> None:
+    """Numbers and booleans of a CSV column as such, if all its cells are; empty cells as None."""
+    cells = [row[name] or None for row in rows]
+    given = [cell for cell in cells if cell is not None]
+    for convert in (_boolean, int, float):
+        try:
+            values = [convert(cell) for cell in given]
+        except (ValueError, OverflowError):
+            continue
+        found = iter(values)
+        cells = [None if cell is None else next(found) for cell in cells]
+        break
+    for row, cell in zip(rows, cells, strict=True):
+        row[name] = cell
+
+
+def _boolean(cell: str) -> bool:
+    if cell.lower() not in ("true", "false"):
+        raise ValueError(cell)
+    return cell.lower() == "true"
+
+
+def _read_parquet(path: Path) -> PromptRows:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+        if file.metadata.num_rows > MOST_ROWS:
+            raise _Damage(f"more than {MOST_ROWS} rows")
+        rows = file.read().to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise _Damage(f"no parquet ({_short(error)})") from error
+    return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])
+
+
+READERS: dict[str, Callable[[Path], PromptRows]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".txt": _read_txt,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+
+
+def _check_folder(folder: Path, source: str, place: str) -> None:
+    """UserError for a folder that is not a data set: without tables, or with far more files."""
+    count, tables = 0, 0
+    for _, _, names in os.walk(folder):
+        count += len(names)
+        tables += sum(Path(name).suffix in READERS for name in names)
+        if count > MOST_FILES:
+            raise UserError(
+                f"{place}: {source} has more than {MOST_FILES} files: name the prompt file in it"
+            )
+    if not tables:
+        raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
+
+
+def _dataset(name: str, source: str, place: str) -> PromptRows:
+    """A folder or a data set of the hub, read by `datasets`."""
+    from datasets import disable_progress_bars, load_dataset  # slow to import
+    from datasets.exceptions import DatasetsError
+
+    disable_progress_bars()
+    try:
+        # the cache recognizes a file by its time alone, and two runs may start at once
+        with TemporaryDirectory() as cache:
+            kept = {"cache_dir": cache} if Path(name).is_dir() else {}
+            rows: Any = load_dataset(name, split="train", **kept).to_list()
+    except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise UserError(f"{place}: {source} is not readable: {_short(error)}") from error
+    return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])

@@ -1,0 +1,101 @@
+"""Checks of a run against what is installed and on this machine, before any weights are read."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.settings.model import ModelSettings
+from flowrl.settings.run import Run
+from flowrl.settings.words import unknown_name
+
+WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+
+
+def check_kind(run: Run, algorithm: Algorithm) -> None:
+    """UserError for a recipe of text with a pipeline, or of images with a language model."""
+    m = run.model
+    kind, other = ("language", "pipeline") if algorithm.text else ("pipeline", "language")
+    if (m.language is not None) != algorithm.text:
+        name = run.recipe.name  # type: ignore[attr-defined]
+        raise UserError(f"recipe {name} is for model.{kind}, and the run has model.{other}")
+    if m.pipeline is not None and run.evaluate.temperature != 1:
+        raise UserError("evaluate.temperature is for text (model.language): leave it out")
+
+
+def check_model(m: ModelSettings) -> None:
+    """UserError where there is no such model, or no such environment."""
+    if m.pipeline is not None:
+        check_pipeline(m.pipeline)
+        return
+    assert m.language is not None
+    check_language(m.language, m.gguf_file)
+    if m.environment is not None:
+        m.environment.function()
+
+
+def check_optimizer(name: str) -> None:
+    """UserError where the library of an optimizer is missing."""
+    if name == "adamw8bit" and find_spec("bitsandbytes") is None:
+        raise UserError(
+            "train.optimizer: adamw8bit needs bitsandbytes, which is not installed; pip install "
+            "bitsandbytes, or set train.optimizer: adamw"
+        )
+
+
+def check_language(source: str, gguf_file: str | None) -> None:
+    """UserError for what is neither a transformers folder nor a hub name."""
+    _check_source(source, gguf_file or "config.json", "model.language", "transformers")
+
+
+def check_pipeline(source: str) -> None:
+    """UserError for what is neither a diffusers folder nor a hub name."""
+    _check_source(source, "model_index.json", "model.pipeline", "diffusers")
+
+
+def _check_source(source: str, wanted: str, place: str, library: str) -> None:
+    folder = find(source)
+    if folder.is_dir():
+        if not (folder / wanted).is_file():
+            raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
+    elif folder.is_file() or Path(source).suffix in WEIGHT_FILES:
+        raise UserError(
+            f"{place}: {source} is a single file; give a folder in {library}' format, such as one "
+            "that `save_pretrained` writes"
+        )
+    elif source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UserError(f"{place}: no folder {source}, and it is no hub name (owner/name)")
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """UserError for a tracker that accelerate does not know, or that cannot be imported."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    here = [str(name) for name in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            raise UserError(f"track.with: {unknown_name(name, known)}")
+        if name not in here:
+            extra = "'flowrl[track]'" if name == "tensorboard" else name
+            raise UserError(
+                f"track.with: {name} is not installed; pip install {extra}, or leave it out"
+            )
+        _check_import(name)
+
+
+def _check_import(name: str) -> None:
+    module = name
+    if name == "tensorboard":  # accelerate takes either library
+        module = "torch.utils.tensorboard" if find_spec(name) else "tensorboardX"
+    try:
+        import_module(module)
+    except Exception as error:  # a library's own code runs here, and may raise anything
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(
+            f"track.with: {name} is installed, but importing {module} fails ({why}); repair it, or "
+            "leave it out"
+        ) from error

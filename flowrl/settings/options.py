@@ -1,0 +1,154 @@
+"""Options of the command line over a run's settings: `--train.lr 1e-4`, `--model.lora.rank 8`.
+
+Every key of a run's file is an option. Values are read by the key's type: texts as they are, lists
+as words (`--recipe.at 0 3`) or as YAML (`--recipe.at '[0, 3]'`), mappings as YAML.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from flowrl.errors import UserError
+from flowrl.settings.run import Run
+from flowrl.settings.sentences import settings_at
+from flowrl.settings.strict_yaml import parse_yaml
+from flowrl.settings.words import suggestion
+
+LISTS = (tuple, list, dict)
+NULLS = ("null", "None")
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key of the settings: its path as a file has it, and the type of its value."""
+
+    path: tuple[str, ...]
+    annotation: Any
+
+    @property
+    def kinds(self) -> list[Any]:
+        """The types that a value may have, without their bounds."""
+        return list(_kinds(self.annotation))
+
+    def value(self, words: Sequence[str], name: str) -> Any:
+        """The value that some words of the command line stand for."""
+        kinds = self.kinds
+        if not words:
+            if bool in kinds:
+                return True
+            raise UserError(f"{name}: missing its value")
+        whole = any(kind in LISTS or settings_at(kind) for kind in kinds)
+        if len(words) > 1 and not whole:
+            raise UserError(f"{name} takes one value, not {' '.join(words)[:200]}")
+        nullable = any(kind in (NoneType, Any) or settings_at(kind) for kind in kinds)
+        if len(words) == 1 and words[0] in NULLS and nullable:
+            return None
+        if not whole and Any not in kinds:
+            return words[0]
+        return _whole(words, name, kinds)
+
+
+def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:
+    """A list or a mapping; one word is a list of one where only a list is possible."""
+    values = [parse_yaml(w, name) if Any in kinds or w[:1] in "[{" else w for w in words]
+    many = any(kind in (tuple, list) for kind in kinds)
+    alone = any(kind in (int, float, str, Any) for kind in kinds)
+    if len(values) == 1 and (alone or not many or isinstance(values[0], list)):
+        return values[0]
+    return values
+
+
+def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[str]) -> None:
+    """Put the options into a run's tree. UserError for an unknown one, with a suggestion."""
+    for name, values in _options(words):
+        option = _at(Run, (), _parts(name), recipe)
+        if option is None:
+            known = list(option_names(recipe))
+            hint = suggestion(name, known, "--")
+            if hint.startswith("one of"):
+                hint = "`flowrl train --help` lists every setting"
+            raise UserError(f"--{name[:100]} is not known; {hint}")
+        negated = _parts(name)[-1].startswith("no_") and bool in option.kinds and not values
+        *parents, last = option.path
+        node = tree
+        for part in parents:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[last] = False if negated else option.value(values, f"--{name}")
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Names without dashes, each with the words up to the next option."""
+    name, values = None, list[str]()
+    for word in words:
+        if word.startswith("--"):
+            if name is not None:
+                yield name, values
+            name, equals, value = word.removeprefix("--").partition("=")
+            values = [value] if equals else []
+        elif name is None:
+            raise UserError(f"{word[:100]!r} is no option; write --SECTION.SETTING VALUE")
+        else:
+            values.append(word)
+    if name is not None:
+        yield name, values
+
+
+def _parts(name: str) -> list[str]:
+    return name.replace("-", "_").split(".")
+
+
+def _at(
+    kind: type[BaseModel], path: tuple[str, ...], rest: Sequence[str], recipe: type[BaseModel]
+) -> Option | None:
+    """The key of `kind` that the rest of an option's name stands for, or None."""
+    first, *more = rest
+    for key, field in kind.model_fields.items():
+        written = field.alias or key
+        no = first == f"no_{written}" and not more
+        if first not in (key, written) and not no:
+            continue
+        inner = recipe if (*path, written) == ("recipe",) else settings_at(field.annotation)
+        here = (*path, written)
+        if not more:
+            return Option(here, dict if inner is recipe else field.annotation)
+        if inner is not None and tuple not in list(_kinds(field.annotation)):
+            return _at(inner, here, more, recipe)
+        if dict in _kinds(field.annotation):
+            return Option((*here, *more), Any)
+        return None
+    return None
+
+
+def option_names(recipe: type[BaseModel]) -> Iterator[str]:
+    """Every setting's path, as options are written."""
+    yield from _names_below(Run, "", recipe)
+
+
+def _names_below(kind: type[BaseModel], at: str, recipe: type[BaseModel]) -> Iterator[str]:
+    for key, field in kind.model_fields.items():
+        name = at + (field.alias or key)
+        inner = recipe if name == "recipe" else settings_at(field.annotation)
+        if inner is not None and tuple not in list(_kinds(field.annotation)):
+            yield from _names_below(inner, f"{name}.", recipe)
+        else:
+            yield name
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in LISTS:
+        yield origin
+    elif origin is Literal:
+        yield from {type(value) for value in get_args(annotation)}
+    elif get_args(annotation):
+        for each in get_args(annotation):
+            yield from _kinds(each)
+    else:
+        yield annotation

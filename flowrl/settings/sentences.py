@@ -1,0 +1,57 @@
+"""Errors of pydantic as sentences: where, what was given, and what would do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from flowrl.settings.run import RECIPE_SETTINGS, Run
+from flowrl.settings.strict_yaml import shown
+from flowrl.settings.words import unknown_name
+
+MOST_SENTENCES = 5
+
+
+def explain(error: ValidationError) -> str:
+    """One clause per mistake, with semicolons between them; at most MOST_SENTENCES of them."""
+    clauses = list(dict.fromkeys(_clause(each) for each in error.errors(include_url=False)))
+    more = len(clauses) - MOST_SENTENCES
+    return "; ".join(clauses[:MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _clause(e: Mapping[str, Any]) -> str:
+    where = [str(part)[:100] for part in e["loc"] if part not in RECIPE_SETTINGS]
+    at = ".".join(where)
+    if e["type"] == "extra_forbidden":
+        return f"{at}: {unknown_name(where[-1], _names(where[:-1], e['loc']))}"
+    if e["type"] == "missing":
+        return f"{at}: missing"
+    if e["type"] == "value_error":
+        why = e.get("ctx", {}).get("error")
+        return f"{at}: {why}" if at else str(why)
+    return f"{at}: {plain_message(e)}"
+
+
+def plain_message(e: Mapping[str, Any]) -> str:
+    """pydantic's message with the value that it is about."""
+    message = e["msg"][0].lower() + e["msg"][1:]
+    return f"{message}, not {shown(e['input'])}"
+
+
+def _names(where: Sequence[str], loc: Sequence[Any]) -> list[str]:
+    """The keys of the settings at a place."""
+    kind: Any = Run
+    for part in where:
+        if part == "recipe":
+            kind = next((RECIPE_SETTINGS[p] for p in loc if p in RECIPE_SETTINGS), Run)
+        elif not part.isdigit():
+            kind = settings_at(kind.model_fields[part].annotation) or Run
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def settings_at(annotation: Any) -> type[BaseModel] | None:
+    """The settings model in an annotation such as `Lora | None` or `tuple[RewardSpec, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (settings_at(each) for each in get_args(annotation))
+    return next((each for each in inner if each is not None), None)

@@ -1,0 +1,340 @@
+"""The table of words: flowrl's settings, and what other libraries call them.
+
+Error messages use it to suggest the right setting, and the README prints it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from flowrl.settings.strict_yaml import shown
+
+PEERS = ("flow_grpo", "DanceGRPO", "TRL", "diffusers")
+
+
+@dataclass(frozen=True)
+class WordRow:
+    """One setting of a run's file. `peers` has one cell per library of PEERS; a cell holds names
+    separated by commas, or nothing."""
+
+    setting: str
+    meaning: str
+    peers: tuple[str, str, str, str]
+
+    @property
+    def names(self) -> set[str]:
+        """The peers' names, without their sections, in lower case."""
+        cells = (name.strip() for cell in self.peers for name in cell.split(","))
+        return {folded(name.rpartition(".")[2]) for name in cells if name}
+
+
+WORDS = (
+    WordRow(
+        "model.pipeline",
+        "the image or video model: a diffusers folder, or a hub name",
+        ("pretrained.model", "pretrained_model_name_or_path", "", "pretrained_model_name_or_path"),
+    ),
+    WordRow(
+        "model.language",
+        "the language model: a transformers folder, or a hub name",
+        ("", "", "model_name_or_path, model", ""),
+    ),
+    WordRow(
+        "model.dtype",
+        "type of the frozen weights and of the arithmetic",
+        ("mixed_precision", "mixed_precision", "bf16, fp16, torch_dtype", "torch_dtype, dtype"),
+    ),
+    WordRow(
+        "model.lora",
+        "adapters; null trains all weights",
+        ("use_lora", "use_lora", "use_peft, peft_config", "peft_config"),
+    ),
+    WordRow(
+        "model.lora.rank",
+        "rank of the adapters",
+        ("", "lora_rank", "lora_r, peft_config.r", "rank"),
+    ),
+    WordRow(
+        "model.lora.alpha",
+        "scale of the adapters, relative to the rank",
+        ("", "lora_alpha", "lora_alpha", "lora_alpha"),
+    ),
+    WordRow(
+        "model.lora.targets",
+        "linear layers that get an adapter",
+        ("", "", "lora_target_modules", "target_modules"),
+    ),
+    WordRow(
+        "model.guidance.sample",
+        "scale of classifier-free guidance in sampling; 1 is none",
+        ("sample.guidance_scale", "cfg_infer", "", "guidance_scale, true_cfg_scale"),
+    ),
+    WordRow(
+        "model.guidance.train",
+        "scale of classifier-free guidance in training; 1 is none",
+        ("train.cfg", "", "", ""),
+    ),
+    WordRow(
+        "model.height",
+        "height of a sample in pixels",
+        ("resolution", "h", "", "height"),
+    ),
+    WordRow("model.width", "width of a sample in pixels", ("resolution", "w", "", "width")),
+    WordRow(
+        "model.call.num_frames",
+        "frames of a video",
+        ("frames", "t, num_latent_t", "", "num_frames"),
+    ),
+    WordRow(
+        "model.call.max_sequence_length",
+        "tokens that a prompt is padded or cut to",
+        ("", "", "max_prompt_length", "max_sequence_length"),
+    ),
+    WordRow(
+        "model.offload",
+        "encoders and VAE wait on the CPU",
+        ("", "", "", "enable_model_cpu_offload"),
+    ),
+    WordRow("model.vae.tiling", "decode one tile at a time", ("", "", "", "enable_vae_tiling")),
+    WordRow("model.vae.slicing", "decode one sample at a time", ("", "", "", "enable_vae_slicing")),
+    WordRow(
+        "model.attention",
+        "attention backend",
+        ("", "", "attn_implementation", "set_attention_backend"),
+    ),
+    WordRow(
+        "model.server.url",
+        "server that generates the completions",
+        ("", "", "vllm_server_base_url, vllm_server_host, use_vllm", ""),
+    ),
+    WordRow(
+        "recipe.group",
+        "samples per prompt that are compared with each other",
+        (
+            "sample.num_image_per_prompt",
+            "num_generations",
+            "num_generations",
+            "num_images_per_prompt",
+        ),
+    ),
+    WordRow(
+        "recipe.steps",
+        "denoising steps of a training sample (num inference steps)",
+        ("sample.num_steps", "sampling_steps", "", "num_inference_steps"),
+    ),
+    WordRow(
+        "recipe.length",
+        "most tokens of a completion",
+        ("", "", "max_completion_length, max_new_tokens", "max_new_tokens"),
+    ),
+    WordRow("recipe.eta", "noise of a sampling step", ("sample.noise_level", "eta", "", "eta")),
+    WordRow(
+        "recipe.fraction",
+        "share of the steps that are trained",
+        ("train.timestep_fraction", "timestep_fraction", "", ""),
+    ),
+    WordRow(
+        "recipe.kl",
+        "weight of the KL divergence from the start (KL coefficient)",
+        ("train.beta", "kl_coeff", "beta", ""),
+    ),
+    WordRow(
+        "recipe.clip",
+        "clip range of the ratio: [1 - clip, 1 + clip]",
+        ("train.clip_range", "clip_range", "epsilon", ""),
+    ),
+    WordRow("recipe.temperature", "temperature of text", ("", "", "temperature", "")),
+    WordRow(
+        "recipe.top_p", "share of the likeliest tokens that are sampled", ("", "", "top_p", "")
+    ),
+    WordRow(
+        "prompts.train",
+        "file of the training prompts",
+        ("dataset", "data_json_path", "dataset_name, train_dataset", ""),
+    ),
+    WordRow("prompts.held_out", "file of the evaluation's prompts", ("", "", "eval_dataset", "")),
+    WordRow(
+        "prompts.per_iteration",
+        "prompts per iteration, over all devices",
+        (
+            "sample.num_batches_per_epoch, sample.train_batch_size",
+            "train_batch_size",
+            "generation_batch_size, steps_per_generation",
+            "train_batch_size",
+        ),
+    ),
+    WordRow(
+        "train.rows_per_call",
+        "rows per call of the model, on one device",
+        (
+            "train.batch_size, train.gradient_accumulation_steps",
+            "gradient_accumulation_steps",
+            "per_device_train_batch_size, gradient_accumulation_steps, batch_size",
+            "gradient_accumulation_steps",
+        ),
+    ),
+    WordRow(
+        "train.updates",
+        "optimizer steps per iteration",
+        ("train.num_inner_epochs", "", "num_iterations, num_ppo_epochs", ""),
+    ),
+    WordRow(
+        "train.iterations",
+        "iterations: each samples, scores and updates once",
+        ("num_epochs", "max_train_steps", "max_steps, num_train_epochs", "max_train_steps"),
+    ),
+    WordRow(
+        "train.lr",
+        "learning rate",
+        ("train.learning_rate", "learning_rate", "learning_rate", "learning_rate"),
+    ),
+    WordRow(
+        "train.schedule.name",
+        "schedule of the learning rate",
+        ("", "lr_scheduler", "lr_scheduler_type", "lr_scheduler"),
+    ),
+    WordRow(
+        "train.schedule.warmup",
+        "iterations of linear warm-up",
+        ("", "lr_warmup_steps", "warmup_steps, warmup_ratio", "lr_warmup_steps"),
+    ),
+    WordRow(
+        "train.optimizer",
+        "adamw, or adamw8bit of bitsandbytes",
+        ("train.use_8bit_adam", "", "optim", "use_8bit_adam"),
+    ),
+    WordRow(
+        "train.betas",
+        "decay of Adam's two averages",
+        (
+            "train.adam_beta1, train.adam_beta2",
+            "",
+            "adam_beta1, adam_beta2",
+            "adam_beta1, adam_beta2",
+        ),
+    ),
+    WordRow(
+        "train.weight_decay",
+        "weight decay",
+        ("train.adam_weight_decay", "weight_decay", "weight_decay", "adam_weight_decay"),
+    ),
+    WordRow(
+        "train.max_grad_norm",
+        "largest norm of a gradient",
+        ("train.max_grad_norm", "max_grad_norm", "max_grad_norm", "max_grad_norm"),
+    ),
+    WordRow(
+        "train.gradient_checkpointing",
+        "compute activations again for gradients, to save memory",
+        (
+            "activation_checkpointing",
+            "gradient_checkpointing",
+            "gradient_checkpointing",
+            "gradient_checkpointing",
+        ),
+    ),
+    WordRow(
+        "train.seed",
+        "seed of the noise and of the prompts' order",
+        ("seed", "seed", "seed", "generator, seed"),
+    ),
+    WordRow(
+        "rewards",
+        "what scores the samples, with settings and weights",
+        ("reward_fn", "reward_model", "reward_funcs, reward_model_path", ""),
+    ),
+    WordRow(
+        "evaluate.every", "iterations between evaluations", ("eval_freq", "", "eval_steps", "")
+    ),
+    WordRow(
+        "evaluate.steps",
+        "denoising steps of an evaluation",
+        ("sample.eval_num_steps", "", "", "num_inference_steps"),
+    ),
+    WordRow(
+        "evaluate.average",
+        "decay of the averaged weights that are evaluated and saved",
+        ("train.ema, train.ema_decay", "use_ema, ema_decay", "", "use_ema, ema_decay"),
+    ),
+    WordRow(
+        "checkpoint.every",
+        "iterations between checkpoints",
+        ("save_freq", "checkpointing_steps", "save_steps", "checkpointing_steps"),
+    ),
+    WordRow(
+        "checkpoint.keep",
+        "checkpoints that stay",
+        (
+            "num_checkpoint_limit",
+            "checkpoints_total_limit",
+            "save_total_limit",
+            "checkpoints_total_limit",
+        ),
+    ),
+    WordRow(
+        "track.with",
+        "trackers of the metrics: tensorboard, wandb, ...",
+        ("use_wandb", "tracker_project_name", "report_to", "report_to"),
+    ),
+    WordRow(
+        "--folder",
+        "the run's folder, an option of `flowrl train`",
+        ("save_dir, logdir, run_name", "output_dir", "output_dir, run_name", "output_dir"),
+    ),
+    WordRow(
+        "--resume",
+        "the run to continue, an option of `flowrl train`",
+        ("resume_from", "resume_from_checkpoint", "resume_from_checkpoint", ""),
+    ),
+)
+
+
+def folded(name: str) -> str:
+    """A name in lower case with underscores: `Flow-GRPO` is `flow_grpo`."""
+    return "_".join(name.lower().replace("-", " ").replace("_", " ").split())
+
+
+def flowrl_words(name: str) -> list[str]:
+    """The settings that other libraries call `name`, in the order of the table."""
+    last = folded(name.rpartition(".")[2])
+    return [word.setting for word in WORDS if last in word.names]
+
+
+def suggestion(name: Any, known: Sequence[str], prefix: str = "") -> str:
+    """A clause on the way out of an unknown name: another spelling of it, flowrl's word for it,
+    the nearest known name, or all known names. `prefix` is that of an option."""
+    text = str(name)[:100].removeprefix("--")
+    same = [each for each in known if folded(each) == folded(text)]
+    if not same and (words := flowrl_words(text)):
+        return f"did you mean {' or '.join(_written(word, prefix) for word in words)}?"
+    near = (
+        same or get_close_matches(text, known, n=1) or get_close_matches(folded(text), known, n=1)
+    )
+    if near:
+        return f"did you mean {_written(near[0], prefix) if prefix else repr(near[0])}?"
+    return f"one of {', '.join(_written(each, prefix) for each in known)}"
+
+
+def _written(word: str, prefix: str) -> str:
+    return word if word.startswith("--") else prefix + word
+
+
+def unknown_name(name: Any, known: Sequence[str]) -> str:
+    """The sentence on a name that is not known."""
+    return f"{shown(name)} is not known; {suggestion(name, known)}"
+
+
+def words_table() -> str:
+    """The table as Markdown, for the README."""
+    rows = [("flowrl", "meaning", *PEERS), *((w.setting, w.meaning, *w.peers) for w in WORDS)]
+    lines = [f"| {' | '.join(_cells(row, i == 0))} |" for i, row in enumerate(rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _cells(row: tuple[str, ...], head: bool) -> list[str]:
+    if head:
+        return list(row)
+    setting, meaning, *peers = row
+    names = [", ".join(f"`{n.strip()}`" for n in cell.split(",") if n.strip()) for cell in peers]
+    return [f"`{setting}`", meaning, *names]

@@ -1,0 +1,223 @@
+"""The command line as a newcomer meets it: help, versions, and mistakes in one sentence."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowrl.cli import commands, help
+from flowrl.cli.app import main
+from flowrl.paths import PROJECT
+from tests.support import runs
+
+DEMO = str(PROJECT / "configs" / "demo.yaml")
+PAPERS = sorted((PROJECT / "configs" / "papers").glob("*.yaml"))
+
+
+def flowrl(capsys, *words: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as done:
+        main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return int(done.value.code), out, err
+
+
+def refusal(capsys, *words: object) -> str:
+    """The sentence of a command that is refused with exit code 2."""
+    begin = time.monotonic()
+    code, _, err = flowrl(capsys, *words)
+    assert code == 2, err
+    assert time.monotonic() - begin < 20
+    sentence = err.strip().splitlines()[-1]
+    assert sentence.startswith("flowrl: ") and "Traceback" not in err and "│" not in err
+    return sentence
+
+
+@pytest.fixture
+def run_folder(tmp_path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.yaml").write_text((PROJECT / "configs" / "demo.yaml").read_text())
+    return folder
+
+
+def test_help_needs_no_torch_and_a_third_of_a_second():
+    code = (
+        "import sys\n"
+        "from flowrl.cli.help import COMMANDS\n"
+        "from flowrl.cli.app import exit_code\n"
+        "for name in COMMANDS:\n"
+        "    for words in ([name, '--help'], [name, 'x', '-h']):\n"
+        "        assert exit_code(words) == 0, words\n"
+        "assert exit_code(['--version']) == 0 and exit_code(['--help']) == 0\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'PIL', 'diffusers'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    begin = time.process_time(), os.times().children_user
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    spent = os.times().children_user - begin[1]
+    assert spent < 0.6  # of all 22 together, in processor time: one takes half of that at most
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    assert set(help.COMMANDS) == set(commands.COMMAND_FUNCTIONS)
+    for name in help.COMMANDS:
+        code, out, _ = flowrl(capsys, name, "--help")
+        assert code == 0 and out.startswith(f"usage: flowrl {name}")
+        assert f"example:\n  flowrl {name}" in out and max(map(len, out.splitlines())) <= 105
+    code, out, _ = flowrl(capsys, "--help")
+    assert code == 0 and all(f"  {name} " in out or f"  {name}\n" in out for name in help.COMMANDS)
+    assert flowrl(capsys)[0] == 2
+    code, out, _ = flowrl(capsys, "--version")
+    assert code == 0 and re.match(r"flowrl \S+", out)
+
+
+def test_the_help_of_train_lists_every_setting(capsys):
+    from flowrl.settings import RECIPE_SETTINGS
+    from flowrl.settings.options import option_names
+
+    _, out, _ = flowrl(capsys, "train", "--help")
+    listed = set(re.findall(r"^  --(\S+)", out, re.MULTILINE))
+    names = {n.replace("_", "-") for n in option_names(RECIPE_SETTINGS["flow_grpo"])}
+    known = {name for name in names if not name.startswith("recipe.")}
+    assert known <= listed and listed - known == {"recipe.name", "folder", "resume"}
+    assert re.search(r"--train.lr \(0.0003\)\n      Learning rate", out)
+    assert "--track.with\n" in out and "--model.lora.rank (16)" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("trian",), "'trian' is no command; did you mean 'train'?"),
+        (("train", DEMO, "--train.lr", "abc"), "train.lr: input should be a valid number"),
+        (("train", DEMO, "--learning_rate", "1"), "did you mean --train.lr?"),
+        (("train", DEMO, "--track.wiht", "x"), "did you mean --track.with?"),
+        (("train", "configs"), "is a folder"),
+        (("recipes", "Flow-GRPO"), "did you mean 'flow_grpo'?"),
+        (("recipes", "nft", "awm"), "recipes: name one recipe"),
+        (("plan",), "plan: name a file"),
+        (("plan", DEMO, "--memory", "much"), "--memory: 'much' is no size"),
+        (("plan", DEMO, "--iteration", "-1"), "plan: --iteration: input should be greater"),
+        (("plan", DEMO, "--recipe.steps", "100000"), "recipe.steps: .*less than or equal to 250"),
+        (("plan", DEMO, "--recipe.group", "100000000"), "recipe.group: .*less than or equal to"),
+        (("plan", DEMO, DEMO, "--svg", "x.svg"), "--svg draws one run"),
+        (("serve-reward", "brightness", "--port", "99999999"), "--port: .*less than or equal to"),
+        (("serve-reward", "brightness", "--prot", "1"), "did you mean --port?"),
+        (("serve-reward", "[1]"), "expected a name or {name: ...}"),
+        (("serve-reward",), "serve-reward: REWARD: missing"),
+        (("schema", "x"), "schema takes no words"),
+        (("score", "."), "score: --rewards: missing"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, words, sentence):
+    assert re.search(sentence.replace("?", r"\?"), refusal(capsys, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("a", "--count", "0"), "sample: --count: input should be greater than or equal to 1"),
+        (("a", "--count", "two"), "sample: --count: input should be a valid integer.*'two'"),
+        (("a", "--steps", "0"), "sample: --steps: input should be greater than or equal to 1"),
+        (("a", "--guidance", "nan"), "sample: --guidance: "),
+        (("a", "--steer", "hard"), "sample: --steer: input should be 'no', 'best'"),
+        (("a", "--cuont", "2"), "sample: --cuont is not known; did you mean --count"),
+        (("a", "--rewards", "{name: [}"), "--rewards: not valid YAML"),
+        (("a", "--rewards", "3"), "--rewards: "),
+        ((), "sample: name prompts"),
+    ],
+)
+def test_a_mistake_in_sample_is_one_sentence(capsys, run_folder, words, sentence):
+    assert re.search(sentence, refusal(capsys, "sample", run_folder, *words))
+
+
+def test_evaluate_takes_no_zeros(capsys, run_folder):
+    for option in ("--samples", "--steps"):
+        said = refusal(capsys, "evaluate", run_folder, option, 0)
+        assert f"evaluate: {option}: input should be greater than or equal to 1, not '0'" in said
+
+
+def test_samples_never_replace_files(capsys, run_folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file")
+    assert "is a file, and samples need a folder" in said
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "000.png").write_text("mine")
+    said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "old")
+    assert "already holds files: name a new folder" in said
+    assert (tmp_path / "old" / "000.png").read_text() == "mine"
+    said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file" / "in")
+    assert "cannot make the folder" in said
+
+
+def test_a_port_in_use_is_one_sentence(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refusal(capsys, "serve-reward", "brightness", "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}" in said and "set another --port" in said
+
+
+def test_a_tracker_that_does_not_import_is_one_sentence(capsys, tmp_path, monkeypatch):
+    from flowrl.settings import checks
+
+    def broken(name: str) -> None:
+        raise AttributeError("module 'x' has no attribute 'y'\nat all")
+
+    monkeypatch.setattr(checks, "import_module", broken)
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: ["tensorboard"])
+    said = refusal(capsys, "train", DEMO, "--track.with", "tensorboard")
+    assert "tensorboard is installed, but importing" in said and "leave it out" in said
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
+    said = refusal(capsys, "train", DEMO, "--track.with", "tensorboard")
+    assert "pip install 'flowrl[track]'" in said
+
+
+def test_plan_needs_neither_prompts_nor_a_hub(capsys):
+    code, out, err = flowrl(capsys, "plan", *PAPERS)
+    assert code == 0, err
+    assert all(f"{path}\nrecipe " in out for path in PAPERS)
+    assert "before training: prompts.train: no such file: data/geneval/train.jsonl; configs/" in out
+    assert "before training: rewards: there is no reward 'hpsv3'" in out
+
+
+def test_plan_exits_with_1_where_the_run_does_not_fit(capsys):
+    code, out, _ = flowrl(capsys, "plan", DEMO, "--memory", "1MiB")
+    assert code == 1 and "does not fit into 1.0 MiB" in out
+    assert flowrl(capsys, "plan", DEMO, "--memory", "100GiB")[0] == 0
+
+
+def test_plan_prints_the_text_length_that_is_paid_for(capsys, tmp_path):
+    _, out, _ = flowrl(capsys, "plan", DEMO)
+    assert "text: 1 tokens per prompt (model.call.max_sequence_length, as set)" in out
+    tree = yaml.safe_load(Path(DEMO).read_text())
+    del tree["model"]["call"]
+    path = runs.write(tree, tmp_path)
+    _, out, _ = flowrl(capsys, "plan", path, "--svg", tmp_path / "missing" / "p.svg")
+    assert "text: 256 tokens per prompt (model.call.max_sequence_length, the pipeline's" in out
+    assert re.search(r"; the longest training prompt has \d+ words", out)
+    assert (tmp_path / "missing" / "p.svg").read_text().startswith("<svg")
+    (tmp_path / "file").write_text("")
+    assert "--svg: cannot write" in refusal(capsys, "plan", path, "--svg", tmp_path / "file" / "p")
+
+
+def test_single_files_of_weights_are_named(capsys, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    for name in (str(tmp_path / "model.safetensors"), "owner/model.safetensors"):
+        said = refusal(capsys, "train", DEMO, "--model.pipeline", name)
+        assert (
+            f"model.pipeline: {name} is a single file; give a folder in diffusers' format" in said
+        )
+
+
+def test_the_schema_is_json(capsys):
+    _, out, _ = flowrl(capsys, "schema")
+    assert json.loads(out)["properties"].keys() >= {"recipe", "model", "rewards"}

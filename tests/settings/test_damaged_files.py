@@ -1,0 +1,297 @@
+"""Damaged run files and prompt files: one sentence, or a valid run; never a trace."""
+
+import json
+import os
+import random
+import re
+import string
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowrl.errors import UserError
+from flowrl.paths import PROJECT
+from flowrl.prompts import PromptSet
+from flowrl.settings.read import check_plan, check_rewards, read_run, run_from
+from flowrl.settings.strict_yaml import parse_yaml
+
+RUN = (PROJECT / "configs" / "demo.yaml").read_text()
+
+
+def sentence(path: Path) -> str:
+    """The error of a run's file; it is one line, short, and comes at once."""
+    begin = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        run = read_run(path)
+        check_plan(run)
+        check_rewards(run)
+    assert time.monotonic() - begin < 5
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 1500, text[:300]
+    assert "pydantic" not in text
+    return text
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n"
+    for a, b in zip(string.ascii_lowercase, string.ascii_lowercase[1:12], strict=False)
+)
+MERGES = "a: &a {k0: 1}\n" + "".join(
+    f"{b}: &{b}\n  <<: [{', '.join([f'*{a}'] * 9)}]\n"
+    for a, b in zip(string.ascii_lowercase, string.ascii_lowercase[1:12], strict=False)
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lr: 3.0e-4", "lr: 2020-13-45", "line 10: '2020-13-45' is no timestamp"),
+        ("lr: 3.0e-4", "lr: !!int ''", "line 10: '' is no int"),
+        ("lr: 3.0e-4", "lr: !!bool maybe", "line 10: 'maybe' is no bool"),
+        ("lr: 3.0e-4", f"lr: {'9' * 4300}", "line 10: the integer is too large"),
+        ("lr: 3.0e-4", f"lr: {'9' * 5300}", "line 10: .* is no int"),
+        ("lr: 3.0e-4", "lr: .inf", "train.lr: input should be a finite number"),
+        ("lr: 3.0e-4", "lr: .nan", "train.lr: input should be a finite number"),
+        ("{name: nft,", "{name: [],", r"recipe.name: \[\] is not known"),
+        ("{name: nft,", "{name: {},", "recipe.name: {} is not known"),
+        ("[{name: shapes, kind: strict}]", "[{name: shapes, settings: 1}]", "settings: expected a"),
+        ("lr: 3.0e-4", f"lr: {'[' * 5000}{']' * 5000}", "nested more than 40 deep"),
+        ("group: 12", "group: 100000000", "recipe.group: .*less than or equal to 10000"),
+        ("steps: 8", "steps: 100000", "recipe.steps: .*less than or equal to 250"),
+        ("train: {iter", "train: {lr: 1.0}\ntrain: {iter", "train is given twice, in line 10 and"),
+        ("lr: 3.0e-4", "lr: 1.0, lr: 3.0e-4", "train.lr is given twice"),
+        ("max_sequence_length: 1", "eta: 0.7", "model.call: eta has no effect"),
+        ("# A tiny", "? [a]\n: 1\n# A tiny", "not valid YAML: line 1"),
+        ("train: {iter", "loop: &l [*l]\ntrain: {iter", "contains itself"),
+        ("train: {iter", f"{LAUGHS}train: {{iter", "more than 20000 values"),
+        ("train: {iter", f"{MERGES}train: {{iter", "more than 20000 values"),
+        ("configs/prompts/shapes_train.jsonl", "''", "prompts.train: .*at least 1 char"),
+        ("# A tiny", "\x07# A tiny", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_a_mutated_run_is_one_sentence(tmp_path, old, new, message):
+    assert old in RUN
+    (tmp_path / "run.yaml").write_text(RUN.replace(old, new, 1))
+    assert re.search(message, sentence(tmp_path / "run.yaml"))
+
+
+def test_files_that_are_no_text_or_too_large(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"recipe: {name: caf\xe9}")
+    assert "line 1 is not UTF-8" in sentence(path)
+    path.write_text("# " + "x" * 2**18)
+    assert "more than 262144 characters" in sentence(path)
+    path.write_text("")
+    assert "expected settings" in sentence(path)
+    assert "is a folder" in sentence(tmp_path)
+
+
+def test_anchors_of_ordinary_use_stay():
+    text = "a: &a {lr: 1}\nb: {<<: *a, x: 2}\nc: *a"
+    assert parse_yaml(text, "x") == {"a": {"lr": 1}, "b": {"lr": 1, "x": 2}, "c": {"lr": 1}}
+    assert parse_yaml("b: {<<: {lr: 1}, lr: 2}", "x") == {"b": {"lr": 2}}
+
+
+WILD = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20),
+    st.dates(), st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
+    st.sampled_from([10**9, -1, 0, "", "null", ".inf", [[[]]], {"name": []}, "a\x00b", "~x/y"]),
+)  # fmt: skip
+SNIPPETS = ("!!int ''", "!!bool maybe", "&a [*a]", "<<: 1", "? ", "]", "{", "'", "\t", "- ",
+            "!!x y", ": ", "2020-99-99", "\x00", "é", "*b", "!!python/object:os.system",
+            "1_0", "0x", "[" * 60)  # fmt: skip
+
+
+def paths(tree, at=()):
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield (*at, key)
+        if isinstance(value, dict | list):
+            yield from paths(value, (*at, key))
+
+
+@st.composite
+def mutated_runs(draw) -> str:
+    tree = yaml.safe_load(RUN)
+    for _ in range(draw(st.integers(0, 3))):
+        path = draw(st.sampled_from(list(paths(tree))))
+        node = tree
+        for part in path[:-1]:
+            node = node[part]
+        if draw(st.booleans()):
+            node[path[-1]] = draw(WILD)
+        elif isinstance(node, dict):
+            node[draw(st.text(max_size=8))] = node.pop(path[-1])
+        else:
+            del node[path[-1]]
+        if not tree:
+            break
+    text = yaml.safe_dump(tree, allow_unicode=True)
+    if draw(st.booleans()):
+        at = draw(st.integers(0, len(text)))
+        text = text[:at] + draw(st.sampled_from(SNIPPETS)) + text[at + draw(st.integers(0, 9)) :]
+    return text
+
+
+def check_text(text: str) -> None:
+    begin = time.monotonic()
+    try:
+        run = run_from(parse_yaml(text, "run.yaml"), "run.yaml")
+        check_plan(run)
+        check_rewards(run)
+    except UserError as error:
+        assert "\n" not in str(error).strip() and len(str(error)) < 2000
+    assert time.monotonic() - begin < 5
+
+
+QUICK = pytest.param(300, id="quick")
+SLOW = pytest.param(10_000, id="slow", marks=pytest.mark.slow)
+CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
+
+
+@pytest.mark.parametrize("count", [QUICK, SLOW])
+def test_mutated_runs_are_valid_or_one_sentence(count):
+    examples = settings(max_examples=count, deadline=None, database=None, derandomize=True,
+                        suppress_health_check=CHECKS)  # fmt: skip
+    examples(given(mutated_runs())(check_text))()
+
+
+def prompts_of(path: Path) -> PromptSet | str:
+    begin = time.monotonic()
+    try:
+        return PromptSet.read(str(path), "prompt", "prompts.train")
+    except UserError as error:
+        assert "\n" not in str(error) and len(str(error)) < 700
+        return str(error)
+    finally:
+        assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", b"null\nnull\n", "line 1: expected an object .*, not null"),
+        ("a.jsonl", b"\n\n \n", "has no prompts"),
+        ("a.jsonl", b"{}\n", "has no column 'prompt'; it has no columns"),
+        ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "line 1 is not UTF-8"),
+        ("a.jsonl", b'{"prompt": ' + b"[" * 100_000, "nested too deep"),
+        ("a.jsonl", b'{"prompt": "a"}\n\n{"prompt": 3}\n', "line 3: the prompt is 3, and not"),
+        ("a.jsonl", b'{"prompt": [{"role": "user", "content": "x"}]}', "a list of chat messages"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', "line 2: .*surrogate"),
+        ("a.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2: no JSON"),
+        ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", "line 1: no JSON"),
+        ("a.json", b"[]", "has no prompts"),
+        ("a.json", b"3", "expected a list of objects"),
+        ("a.json", b"[1, 2]", "row 1: expected an object"),
+        ("a.json", b'{"prompt": ["a"], "n": [1, 2]}', "different lengths"),
+        ("a.csv", b"prompt,n\n", "has no prompts"),
+        ("a.csv", b"prompt,prompt\na,b\n", "named twice"),
+        ("a.csv", b"prompt\na,b\n", "more cells than columns"),
+        ("a.csv", b'prompt\n"a', "no CSV"),
+        ("a.parquet", b"PAR1garbagePAR1", "no parquet"),
+        ("a.parquet", b"", "no parquet"),
+        ("a.txt", b"\n\n", "has no prompts"),
+        ("a.xlsx", b"x", "cannot read .xlsx"),
+    ],
+)  # fmt: skip
+def test_a_damaged_prompt_file_is_one_sentence(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    found = prompts_of(tmp_path / name)
+    assert isinstance(found, str) and re.search(message, found), found
+
+
+def test_folders_that_are_no_data_set_are_refused_at_once(tmp_path):
+    assert "without .jsonl" in str(prompts_of(tmp_path))
+    for i in range(50):
+        (tmp_path / str(i)).mkdir()
+        for k in range(110):
+            (tmp_path / str(i) / f"{k}.jsonl").touch()
+    assert "more than 5000 files" in str(prompts_of(tmp_path))
+
+
+def test_what_a_folder_holds_is_read_anew(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"prompt": "a red ball"}\n')
+    stat = file.stat()
+    assert PromptSet.read(str(tmp_path), "prompt", "x").texts == ("a red ball",)
+    file.write_text('{"prompt": "a red cat!"}\n')  # of the same size, at the same time
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert PromptSet.read(str(tmp_path), "prompt", "x").texts == ("a red cat!",)
+
+
+def test_formats_agree(tmp_path):
+    from pyarrow import Table, parquet
+
+    rows = [{"prompt": "a, \"b\"\nc", "n": 1, "x": 0.5, "ok": True, "tag": None},
+            {"prompt": "ü", "n": 20, "x": 1.0, "ok": False, "tag": "t"}]  # fmt: skip
+    (tmp_path / "a.jsonl").write_text("\r\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "b.json").write_text(json.dumps({k: [r[k] for r in rows] for k in rows[0]}))
+    (tmp_path / "c.json").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "a.csv").write_text(
+        'prompt,n,x,ok,tag\n"a, ""b""\nc",1,0.5,true,\nü,20,1.0,False,t\n', encoding="utf-8"
+    )
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        read = PromptSet.read(str(path), "prompt", "x")
+        assert list(read.meta) == rows and read.texts == tuple(r["prompt"] for r in rows), path
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "more": 1}\n')
+    read = PromptSet.read(str(tmp_path / "b.jsonl"), "prompt", "x")
+    assert read.meta == ({"prompt": "a", "more": None}, {"prompt": "b", "more": 1})
+
+
+def damaged_table(rng: random.Random) -> tuple[str, bytes]:
+    """A prompt file with some damage: bytes changed, cut, doubled, or values replaced."""
+    kind = rng.choice(["jsonl", "json", "csv", "txt", "parquet"])
+    values = [None, 1, 1e400, True, [], {}, "x", "", [{"role": "user"}], "a" * 300, {"a": [1, "b"]}]
+    rows = [{"prompt": f"prompt {i}", "n": i} for i in range(rng.randint(0, 5))]
+    for row in rows:
+        if rng.random() < 0.3:
+            row[rng.choice(["prompt", "n", "image", ""])] = rng.choice(values)
+    if kind == "csv":
+        data = "\n".join(["prompt,n", *(f"{r['prompt']},{r['n']}" for r in rows)]).encode()
+    elif kind == "txt":
+        data = "\n".join(str(row["prompt"]) for row in rows).encode()
+    elif kind == "parquet":
+        data = (PARQUET or [b""])[0]
+    else:
+        data = (
+            "\n".join(map(json.dumps, rows)).encode()
+            if kind == "jsonl"
+            else json.dumps(rows).encode()
+        )
+    for _ in range(rng.randint(0, 4)):
+        at = rng.randint(0, len(data))
+        piece = rng.choice(
+            [b"", b"\x00", b"\xff", b"[", b"{", b'"', b"\n", b"null", b"\xef\xbb\xbf"]
+        )
+        longer, changed = data[:at] + piece + data[at:], data[:at] + piece + data[at + 9 :]
+        data = rng.choice([data[:at], longer, changed, data + data[at:]])
+    return kind, data
+
+
+PARQUET: list[bytes] = []
+
+
+@pytest.mark.parametrize("count", [QUICK, SLOW])
+def test_damaged_prompt_files_are_valid_or_one_sentence(count, tmp_path):
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_pylist([{"prompt": f"p {i}"} for i in range(9)]), tmp_path / "p")
+    PARQUET[:] = [(tmp_path / "p").read_bytes()]
+
+    def check(seed: int) -> None:
+        kind, data = damaged_table(random.Random(seed))
+        path = tmp_path / f"a.{kind}"
+        path.write_bytes(data)
+        found = prompts_of(path)
+        if isinstance(found, PromptSet):
+            assert all(isinstance(t, str) and t.strip() for t in found.texts)
+
+    examples = settings(max_examples=count, deadline=None, database=None, derandomize=True,
+                        suppress_health_check=CHECKS)  # fmt: skip
+    examples(given(st.integers(0, 2**32))(check))()

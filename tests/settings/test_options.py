@@ -1,0 +1,77 @@
+"""Every setting of a file is an option."""
+
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.settings import RECIPE_SETTINGS
+from flowrl.settings.options import option_names
+from flowrl.settings.read import dump, override, run_from
+from tests.settings.test_words import TREE
+
+RUN = run_from({**TREE, "model": {"pipeline": "p/q", "lora": None}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "value"),
+    [
+        (["--track.with", "tensorboard", "wandb"], "track.with", ["tensorboard", "wandb"]),
+        (["--track.with", "tensorboard"], "track.with", ["tensorboard"]),
+        (["--track.with", "[]"], "track.with", []),
+        (["--model.lora.rank", "8"], "model.lora.rank", 8),
+        (["--model.lora.targets", "to_q", "to_k"], "model.lora.targets", ["to_q", "to_k"]),
+        (["--model.call.max_sequence_length", "12"], "model.call", {"max_sequence_length": 12}),
+        (["--model.guidance", "null"], "model.guidance.sample", None),
+        (["--train.betas", "0.8", "0.9"], "train.betas", [0.8, 0.9]),
+        (["--train.betas=[0.8, 0.9]"], "train.betas", [0.8, 0.9]),
+        (["--train.rows-per-call", "4"], "train.rows_per_call", 4),
+        (["--train.gradient-checkpointing"], "train.gradient_checkpointing", True),
+        (["--train.no-gradient-checkpointing"], "train.gradient_checkpointing", False),
+        (["--train.gradient_checkpointing=false"], "train.gradient_checkpointing", False),
+        (["--evaluate.average", "null"], "evaluate.average", None),
+        (["--steer.iterations", "0", "5"], "steer.iterations", [0, 5]),
+        (["--budget.rates", "0.1", "0.9"], "budget.rates", [0.1, 0.9]),
+        (["--rewards", "jpeg"], "rewards.0.name", "jpeg"),
+        (["--rewards", "{name: shapes, kind: strict}", "jpeg"], "rewards.0.label", "shapes.strict"),
+        (["--prompts.column", "null"], "prompts.column", "null"),
+        (["--train.lr=1e-5"], "train.lr", 1e-5),
+    ],
+)
+def test_an_option_sets_its_value(words, where, value):
+    node = dump(override(RUN, words))
+    for part in where.split("."):
+        node = node[int(part)] if isinstance(node, list) else node[part]
+    assert node == value
+
+
+def test_every_setting_of_every_recipe_can_be_set_to_its_own_value():
+    for name, kind in RECIPE_SETTINGS.items():
+        model = {"language": "p/q"} if name.startswith("text_") else {"pipeline": "p/q"}
+        run = run_from({**TREE, "model": model, "recipe": {"name": name}}, "x")
+        tree = dump(run)
+        words = []
+        for option in option_names(kind):
+            node = tree
+            for part in option.split("."):
+                node = node.get(part) if isinstance(node, dict) else None
+            if option != "recipe.name" and isinstance(node, int | float | str | bool):
+                words += [f"--{option}", str(node)]
+        assert len(words) > 40 and override(run, words) == run
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train.lr", "abc"], "command line: train.lr: input should be a valid number, .*'abc'$"),
+        (["--train.lr"], "--train.lr: missing its value"),
+        (["--train.lr", "1", "2"], "--train.lr takes one value, not 1 2"),
+        (["train.lr", "1"], "'train.lr' is no option; write --SECTION.SETTING VALUE"),
+        (["--rewards", "[shapes"], "--rewards: not valid YAML: line 1"),
+        (["--"], "-- is not known"),
+        (["--train..lr", "1"], "--train..lr is not known; did you mean --train.lr"),
+        (["--rewards.x.y", "1"], "--rewards.x.y is not known"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(words, message):
+    with pytest.raises(UserError, match=message) as caught:
+        override(RUN, words)
+    assert "\n" not in str(caught.value)

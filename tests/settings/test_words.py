@@ -1,0 +1,91 @@
+"""The table of words, and the suggestions made from it."""
+
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.recipes import RECIPES
+from flowrl.settings import RECIPE_SETTINGS
+from flowrl.settings.options import option_names
+from flowrl.settings.read import override, run_from
+from flowrl.settings.words import PEERS, WORDS, words_table
+
+TREE = {
+    "recipe": {"name": "flow_grpo"},
+    "model": {"pipeline": "flowrl/demo/shapes-sd3"},
+    "prompts": {"train": "configs/prompts/shapes_train.jsonl"},
+    "rewards": "brightness",
+}
+
+
+def test_every_word_is_a_setting_or_an_option_of_train():
+    known = {name for kind in RECIPE_SETTINGS.values() for name in option_names(kind)}
+    known |= {"model.lora", "--folder", "--resume"}
+    known |= {f"model.call.{name}" for name in ("num_frames", "max_sequence_length")}
+    known |= {
+        f"model.{inner}"
+        for inner in ("lora.rank", "lora.alpha", "lora.targets", "server.url", "vae.tiling")
+    }
+    assert not [word.setting for word in WORDS if word.setting not in known]
+    assert len({word.setting for word in WORDS}) == len(WORDS)
+
+
+def test_the_table_is_markdown_with_a_row_per_word():
+    head, line, *rows = words_table().splitlines()
+    assert head.split(" | ")[2:] == [*PEERS[:-1], f"{PEERS[-1]} |"]
+    assert line == "|---|---|---|---|---|---|" and len(rows) == len(WORDS)
+    assert all(row.count(" | ") == 5 for row in rows)
+    assert any("`train.lr`" in row and "`learning_rate`" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "hint"),
+    [
+        ("train", "learning_rate", "did you mean train.lr?"),
+        ("recipe", "beta", "did you mean recipe.kl?"),
+        ("recipe", "num_generations", "did you mean recipe.group?"),
+        ("recipe", "num_image_per_prompt", "did you mean recipe.group?"),
+        ("recipe", "noise_level", "did you mean recipe.eta?"),
+        ("recipe", "num_inference_steps", "did you mean recipe.steps or evaluate.steps?"),
+        ("model", "fp16", "did you mean model.dtype?"),
+        ("model", "guidance_scale", "did you mean model.guidance.sample?"),
+        ("model", "lora_r", "did you mean model.lora.rank?"),
+        ("train", "num_inner_epochs", "did you mean train.updates?"),
+        ("train", "gradient_accumulation_steps", "did you mean train.rows_per_call?"),
+        ("track", "report_to", "did you mean track.with?"),
+        ("train", "output_dir", "did you mean --folder?"),
+    ],
+)
+def test_a_word_of_another_library_leads_to_ours(section, key, hint):
+    part = {**TREE.get(section, {}), key: 1}
+    with pytest.raises(UserError) as caught:
+        run_from({**TREE, section: part}, "run.yaml")
+    assert str(caught.value) == f"run.yaml: {section}.{key}: {key!r} is not known; {hint}"
+
+
+def test_another_spelling_of_a_recipe_is_recognized():
+    for name in ("Flow-GRPO", "flow grpo", "FLOW_GRPO"):
+        with pytest.raises(UserError, match=r"is not known; did you mean 'flow_grpo'\?$"):
+            run_from({**TREE, "recipe": {"name": name}}, "run.yaml")
+    assert run_from({**TREE, "recipe": "flow_grpo"}, "run.yaml").recipe.name in RECIPES
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--learning_rate", "--learning_rate is not known; did you mean --train.lr?"),
+        ("--num-generations", "--num-generations is not known; did you mean --recipe.group?"),
+        ("--train.lrr", "--train.lrr is not known; did you mean --train.lr?"),
+    ],
+)
+def test_options_have_the_same_suggestions(option, hint):
+    with pytest.raises(UserError) as caught:
+        override(run_from(TREE, "x"), [option, "1"])
+    assert str(caught.value) == hint
+
+
+def test_a_reward_may_be_a_bare_name():
+    for value in ("brightness", ["brightness"], [{"name": "brightness"}]):
+        run = run_from({**TREE, "rewards": value, "held_out_rewards": value}, "x")
+        assert [(s.name, s.label, s.settings) for s in run.judges] == [
+            ("brightness", "brightness", {})
+        ]
