@@ -1,11 +1,12 @@
 """What to train, and how it is called."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from pydantic import Field, model_validator
 
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.server import Server
 
@@ -35,6 +36,11 @@ class Vae(Settings):
 
 
 class ModelSettings(Settings):
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "gguf_file": OnResume.NEVER,
+        "lora": OnResume.NEVER,
+        "offload": OnResume.FREE,
+    }
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Either this or `language`."""
     language: str | None = None

@@ -1,9 +1,9 @@
 """A run as data: a recipe, a model, prompts, rewards, and how to train."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import tyro
 from pydantic import Field, create_model, model_validator
@@ -11,7 +11,7 @@ from pydantic import Field, create_model, model_validator
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.model import ModelSettings
@@ -20,13 +20,17 @@ from samplers import FeynmanKac, FlowSDE, Particled
 from samplers.completions import TextPlanner
 
 
+class RecipeSettings(Settings):
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
+
+
 def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[Settings]:
     """The keyword arguments of a recipe as a settings model."""
     fields: dict[str, Any] = {"name": (Literal[name], name)}  # type: ignore[valid-type]
     for parameter in inspect.signature(recipe).parameters.values():
         assert parameter.default is not inspect.Parameter.empty, (name, parameter.name)
         fields[parameter.name] = (parameter.annotation, parameter.default)
-    return create_model(name, __base__=Settings, __doc__=recipe.__doc__, **fields)
+    return create_model(name, __base__=RecipeSettings, __doc__=recipe.__doc__, **fields)
 
 
 RECIPE_SETTINGS = {name: recipe_settings(name, recipe) for name, recipe in RECIPES.items()}
@@ -64,6 +68,10 @@ class Steer(Settings):
 class Run(Settings):
     """Everything that a run needs to know."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "track": OnResume.FREE,
+        "checkpoint": OnResume.FREE,
+    }
     recipe: Recipe  # type: ignore[valid-type]
     model: ModelSettings
     prompts: PromptFiles

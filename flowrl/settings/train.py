@@ -1,10 +1,11 @@
 """How long, how fast, and what is looked at and kept on the way."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 
 
 class ScheduleSettings(Settings):
@@ -14,8 +15,16 @@ class ScheduleSettings(Settings):
 
 
 class Train(Settings):
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "rows_per_call": OnResume.FREE,
+        "gradient_checkpointing": OnResume.FREE,
+        "on_failure": OnResume.FREE,
+        "alarms": OnResume.FREE,
+        "self_test": OnResume.FREE,
+        "optimizer": OnResume.NEVER,
+    }
     iterations: int = Field(default=100, ge=1)
-    lr: float = Field(default=3e-4, gt=0)
+    lr: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps an iteration; each sees an equal share of the samples at every step."""
@@ -40,6 +49,7 @@ class Train(Settings):
 
 
 class EvaluateSettings(Settings):
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"average": OnResume.NEVER}
     every: int = Field(default=10, ge=1)
     steps: int | None = Field(default=None, ge=1)
     """Denoising steps, or the most tokens of a text; null takes the recipe's."""
@@ -54,6 +64,7 @@ class EvaluateSettings(Settings):
 
 
 class Checkpoint(Settings):
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"best": OnResume.SAID}
     every: int = Field(default=10, ge=1)
     keep: int = Field(default=2, ge=1)
     best: str | None = None

@@ -314,7 +314,7 @@ def test_a_run_killed_between_its_first_line_and_its_first_checkpoint(
 ):
     config, folder = runs.write(small(pipeline, tmp_path), tmp_path), tmp_path / "run"
     with monkeypatch.context() as broken:
-        broken.setattr(train.checkpoint, "save", lambda *_: sys.exit(9))
+        broken.setattr(train.checkpoint, "save_checkpoint", lambda *_: sys.exit(9))
         assert flowrl("train", config, "--folder", folder) == 9
     assert [line["iteration"] for line in lines(folder)] == [0]
     assert flowrl("train", "--resume", folder) == 0
