@@ -88,8 +88,8 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
     lines = [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
     if before.processes != processes:
         lines.append(
-            f"{processes} processes, {before.processes} before: sums are taken in another order, "
-            "so results agree to rounding and not to the bit"
+            f"processes: {processes} now, {before.processes} before; sums are taken in another "
+            "order, so results agree to rounding and not to the bit"
         )
     return lines
 

@@ -216,6 +216,9 @@ def test_a_process_that_dies_stops_the_others(warm, config, tmp_path):
     done = int(newest.name)
     (folder / "run.yaml").write_text(shorter.replace("iterations: 4", f"iterations: {done + 2}"))
     assert warm.run("train", "--resume", folder, out=tmp_path / "resumed.txt") == 0
+    resumed = (tmp_path / "resumed.txt").read_text()
+    assert "processes: 1 now, 2 before" in resumed and "not to the bit" in resumed
+    assert f"train.iterations 200 -> {done + 2}" in resumed
     assert [line["iteration"] for line in lines(folder)] == list(range(done + 3))
 
 
