@@ -43,9 +43,9 @@ def train_command(arguments: list[str]) -> int:
 
 
 def _resume(folder: Path, rest: Sequence[str]) -> int:
-    if rest:
-        raise UserError(f"train --resume takes only a run's folder, not {' '.join(rest)}")
-    run = run_of(folder)
+    if rest and not rest[0].startswith("-"):
+        raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
+    run = override(run_of(folder), rest)
     check_run(run)
     quiet()
     from flowrl.run.train import resume

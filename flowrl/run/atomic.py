@@ -1,14 +1,15 @@
-"""Folders that are there whole or not at all, and the one process that may write in a run's.
+"""Folders that exist whole or not at all, and the lock of a run's folder.
 
-A folder is filled beside its place, brought to the disk, and renamed. What is put away is renamed
-first and removed after. So a process may be killed, or the machine lose power, at any moment:
-whatever stands under a proper name is complete.
+A folder is filled under a temporary name, synced to disk, and renamed. A folder to be removed is
+renamed first. So a process may be killed, or the machine lose power, at any moment: every folder
+under its final name is complete.
 """
 
 import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -23,15 +24,16 @@ from flowrl.errors import UserError
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
 LOCK = ".lock"
-LITTLE = 2**20  # bytes: with less than this free, a failed write is told as a full disk
+LITTLE = 2**20  # bytes: with less than this free, a failed write is reported as a full disk
 BLOCK = 2**20
+NUMBER = re.compile(r"[0-9]+")
 
 
 def write_folder(folder: Path, write: Callable[[Path], None], listed: bool = False) -> None:
-    """Let `write` fill a folder, then put it in place under its name at once.
+    """Let `write` fill a folder under a temporary name, then rename it.
 
-    `listed` adds a list of the files and their sums, for `damage`. UserError where the disk is
-    full or refuses; nothing half-written stays then, and an older folder of that name does.
+    `listed` adds a list of the files and their sums, for `damage`. UserError if the disk is full or
+    refuses; then nothing half-written stays, and an older folder of that name does.
     """
     beside, before = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     free = None
@@ -65,9 +67,9 @@ def _fill(folder: Path, write: Callable[[Path], None], listed: bool) -> None:
 
 
 def appear(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a new folder that nobody ever sees without what `write` puts in it.
+    """Make a new folder, visible only once `write` has filled it.
 
-    FileExistsError if it is there already, or another process was quicker.
+    FileExistsError if it exists, or another process was quicker.
     """
     if folder.exists():
         raise FileExistsError(errno.EEXIST, "exists", str(folder))
@@ -84,7 +86,7 @@ def appear(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Of a file, what is in it; of a folder, the names in it."""
+    """Sync a file's content, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -93,13 +95,13 @@ def to_disk(path: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what killed processes left half-written or half-removed in a folder."""
+    """Remove folders that killed processes left half-written or half-removed."""
     for path in (*parent.glob(".*.tmp"), *parent.glob(".*.old")):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def put_away(folder: Path) -> None:
-    """Remove a folder, of which no part is ever seen under its own name."""
+    """Remove a folder; it is never seen half-removed under its own name."""
     gone = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
@@ -107,8 +109,8 @@ def put_away(folder: Path) -> None:
 
 
 def sums(folder: Path) -> dict[str, list[int]]:
-    """Size and CRC-32 of every file of a folder, but of the list itself."""
-    found = {}
+    """Return size and CRC-32 of every file of a folder, without the list itself."""
+    listed = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name, crc = path.relative_to(folder).as_posix(), 0
         if name == CONTENTS:
@@ -116,28 +118,39 @@ def sums(folder: Path) -> dict[str, list[int]]:
         with path.open("rb") as file:
             while block := file.read(BLOCK):
                 crc = zlib.crc32(block, crc)
-        found[name] = [path.stat().st_size, crc]
-    return found
+        listed[name] = [path.stat().st_size, crc]
+    return listed
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a folder that was written with its list; None for a sound one."""
+    """Describe the damage of a folder that was written with its list; None for a sound one."""
     try:
-        wanted, found = json.loads((folder / CONTENTS).read_text()), sums(folder)
-    except (OSError, ValueError) as error:
-        return f"{CONTENTS} is not readable ({error})"
-    for name, (size, crc) in wanted.items():
-        if name not in found:
+        wanted, here = json.loads((folder / CONTENTS).read_text()), sums(folder)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{CONTENTS} is not readable ({reason(error)})"
+    if not isinstance(wanted, dict):
+        return f"{CONTENTS} is not a list of files"
+    for name, entry in wanted.items():
+        if not isinstance(entry, list) or len(entry) != 2:
+            return f"{CONTENTS} has no size and sum of {name}"
+        size, crc = entry
+        if name not in here:
             return f"{name} is missing"
-        if found[name][0] != size:
-            return f"{name} has {found[name][0]} of {size} bytes"
-        if found[name][1] != crc:
+        if here[name][0] != size:
+            return f"{name} has {here[name][0]} of {size} bytes"
+        if here[name][1] != crc:
             return f"{name} is not what was written"
     return None
 
 
+def numbered_folders(parent: Path) -> list[Path]:
+    """Return the children of a folder that are named by a number, the smallest first."""
+    children = [path for path in parent.glob("[0-9]*") if NUMBER.fullmatch(path.name)]
+    return sorted(children, key=lambda path: (int(path.name), path.name))
+
+
 def reason(error: Exception, free: int | None = None) -> str:
-    """A failed write in a few words; `free` are the bytes that were left on the disk."""
+    """Describe a failed write in a few words; `free`: bytes that were left on the disk."""
     text = " ".join(str(error).split())
     if (free is not None and free < LITTLE) or "No space left" in text or "quota" in text.lower():
         return "the disk is full"
@@ -146,9 +159,9 @@ def reason(error: Exception, free: int | None = None) -> str:
 
 @contextmanager
 def held(folder: Path) -> Iterator[str | None]:
-    """Be the only one who trains in a folder. Gives who died while holding it, if somebody did.
+    """Hold the lock of a run's folder. Yields the owner of a stale lock, if any.
 
-    The system lets go of the lock when its process ends, however it ends. UserError where another
+    The system releases the lock when its process ends, however it ends. UserError if another
     process holds it.
     """
     try:
@@ -159,11 +172,11 @@ def held(folder: Path) -> Iterator[str | None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            who = os.pread(file, 200, 0).decode() or "another process"
+            who = _owner(file) or "another process"
             raise UserError(
                 f"{folder} is being trained by {who}: stop that first, or wait for its end"
             ) from error
-        before = os.pread(file, 200, 0).decode()
+        before = _owner(file)
         os.ftruncate(file, 0)
         with suppress(OSError):  # on a full disk the lock holds all the same
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
@@ -171,3 +184,9 @@ def held(folder: Path) -> Iterator[str | None]:
         os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def _owner(lock: int) -> str:
+    """Read the name in a lock file, which may hold anything: one printable line of it."""
+    text = os.pread(lock, 200, 0).decode(errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip()

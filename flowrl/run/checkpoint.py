@@ -1,4 +1,4 @@
-"""Save and go on: folders written beside and renamed, so that a half-written one is never read."""
+"""Checkpoints, exported weights and the best ones: folders that are complete or not there."""
 
 import json
 import math
@@ -16,17 +16,24 @@ from flowrl.errors import UserError
 from flowrl.media.statistics import Alarms
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
-from flowrl.run.atomic import damage, put_away, reason, write_folder
+from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
 from flowrl.run.evaluate import evaluated
+from flowrl.run.finite import NotFiniteError, first_not_finite, refuse
+from flowrl.run.optimizers import update_settings
 from flowrl.run.session import EVALUATION, Session
 from flowrl.settings import Run
 
 POLICIES_FILE = "policies.safetensors"
+# errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
+MISFITS = (
+    *(OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError),
+    *(SafetensorError, UnpicklingError),
+)
 
 
 @dataclass
 class Progress:
-    """What a run knows beside its weights; all of it is in every checkpoint."""
+    """Counters and results of a run; all of it is in every checkpoint."""
 
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0
@@ -39,8 +46,11 @@ class Progress:
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
-    """`checkpoints/000010`: weights, averages, optimizer, progress. Keeps the newest few."""
-    weights = session.policies.state()  # pieces of it are gathered, by all
+    """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
+
+    Only then drop best weights that are no longer the best: the checkpoint before still needs them.
+    """
+    weights = session.policies.state()  # shards are gathered by all processes
     moments = whole_state(session.optimizer, session.policies.parameters.values())
     with session.parallel.together():
         if session.parallel.main:
@@ -55,33 +65,31 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
                     "alarms": alarms.state(),
                     "tracker": session.tracker.state(),
                     "scaler": session.scaler.state_dict(),
+                    "origin": session.origin.state() if session.origin else None,
                 }
                 (folder / "state.json").write_text(json.dumps(state))
 
             write_folder(parent / f"{progress.iteration:06d}", write, listed=True)
-            kept = [old for old in _sorted(session.folder) if int(old.name) <= progress.iteration]
-            for old in {*_sorted(session.folder)} - {*kept[-session.run.checkpoint.keep :]}:
-                put_away(old)  # a later one was damaged: this run came back from before it
-
-
-def _sorted(folder: Path) -> list[Path]:
-    found = (folder / "checkpoints").glob("[0-9]*")
-    return sorted(path for path in found if path.name.isdigit())
+            every = numbered_folders(parent)
+            kept = [old for old in every if int(old.name) <= progress.iteration]
+            for old in {*every} - {*kept[-session.run.checkpoint.keep :]}:
+                put_away(old)  # older ones, and damaged later ones that the run came back from
+            drop_other_best(session.folder, progress)
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
-    """The newest whole checkpoint of a run; `warn` hears of damaged ones. None if there is none.
+    """Return the newest whole checkpoint of a run, None if there is none. Warns of damaged ones.
 
     UserError if there are some, and all of them are damaged.
     """
-    found = _sorted(folder)
+    checkpoints = numbered_folders(folder / "checkpoints")
     wrong = ""
-    for checkpoint in reversed(found):
+    for checkpoint in reversed(checkpoints):
         wrong = damage(checkpoint)
         if wrong is None:
             return checkpoint
         warn(f"{checkpoint} is damaged ({wrong}); going back to the one before")
-    if found:
+    if checkpoints:
         raise UserError(
             f"no whole checkpoint in {folder / 'checkpoints'} ({wrong}); "
             "remove that folder to train from the start"
@@ -90,29 +98,63 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
 
 
 def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
-    """Everything is read before anything is changed."""
+    """Restore weights, optimizer and counters. Everything is read before anything is changed.
+
+    UserError where the checkpoint does not fit, or holds weights that are not finite.
+    """
     try:
         state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
         weights = load_file(checkpoint / POLICIES_FILE)
         optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
+        progress = Progress(**state["progress"])
+        bad = first_not_finite(weights.items())
+        if bad is not None:
+            raise NotFiniteError(
+                f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to go "
+                "on from the one before"
+            )
         parameters = session.policies.parameters.values()
         session.policies.restore(weights)
         load_state(session.optimizer, parameters, optimizer)
-    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        update_settings(session.optimizer, session.run.train)
+        alarms.restore(state["alarms"])
+        session.tracker.restore(state["tracker"])
+        if spent:  # a run that was begun without a budget has nothing to remember
+            session.spending.restore(spent)
+        session.scaler.load_state_dict(state["scaler"])
+    except NotFiniteError:
+        raise
+    except MISFITS as error:
         raise UserError(
             f"{checkpoint} does not fit this run ({reason(error)}); "
             "delete it to go on from the one before"
         ) from error
-    alarms.restore(state["alarms"])
-    session.tracker.restore(state["tracker"])
-    session.spending.restore(spent)
-    session.scaler.load_state_dict(state["scaler"])
-    return Progress(**state["progress"])
+    return progress
+
+
+def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) -> None:
+    """Forget the best score if its weights are gone or damaged, and say so."""
+    if progress.best_iteration is None:
+        return
+    best = folder / "best" / f"{progress.best_iteration:06d}"
+    listed = (best / CONTENTS).is_file()  # older versions wrote no list
+    wrong = (damage(best) if listed else None) if best.is_dir() else "it is missing"
+    if wrong is not None:
+        warn(f"{best} is damaged ({wrong}); the next evaluation is kept as the best")
+        progress.best = progress.best_iteration = None
+
+
+def drop_other_best(folder: Path, progress: Progress) -> None:
+    """Remove all weights from `best/` that are not those of the best evaluation."""
+    if progress.best_iteration is not None:
+        for old in numbered_folders(folder / "best"):
+            if int(old.name) != progress.best_iteration:
+                put_away(old)
 
 
 def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
-    """Into a policy that was just loaded: the weights that evaluations look at."""
+    """Load the weights that evaluations use into a policy that was just opened."""
     name = "current" if run.evaluate.average is None else EVALUATION
     try:
         state = load_file(checkpoint / POLICIES_FILE)
@@ -123,19 +165,25 @@ def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
         raise UserError(f"{checkpoint} does not fit this run ({reason(error)})") from error
 
 
-def export(session: Session, folder: Path, which: str | None = None) -> None:
-    """What plain diffusers loads: the adapter, or the whole pipeline after full training.
+def export(session: Session, folder: Path, which: str | None = None, listed: bool = False) -> None:
+    """Write what plain diffusers loads: the adapter, or the whole pipeline after full training.
 
-    `which` of the policies; by default the one that evaluations look at.
+    `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
+    NotFiniteError on all processes, and no file, for weights that are not finite.
     """
     parallel, policy = session.parallel, which or evaluated(session)
-    with session.policies.using(policy), parallel.gathered(), parallel.together():
-        if parallel.main:
-            write_folder(folder, session.policy.save)
+    with session.policies.using(policy):
+        with parallel.together():
+            bad = first_not_finite(session.policies.network.items())
+            if bad is not None:
+                refuse(f"the weight {bad} of {folder.name}, which was not written,")
+        with parallel.gathered(), parallel.together():
+            if parallel.main:
+                write_folder(folder, session.policy.save, listed)
 
 
 def export_last(session: Session) -> Path:
-    """The last weights. Where those are an average, the raw ones too, in `adapter_raw`."""
+    """Export the last weights. If those are an average, also the raw ones, to `adapter_raw`."""
     folder = session.folder / session.run.exported
     export(session, folder)
     if evaluated(session) != "current":
@@ -144,14 +192,12 @@ def export_last(session: Session) -> Path:
 
 
 def keep_best(session: Session, progress: Progress, score: float) -> bool:
-    """Export into `best/000010` if the score is the highest so far, then drop the older best."""
+    """Export into `best/000010` if the score is the highest so far.
+
+    The older best stays until a checkpoint knows of the new one: see `save_checkpoint`.
+    """
     if progress.best is not None and not math.isnan(progress.best) and not score > progress.best:
         return False
     progress.best, progress.best_iteration = score, progress.iteration
-    parent = session.folder / "best"
-    export(session, parent / f"{progress.iteration:06d}")
-    if session.accelerator.is_main_process:
-        for old in parent.glob("[0-9]*"):
-            if old.name != f"{progress.iteration:06d}":
-                put_away(old)
+    export(session, session.folder / "best" / f"{progress.iteration:06d}", listed=True)
     return True

@@ -1,5 +1,6 @@
-"""Held-out scores: plain sampling, fixed noise, the rewards that training does not see."""
+"""Held-out scores: plain sampling from fixed noise, scored by rewards that training never sees."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from flowrl.models.policy import Policy
 from flowrl.prompts import PromptSet
-from flowrl.run.samples import decode_samples_of
+from flowrl.run.finite import NotFiniteError
+from flowrl.run.round import decode_samples_of
 from flowrl.run.session import EVALUATION, Session
 from rewards import Reward, Samples, Scores, score_all
 from samplers.noise import normal
@@ -17,7 +19,7 @@ from samplers.noise import normal
 
 @dataclass(frozen=True)
 class Trial:
-    """What an evaluation draws: `group` samples of each of some prompts, from keyed noise."""
+    """Samples of an evaluation: `group` for each of some prompts, from keyed noise."""
 
     prompts: PromptSet
     rows: tuple[int, ...]
@@ -29,7 +31,7 @@ class Trial:
     def of(
         cls, prompts: PromptSet, samples: int, per_prompt: int, steps: int, seed: int
     ) -> "Trial":
-        """About `samples` samples over as many prompts as leave `per_prompt` for each."""
+        """Spread about `samples` samples over prompts, with at least `per_prompt` for each."""
         count = max(1, min(len(prompts), samples // per_prompt))
         rows = tuple(i * len(prompts) // count for i in range(count))
         return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
@@ -40,7 +42,7 @@ class Trial:
         )
 
     def noise(self, shape: tuple[int, ...]) -> Tensor:
-        """The initial latents [n *shape]: what to hand to plain diffusers to paint the same."""
+        """Return the initial latents [n *shape]. Plain diffusers makes the same images of them."""
         keys = [(self.seed, 0, row, "root", g) for row in self.rows for g in range(self.group)]
         return normal(keys, shape)
 
@@ -51,11 +53,11 @@ class TrialSamples(NamedTuple):
 
 
 def draw_trial(policy: Policy, trial: Trial) -> TrialSamples:
-    """Samples of a trial under the policy's present weights."""
+    """Sample a trial with the policy's present weights."""
     batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
     plan = policy.plain(trial.group)
     (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
-    samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows)
+    samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
     return TrialSamples(samples, batch.statistics(rollout, samples.media))
 
 
@@ -71,7 +73,7 @@ def score_trial(rewards: dict[str, Reward], drawn: TrialSamples) -> HeldOutResul
 
 
 def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> HeldOutResult:
-    """With the other processes' samples; those of one that does not count are left out."""
+    """Merge results of all processes, without those of one that does not count."""
     kept = slice(None if counts else 0)
     values, scored, statistics = (
         torch.cat(gather_object([scores.values[kept]])),
@@ -90,7 +92,10 @@ def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> He
 
 
 def evaluate_held_out(session: Session) -> HeldOutResult | None:
-    """The run's own evaluation, always the same noise; None for a run without held-out prompts."""
+    """Run the evaluation of a run, always from the same noise; None without held-out prompts.
+
+    NotFiniteError, on all processes, for a reward whose mean is not a finite number.
+    """
     e = session.run.evaluate
     if session.held_out is None:
         return None
@@ -101,9 +106,16 @@ def evaluate_held_out(session: Session) -> HeldOutResult | None:
         with session.policies.using(evaluated(session)):
             drawn = draw_trial(session.policy, trial.part(mine))
         scores = session.score(session.judges, drawn.samples)
-    return merged_trial(drawn, scores, counts and session.parallel.leads)
+    result = merged_trial(drawn, scores, counts and session.parallel.leads)
+    for name in result.scores.names:
+        if not math.isfinite(result.metrics[name]):
+            raise NotFiniteError(
+                f"the held-out score {name} is {result.metrics[name]}: the reward scored none of "
+                f"the {len(trial.rows) * trial.group} samples; fix the reward or its settings"
+            )
+    return result
 
 
 def evaluated(session: Session) -> str:
-    """The policy that evaluations and exports use."""
+    """Name the policy that evaluations and exports use."""
     return EVALUATION if session.run.evaluate.average is not None else "current"

@@ -1,60 +1,62 @@
-"""What ends a run before its time, in one sentence with the way on. What was saved stays whole."""
+"""Turns failures into one-sentence errors that say how to resume. Saved files stay whole."""
 
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 import torch.distributed
 
 from flowrl.errors import Stopped, UserError
-from flowrl.run.atomic import reason
+from flowrl.run.atomic import numbered_folders, reason
+from flowrl.run.finite import NotFiniteError
 
 TRACE = "error.txt"
 REWARD = "in reward "  # how `rewards.score_all` notes whose error it is
 
 
-class Told:
-    """`with Told(folder):` turns what is raised inside into `Stopped`, with the trace in a file.
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Raise `Stopped` for errors inside, and write their traceback to a file of the run's folder.
 
-    Errors that nobody foresaw pass as they are: they are ours, and keep their trace. So do a
-    user's mistakes before there is anything to go on from.
+    Unexpected errors propagate unchanged, with their traceback: they are bugs of this program.
+    User errors do too before the first checkpoint, when there is nothing to resume from.
     """
+    try:
+        yield
+    except Exception as error:
+        stop = _stop(folder, error)
+        if stop is None:
+            raise
+        raise stop from error
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def __enter__(self) -> None: ...
+def _stop(folder: Path, error: Exception) -> Stopped | None:
+    """None for an error that propagates unchanged."""
+    newest = next(reversed(numbered_folders(folder / "checkpoints")), None)
+    not_finite = isinstance(error, NotFiniteError)
+    text = _sentence(error)
+    if text is None or (isinstance(error, UserError) and newest is None and not not_finite):
+        return None
+    text += _trace(folder, error)
+    if not_finite and numbered_folders(folder / "best"):
+        text += f". The best weights are untouched in {folder / 'best'}"
+    text += f". Checkpoint {newest.name} is whole. " if newest else ". Nothing was trained yet. "
+    text += f"Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
+    return Stopped(f"{text}flowrl train --resume {folder}")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if not isinstance(error, Exception):
-            return
-        begun = max((self.folder / "checkpoints").glob("[0-9]*"), default=None)
-        sentence = _sentence(error)
-        if sentence is None or (isinstance(error, UserError) and begun is None):
-            return
-        said = f"{sentence}{self._keep(error)}. "
-        said += f"Checkpoint {begun.name} is whole. " if begun else "Nothing was trained yet. "
-        said += f"Once this is mended (settings: {self.folder / 'run.yaml'}), go on with: "
-        said += f"flowrl train --resume {self.folder}"
-        raise Stopped(said) from error
 
-    def _keep(self, error: Exception) -> str:
-        if isinstance(error, UserError):
-            return ""
-        with suppress(OSError):  # the disk may be full
-            (self.folder / TRACE).write_text("".join(traceback.format_exception(error)))
-            return f"; the trace is in {self.folder / TRACE}"
+def _trace(folder: Path, error: Exception) -> str:
+    if isinstance(error, UserError):
         return ""
+    with suppress(OSError):  # the disk may be full
+        (folder / TRACE).write_text("".join(traceback.format_exception(error)))
+        return f"; the trace is in {folder / TRACE}"
+    return ""
 
 
 def _sentence(error: Exception) -> str | None:
-    """None for what is to be passed on."""
+    """Describe an expected error in one sentence; None for an unexpected one."""
     if isinstance(error, Stopped | BrokenPipeError):
         return None
     notes: list[str] = getattr(error, "__notes__", [])
@@ -73,7 +75,7 @@ def _sentence(error: Exception) -> str | None:
 
 
 def _lost(error: Exception) -> bool:
-    """Did a collective fail because its other end died? gloo says so in words only."""
+    """Whether a collective failed because a process died. gloo reports that in words only."""
     text = str(error).lower()
     by_name = isinstance(error, torch.distributed.DistError)
     words = ("connection closed by peer", "connection reset by peer", "connection refused")

@@ -1,9 +1,9 @@
-"""What memory a run wants, about, and which settings would lower it.
+"""Estimate a run's memory, and name the settings that lower it.
 
-Weights, gradients, optimizer and averages are counted. Activations are an estimate: a block keeps
-KEPT times what its linears take and give for a token (fitted to SD3, FLUX and Wan, whose saved
-tensors were measured; tests hold it to within a third), a checkpointed one BETWEEN times its width.
-Decoding is taken to hold `LAYERS` layers of the decoder's last level.
+Weights, gradients, optimizer and averages are counted. Activations are estimated: per token, a
+block keeps KEPT_SHARE times the inputs and outputs of its linears (fitted to measured saved tensors
+of SD3, FLUX and Wan; tests hold the estimate to within a third), and a checkpointed block BETWEEN
+times its width. Decoding is assumed to hold LAYERS layers of the decoder's last level.
 """
 
 import re
@@ -28,7 +28,7 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 KEPT_SHARE = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
 BETWEEN = 1.7
 LAYERS = 3
-# what may be changed, the least harmful first
+# changes that save memory, the least harmful first
 CHANGES = (
     "--train.gradient-checkpointing",
     "--model.offload",
@@ -37,13 +37,13 @@ CHANGES = (
     "--train.optimizer adamw8bit",
     "--model.dtype bfloat16",
 )
-# what an allocator says that has no more
+# messages of an allocator that has no more memory
 NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes. `parts` are held all the time, of `phases` the largest at a time."""
+    """Bytes. `parts` are held all the time; of `phases`, one at a time."""
 
     parts: Mapping[str, int]
     phases: Mapping[str, int]
@@ -65,77 +65,77 @@ def size(count: int) -> str:
 
 
 def parsed(text: str) -> int:
-    """Bytes of "24GiB"."""
-    found = re.fullmatch(r"([0-9.]+) ?(GiB|GB|MiB|MB)", text)
-    if found is None:
-        raise UserError(f"--memory: {text!r} is no size; write it as 24GiB or 80GB")
-    return int(float(found[1]) * UNITS[found[2]])
+    """Parse a size such as "24GiB" into bytes. UserError for anything else."""
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*) ?(GiB|GB|MiB|MB)", text)
+    if match is None:
+        raise UserError(f"--memory: {text!r} is not a size; write it as 24GiB or 80GB")
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
-    """None where the model is not on this machine."""
+    """Estimate a run's memory; None where the model is not on this machine."""
     algorithm = run.algorithm()
-    found = sizes.of(run.model, algorithm.steps)
-    if found is None:
+    model = sizes.of(run.model, algorithm.steps)
+    if model is None:
         return None
-    rows = _rows(run, found)
-    phases = {"training": _activations(run, found, rows)}
-    if found.decoding:
+    rows = _rows(run, model)
+    phases = {"training": _activations(run, model, rows)}
+    if model.decoding:
         decoded = 1 if run.model.vae.slicing else rows
         wide = BYTES[run.model.dtype]
-        phases["decoding"] = decoded * found.decoding * LAYERS * wide
+        phases["decoding"] = decoded * model.decoding * LAYERS * wide
     if run.model.offload:
-        phases["encoding"] = sum(found.frozen.values()) * BYTES[run.model.dtype]
-    lacks = [f"weights of {name}" for name in found.unknown]
-    if found.tokens is None:
+        phases["encoding"] = sum(model.frozen.values()) * BYTES[run.model.dtype]
+    lacks = [f"weights of {name}" for name in model.unknown]
+    if model.tokens is None:
         lacks.append("activations of a model without tokens")
-    parts = _weights(run, found) | {"states": _states(run, found, iteration)}
+    parts = _weights(run, model) | {"states": _states(run, model, iteration)}
     return MemoryEstimate(parts, phases, tuple(lacks))
 
 
-def _weights(run: Run, found: Sizes) -> dict[str, int]:
+def _weights(run: Run, model: Sizes) -> dict[str, int]:
     m, wide = run.model, BYTES[run.model.dtype]
     fine = max(wide, 4)  # what steps are taken of is float32 at least
-    trained = found.trained if m.lora is None else found.adapters * m.lora.rank
+    trained = model.trained if m.lora is None else model.adapters * m.lora.rank
     algorithm = run.algorithm()
     kept = len(averages(run, algorithm)) * fine * trained
     if "ref" in algorithm.roles:
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     return {
-        "trained model": found.trained * wide,
+        "trained model": model.trained * wide,
         "adapters" if m.lora is not None else "masters": own,
-        "frozen parts": 0 if m.offload else sum(found.frozen.values()) * wide,
+        "frozen parts": 0 if m.offload else sum(model.frozen.values()) * wide,
         "gradients": fine * trained,
         "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
         "averages and start": kept,
     }
 
 
-def _rows(run: Run, found: Sizes) -> int:
-    """As `Policy.automatic` has them."""
+def _rows(run: Run, model: Sizes) -> int:
+    """Return rows per call, as `Policy.automatic` chooses them."""
     given = run.train.rows_per_call
     if given != "auto":
         return given
     if run.model.language is not None:
-        return max(1, min(256, 2**14 // (found.tokens or 1)))
-    return max(1, min(128, 2**18 // max(1, found.latent)))
+        return max(1, min(256, 2**14 // (model.tokens or 1)))
+    return max(1, min(128, 2**18 // max(1, model.latent)))
 
 
-def _activations(run: Run, found: Sizes, rows: int) -> int:
-    """What `backward` needs of one call."""
+def _activations(run: Run, model: Sizes, rows: int) -> int:
+    """Estimate bytes that one call keeps for `backward`."""
     m, wide = run.model, BYTES[run.model.dtype]
-    seen = rows * (found.tokens or 0) * wide / m.context_parallel
+    seen = rows * (model.tokens or 0) * wide / m.context_parallel
     if (m.guidance.train or 1) > 1:  # an unconditional row beside each
         seen *= 2
-    whole = seen * found.inside * KEPT_SHARE[m.lora is not None, wide < 4]
+    whole = seen * model.inside * KEPT_SHARE[m.lora is not None, wide < 4]
     if run.train.gradient_checkpointing:
-        whole = seen * found.between * BETWEEN + whole / max(1, found.blocks)
+        whole = seen * model.between * BETWEEN + whole / max(1, model.blocks)
     return int(whole)
 
 
-def _states(run: Run, found: Sizes, iteration: int) -> int:
-    """Latents of trained steps, or clean and noised ones of matching losses."""
+def _states(run: Run, model: Sizes, iteration: int) -> int:
+    """Count bytes of trained steps' latents, or of clean and noised latents of matching losses."""
     algorithm = run.algorithm()
     if algorithm.text:
         return 0
@@ -143,11 +143,11 @@ def _states(run: Run, found: Sizes, iteration: int) -> int:
     plans = [p for p in algorithm.plan(even, iteration, run.train.seed) if isinstance(p, Plan)]
     nodes = [n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train]
     kept = sum(nodes) + sum(plan.group for plan in plans) * (1 if nodes else 3)
-    return run.prompts.per_iteration * kept * found.latent * 4
+    return run.prompts.per_iteration * kept * model.latent * 4
 
 
 def advice(run: Run, limit: int | None = None) -> list[str]:
-    """Settings that lower the estimate, with what they save; as many as it takes for the limit."""
+    """List settings that lower the estimate, with their savings, until the limit is met."""
     first = estimate(run)
     if first is None:
         return []
@@ -167,8 +167,8 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
     return said
 
 
-def _words(change: str, run: Run, found: MemoryEstimate) -> list[str] | None:
-    """The words of an override; None where the run has it already, or where it is no choice."""
+def _words(change: str, run: Run, needed: MemoryEstimate) -> list[str] | None:
+    """Return the words of an override; None if the run has it already, or it does not apply."""
     name, *value = change.split()
     m, t = run.model, run.train
     pipeline = m.pipeline is not None
@@ -195,24 +195,24 @@ def _value(words: list[str]) -> str:
 
 
 def memory_report(run: Run, memory: str | None, iteration: int = 0) -> str:
-    """For `flowrl plan`: the estimate, whether it fits, and what would make it."""
-    found = estimate(run, iteration)
-    if found is None:
+    """Report for `flowrl plan`: the estimate, whether it fits, and which changes make it fit."""
+    needed = estimate(run, iteration)
+    if needed is None:
         source = run.model.pipeline or run.model.language
         return (
             f"memory: unknown, since {source} is not on this machine; `hf download {source}` "
-            "brings it, and its configuration and headers tell"
+            "downloads it"
         )
     limit, whose = (parsed(memory), "--memory") if memory else visible()
     if limit is None:
-        return str(found)
-    if found.total <= limit:
-        return f"{found}; fits into {size(limit)} ({whose})"
+        return str(needed)
+    if needed.total <= limit:
+        return f"{needed}; fits into {size(limit)} ({whose})"
     changes = advice(run, limit)
     way = f": set {', '.join(changes)}" if changes else ""
-    smaller = "smaller pictures, or adapters (model.lora)" if run.model.lora is None else ""
-    end = way or f": {smaller or 'smaller pictures, or a smaller model'}"
-    return f"{found}; does not fit into {size(limit)} ({whose}){end}"
+    smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
+    end = way or f": {smaller or 'smaller images, or a smaller model'}"
+    return f"{needed}; does not fit into {size(limit)} ({whose}){end}"
 
 
 def visible() -> tuple[int | None, str]:
@@ -224,15 +224,15 @@ def visible() -> tuple[int | None, str]:
 
 @contextmanager
 def explained(run: Run) -> Iterator[None]:
-    """An allocator that has no more becomes a UserError that says which settings to change."""
+    """Turn an out-of-memory error inside into a UserError that names settings to change."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         oom = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not oom and not NO_MORE.search(str(error)):
             raise
-        found, changes = estimate(run), advice(run)
-        about = "" if found is None else f"; the run wants about {size(found.total)}"
+        needed, changes = estimate(run), advice(run)
+        about = "" if needed is None else f"; the run needs about {size(needed.total)}"
         rows = "train.rows_per_call lower, train.gradient_checkpointing: true"
         way = ", ".join(changes) if changes else f"{rows}, model.offload: true"
         reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]

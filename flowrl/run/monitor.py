@@ -1,4 +1,4 @@
-"""What a run shows of itself: evaluations, samples, alarms, and the proof at its start."""
+"""Evaluations, sample pages and alarms of a run, and the checks at its start."""
 
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
@@ -11,7 +11,7 @@ from flowrl.run.session import Session, prove_rewards
 
 
 def guard(session: Session, progress: Progress, metrics: dict[str, float], alarms: Alarms) -> None:
-    """Tell the signs of a collapse; stop, if the run asks for it."""
+    """Warn about signs of a collapse, or stop (`train.alarms: stop`)."""
     if session.run.train.alarms == "off":
         return
     statistics = {
@@ -24,9 +24,9 @@ def guard(session: Session, progress: Progress, metrics: dict[str, float], alarm
     metrics["alarms"] = float(len(signs) + len(constant))
     for name in constant:
         session.terminal.warn(
-            f"the reward {name} gave every sample of {alarms.window} iterations the same score, "
-            f"{metrics[f'reward/{name}']:.3f}: it teaches nothing. Look at the samples and at the "
-            "reward, or leave it out"
+            f"the reward {name} scored every sample of {alarms.window} iterations the same, "
+            f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples "
+            "and the reward, or leave it out"
         )
     if signs:
         text = (
@@ -41,19 +41,26 @@ def guard(session: Session, progress: Progress, metrics: dict[str, float], alarm
             raise UserError(f"stopped by train.alarms: stop; {text}")
 
 
-def look(
-    session: Session, progress: Progress, alarms: Alarms, name: str | None
-) -> dict[str, float]:
-    """Evaluate, keep the best, save some samples. Gives `held_out/...` metrics."""
+def evaluate_and_keep(session: Session, progress: Progress, name: str | None) -> dict[str, float]:
+    """Evaluate, keep the best weights, save some samples. Returns `held_out/...` metrics.
+
+    `name` of the page of samples; by default the iteration.
+    """
     result = evaluate_held_out(session)
     if result is None:
         return {}
     key = session.run.checkpoint.best or session.run.judges[0].label
-    progress.first = progress.first or result.metrics
+    base = progress.first
+    progress.first = base or result.metrics
     progress.last = result.metrics
     checkpoint.keep_best(session, progress, result.metrics[key])
-    said = ", ".join(f"{n} {result.metrics[n]:.3f}" for n in result.scores.names)
-    session.terminal.say(f"held-out after {progress.iteration}: {said}")
+    scores = ", ".join(
+        f"{n} {result.metrics[n]:.3f}"
+        + (f" ({result.metrics[n] - base[n]:+.3f})" if base and n in base else "")
+        for n in result.scores.names
+    )
+    than = " (against the base)" if base else ""
+    session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
     if session.accelerator.is_main_process:
         save_samples(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
     return {f"held_out/{name}": value for name, value in result.metrics.items()}
@@ -80,7 +87,7 @@ def save_samples(
 
 
 def prove_pipeline(session: Session) -> None:
-    """What we drive is what the model does, with these very arguments and prompts."""
+    """Check the model, the processes and the rewards with this run's settings and prompts."""
     texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
     meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
     for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):

@@ -1,4 +1,4 @@
-"""The optimizers that a run may name."""
+"""The optimizers of `train.optimizer`."""
 
 from collections.abc import Iterable
 
@@ -7,6 +7,12 @@ from torch import nn
 
 from flowrl.processes.sharding import groups
 from flowrl.settings import Train
+
+
+def update_settings(optimizer: torch.optim.Optimizer, t: Train) -> None:
+    """Write the file's settings over those that a restored optimizer state brought along."""
+    for group in optimizer.param_groups:
+        group["betas"], group["weight_decay"] = t.betas, t.weight_decay
 
 
 def build(t: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

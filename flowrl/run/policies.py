@@ -1,8 +1,8 @@
-"""The policies that a run keeps: the one that is trained, its start, and its slow averages.
+"""The policies of a run: the trained one, its start (the reference), and its slow averages.
 
-The only file that knows that weights change. All policies are the same modules with other numbers
-in the trainable parameters: adapters, or all weights. `using(name)` puts them in and takes them
-out again, so "the reference" of a LoRA run costs an adapter, not a second model.
+Only this file changes weights outside of the optimizer. All policies are the same modules with
+other values in the trainable parameters: adapters, or all weights. `using(name)` swaps them in and
+out, so the reference of a LoRA run costs an adapter, not a second model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ NamedWeights = dict[str, Tensor]
 class Policies:
     """Names: "current", "ref" (the frozen start), and those of `averages`.
 
-    `keep_start` is false where nothing asks for "ref": full weights are then not held twice.
-    `parameters` are what the optimizer steps and averages follow: float32 masters where the
-    network's own weights, `network`, are of half precision. `changed` is called after every change
-    of the network's weights. Under FSDP2 all of this is of this process's pieces alone.
+    `keep_start` is false where nothing reads "ref": full weights are then not held twice.
+    The optimizer and the averages follow `parameters`: float32 masters where the network's own
+    weights, `network`, have half precision. `changed` is called after every change of the
+    network's weights. Under FSDP2 each process holds its own shards only.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Policies:
         self.averages = tuple(averages)
         self._weights = {average.name: _copy(self.parameters) for average in averages}
         if keep_start:
-            self._weights["ref"] = _copy(self.network)  # it was loaded in its dtype: exact
-        self._current: NamedWeights = {}  # while another policy's are in force
+            self._weights["ref"] = _copy(self.network)  # loaded in this dtype: exact
+        self._current: NamedWeights = {}  # kept here while another policy is active
         self.inside = "current"
 
     @property
@@ -52,7 +52,7 @@ class Policies:
 
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """Run the modules with the weights of a policy. Not to be nested."""
+        """Run the modules with the weights of a policy. Calls do not nest."""
         assert self.inside == "current", f"already using {self.inside!r}"
         self.put(name)
         try:
@@ -62,8 +62,8 @@ class Policies:
 
     @torch.no_grad()
     def put(self, name: str) -> None:
-        """Whatever policy's weights are in force, now it is this one's. `using` is for all but
-        `flowrl.processes.lockstep`."""
+        """Activate a policy, whichever is active. Only `flowrl.processes.lockstep` calls this
+        directly; all others call `using`."""
         if name == self.inside:
             return
         if self.inside == "current":
@@ -78,7 +78,7 @@ class Policies:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """After an optimizer step: round the masters into the network."""
+        """Round the masters into the network, after an optimizer step."""
         for name, p in self.network.items():
             if p is not self.parameters[name]:
                 p.copy_(self.parameters[name])
@@ -86,15 +86,15 @@ class Policies:
 
     @torch.no_grad()
     def follow(self, optimizer_steps: int) -> None:
-        """average <- d average + (1 - d) current, with each average's decay d at that step."""
+        """Update averages: average <- d average + (1 - d) current; d is the decay at this step."""
         for average in self.averages:
             d = average.decay(optimizer_steps)
             for key, slow in self._weights[average.name].items():
                 slow.lerp_(self.parameters[key].detach(), 1 - d)
 
     def state(self) -> dict[str, Tensor]:
-        """All weights but the start, which is loaded anew: `policy/parameter` -> tensor, whole: all
-        processes must ask."""
+        """Return all weights as `policy/parameter` -> whole tensor, without the start, which is
+        loaded again. Collective: all processes call it."""
         kept = {"current": _copy(self.parameters), **self._weights}
         return {
             f"{policy}/{name}": full(value)
@@ -102,6 +102,16 @@ class Policies:
             if policy != "ref"
             for name, value in weights.items()
         }
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights that change, with names for messages: trained ones first, then averages."""
+        for name, p in self.parameters.items():
+            yield f"weight {name}", p
+            if p is not self.network[name]:
+                yield f"weight {name} in the model's dtype", self.network[name]
+        for average in self.averages:
+            for weight in self._weights[average.name].values():
+                yield f"average {average.name}", weight
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -118,12 +128,12 @@ def _copy(parameters: Mapping[str, nn.Parameter]) -> NamedWeights:
 
 
 def _held(p: nn.Parameter) -> Tensor:
-    """What brings a parameter back: it itself, or a copy of its piece."""
+    """Return what restores a parameter: its data, or a copy of its shard."""
     return local_shard(p.detach()).clone() if isinstance(p, DTensor) else p.data
 
 
 def _place(p: nn.Parameter, weight: Tensor) -> None:
-    """A piece is copied, since its memory is known elsewhere; whole weights change hands."""
+    """Copy into a shard, whose memory FSDP refers to; swap the data of a whole weight."""
     if isinstance(p, DTensor):
         local_shard(p.detach()).copy_(local_shard(weight))
     else:

@@ -1,4 +1,4 @@
-"""Before the first update: does the trainer see the densities that the sampler saw?"""
+"""Self-check before the first update: the trainer must see the densities that the sampler saw."""
 
 import torch
 
@@ -7,15 +7,15 @@ from flowrl.run.collect import Experience
 from flowrl.run.session import Session
 from flowrl.run.update import share_of
 
-FAR_ABOVE_CLIP = 10.0  # a noise floor of so many clip ranges would train on noise alone
+FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
 UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
 
 
 @torch.no_grad()
 def noise_floor(session: Session, experience: Experience) -> float | None:
-    """Largest |log-ratio| of recomputed to stored densities over the first optimizer step.
+    """Return the largest |log-ratio| of recomputed to stored densities, over the first step.
 
-    None where rows carry no stored densities: matching losses score old and new in one place.
+    None where rows carry no stored densities: matching losses evaluate old and new together.
     """
     largest = None
     likelihood = session.algorithm.likelihood
@@ -30,7 +30,7 @@ def noise_floor(session: Session, experience: Experience) -> float | None:
 
 
 def check_ratio(session: Session, experience: Experience) -> float | None:
-    """Print the noise floor beside the clip range; warn above it, refuse far above it."""
+    """Print the noise floor and the clip range. Warn above that range, UserError far above it."""
     floor, terminal = noise_floor(session, experience), session.terminal
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")

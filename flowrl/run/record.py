@@ -1,21 +1,28 @@
-"""What a run leaves behind: its folder, `metrics.jsonl`, and one line an iteration."""
+"""The record of a run: `metrics.jsonl`, and one line per iteration on the terminal."""
 
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
+from flowrl.errors import UserError
+from flowrl.run.atomic import reason
+
 METRICS = "metrics.jsonl"
+TREND = (
+    "+ - = after a reward: it rose, fell or stayed (by less than 5 % of the spread) over the last "
+    "ten iterations"
+)
 
 
 class JsonlTracker(GeneralTracker):
-    """The record of truth: one JSON object an iteration. Other trackers are mirrors of it.
+    """The authoritative record: one JSON object per iteration. Other trackers mirror it.
 
-    Line 0 is the base before any update; evaluations are columns of the lines where they fall.
+    Line 0 is the base model before any update; evaluations are columns of their iteration's line.
     """
 
     name = "jsonl"
@@ -31,7 +38,7 @@ class JsonlTracker(GeneralTracker):
         return self.path
 
     def store_init_configuration(self, values: dict) -> None:
-        """Settings are in run.yaml."""
+        """Do nothing: settings are in run.yaml."""
 
     def log(self, values: dict, step: int | None = None, **_: Any) -> None:
         with self.path.open("a") as file:
@@ -40,24 +47,42 @@ class JsonlTracker(GeneralTracker):
             os.fsync(file.fileno())  # a checkpoint must not outlive the lines before it
 
 
-def cut_back(folder: Path, iteration: int) -> None:
-    """Keep the lines up to an iteration: later ones will be done again, a torn last line too."""
+def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
+    """Keep the lines up to an iteration, since later ones will be done again.
+
+    A line that cannot be read is left out with a warning, but for the last one: a killed process
+    may leave it torn, and its iteration is done again. UserError if the file cannot be read.
+    """
     path = folder / METRICS
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if entry["iteration"] <= iteration:
-            kept.append(line)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
+    lines = lines[:-1] if not lines[-1] else lines
+    kept: list[str] = []
+    for number, line in enumerate(lines, 1):
+        done = _iteration(line)
+        if done is None and number < len(lines):
+            warn(f"{path}, line {number} is damaged and left out; the lines after it are kept")
+        if done is not None and done <= iteration:
+            kept.append(line.decode())
     replace(path, "".join(line + "\n" for line in kept))
 
 
+def _iteration(line: bytes) -> int | None:
+    """Read the iteration of a line; None for a line that is not one of a record."""
+    try:
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    done = entry.get("iteration") if isinstance(entry, dict) else None
+    return done if isinstance(done, int) and not isinstance(done, bool) else None
+
+
 def replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file, whole or not at all."""
     beside = path.with_name(path.name + ".tmp")
     with beside.open("w") as file:
         file.write(text)
@@ -67,17 +92,19 @@ def replace(path: Path, text: str) -> None:
 
 
 def clock(seconds: float) -> str:
+    """Format seconds as m:ss, or h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 class Terminal:
-    """Prints on the main process only."""
+    """Messages and progress, printed on the main process only."""
 
     def __init__(self, loud: bool, iterations: int) -> None:
         self.loud, self.iterations = loud, iterations
         self.rewards: list[float] = []
+        self.explained = False
 
     def say(self, text: str) -> None:
         if self.loud:
@@ -87,12 +114,19 @@ class Terminal:
         if self.loud:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def iteration(self, done: int, m: Mapping[str, float], left: float) -> None:
-        """Reward with its trend over the last ten iterations, what the update did, time left."""
+    def iteration(self, done: int, m: Mapping[str, float], elapsed: float) -> None:
+        """Print the reward with its trend, the update's metrics, elapsed and remaining time.
+
+        `elapsed`: seconds of all iterations so far.
+        """
+        left = elapsed / done * (self.iterations - done)
         self.rewards = [*self.rewards, m["reward"]][-10:]
         half = len(self.rewards) // 2
         trend = " "
         if half >= 2:
+            if not self.explained:
+                self.say(TREND)
+                self.explained = True
             older, newer = self.rewards[:half], self.rewards[half:]
             change = sum(newer) / len(newer) - sum(older) / len(older)
             trend = "=" if abs(change) < 0.05 * m["reward_std"] else ("+" if change > 0 else "-")
@@ -106,5 +140,5 @@ class Terminal:
         if "kl" in m:
             parts.append(f"kl {m['kl']:.2g}")
         parts.append(f"grad {m['grad_norm']:.2g}")
-        parts.append(f"{m['seconds']:.1f} s, {clock(left)} left")
+        parts.append(f"{m['seconds']:.1f} s, {clock(elapsed)} so far, {clock(left)} left")
         self.say("  ".join(parts))

@@ -1,4 +1,4 @@
-"""How far samples are from the start: what a KL that is taken off the reward is made of."""
+"""Log-ratios of samples to the start policy, for a KL penalty inside the reward."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows, take
+from flowrl.models.policy import RolloutLike
+from flowrl.run.finite import refuse
 from flowrl.run.session import Session
 
 
@@ -19,38 +20,41 @@ class Whole(Protocol):
 
 
 @torch.no_grad()
-def reference_log_ratios(session: Session, policy: Any, rollout: Any) -> Float[Tensor, "n t"]:
-    """log p of each entry under the policy that sampled, less that under the start, in nats: the k1
-    estimate of KL(policy | start), of either sign; a sample's sum is its own. NaN where there is
-    nothing of the policy's: behind the end, in what it was told, and in samples that no rows are of
-    (greedy ones). UserError where the model says what is no number.
+def reference_log_ratios(
+    session: Session, policy: Any, rollout: RolloutLike
+) -> Float[Tensor, "n t"]:
+    """Return log p(entry | sampling policy) - log p(entry | start), in nats.
 
-    Stored log-probabilities are the sampler's, unless another engine drew them or the run
-    recomputes them (`train.recompute_old`).
+    This is the k1 estimate of KL(policy | start), of either sign; a sample's estimate is the sum
+    over its entries. NaN where no entry is the policy's: after the end, in an environment's replies
+    and in samples without rows (greedy ones). NotFiniteError if log-probabilities are not finite.
+
+    Stored log-probabilities are the sampler's. They are computed again where another engine sampled
+    or `train.recompute_old` is set.
     """
     likelihood, behaviour = session.algorithm.likelihood, session.algorithm.behaviour
     assert isinstance(likelihood, Whole), "Algorithm refuses others"
     rows, samples = likelihood.whole(rollout)
     if rows.old is None or session.run.recomputes_old:
-        old = _says(session, behaviour, policy, rows)
+        old = _log_probabilities(session, behaviour, policy, rows)
     else:
         old = rows.old.logp
-    apart = (old - _says(session, "ref", policy, rows)).double()
-    found = apart.new_full((len(rollout.prompt), apart.shape[1]), torch.nan)
-    if not apart[rows.mask].isfinite().all():
-        raise UserError(
-            "the model's log-probabilities are no finite numbers any more; lower train.lr or use "
-            f"model.dtype: float32. The last good weights are in {session.folder / 'best'}"
-        )
-    found[samples] = apart.masked_fill(~rows.mask, torch.nan)
-    return found
+    log_ratio = (old - _log_probabilities(session, "ref", policy, rows)).double()
+    if not log_ratio[rows.mask].isfinite().all():
+        refuse("the model's log-probability of a sample")
+    ratios = log_ratio.new_full((len(rollout.prompt), log_ratio.shape[1]), torch.nan)
+    ratios[samples] = log_ratio.masked_fill(~rows.mask, torch.nan)
+    return ratios
 
 
-def _says(session: Session, name: str, policy: Any, rows: Rows) -> Float[Tensor, "b t"]:
-    """Log-probabilities under the weights of that name."""
+def _log_probabilities(
+    session: Session, name: str, policy: Any, rows: Rows
+) -> Float[Tensor, "b t"]:
+    """Evaluate log-probabilities under the weights of that name."""
     most = session.policy.rows_per_call
     assert most is not None  # the session chose it
+    likelihood = session.algorithm.likelihood
     with session.policies.using(name):
         chunks = torch.arange(len(rows.prompt), device=rows.prompt.device).split(most)
-        said = [session.algorithm.likelihood.evaluate(policy, take(rows, i)).logp for i in chunks]
-    return torch.cat(said)
+        logps = [likelihood.evaluate(policy, take(rows, chunk)).logp for chunk in chunks]
+    return torch.cat(logps)

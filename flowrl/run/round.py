@@ -1,11 +1,10 @@
-"""One round of an iteration: prompts are opened, sampled, decoded and scored. No credit yet."""
+"""One round of an iteration: encode prompts, sample, decode and score. No credit yet."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from torch import Tensor
 from flowrl.budget.spending import RoundOutcome, RoundScores
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch, RolloutLike
-from flowrl.prompts import Draws
+from flowrl.prompts import Draws, PromptSet
+from flowrl.run.finite import check_samples
 from flowrl.run.reference_kl import reference_log_ratios
-from flowrl.run.samples import decode_samples_of
 from flowrl.run.score_ahead import ScoreAhead
 from flowrl.run.session import Session
 from rewards import Samples, Scores, score_all
@@ -23,13 +22,13 @@ from rewards import Samples, Scores, score_all
 
 @dataclass(frozen=True)
 class PlanSamples:
-    """One plan's samples."""
+    """Samples of one plan in a round."""
 
-    rollout: Any  # this process's, as it is learned from
-    samples: Samples  # this process's, as drawn
+    rollout: RolloutLike  # this process's, as it is learned from
+    samples: Samples  # this process's, as sampled
     scores: Scores  # of those
     everyone: Scores  # of all processes' samples, in the order of the draws
-    taught: Scores  # the same, as they are learned from
+    learned: Scores  # the same, as they are learned from: a replay may replace some
     totals: Tensor  # weighted sums of those, NaN where unscored
     log_ratios: Tensor | None = None  # log old/ref of this process's tokens, where credit reads it
 
@@ -38,12 +37,12 @@ class PlanSamples:
 class Round:
     draws: Draws  # of all processes
     mine: range  # this process's places in them
-    counts: bool  # or does it only keep the others company?
+    counts: bool  # False if this process only pads the collective calls
     batch: Batch
-    parts: tuple[PlanSamples, ...]
-    looked: int  # samples that were scored on the way
-    said: dict[str, float]  # what the first plan's samples look like, as drawn; nothing of company
-    asked: int = 0  # evaluations that credit asked this process for
+    parts: tuple[PlanSamples, ...]  # one for each plan
+    lookaheads: int  # samples that were scored while they were sampled, to steer them
+    statistics: dict[str, float]  # of the first plan's samples; empty where the round is padding
+    reference_evaluations: int = 0  # evaluations without gradients for the KL in the reward
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -54,29 +53,42 @@ class Round:
         return self.draws.rows[self.mine.start : self.mine.stop]
 
     @property
-    def found(self) -> RoundScores:
+    def outcome(self) -> RoundScores:
         return RoundScores(self.draws, tuple(part.totals for part in self.parts))
+
+
+@dataclass
+class Lookahead:
+    """Scores of predicted samples, which steered plans ask for on the way."""
+
+    session: Session
+    iteration: int
+    decode: Callable[[RolloutLike], Samples]
+    count: int = 0
+
+    def __call__(self, rollout: RolloutLike) -> Tensor:
+        """Return the weighted rewards [n]. One process scores for all that share its calls."""
+        self.count += len(rollout.prompt)
+        samples = self.decode(rollout)
+        scores = self.session.parallel.once(lambda: score_all(self.session.rewards, samples))
+        return totals(self.session, scores, self.iteration)
 
 
 def sample_round(
     session: Session, iteration: int, draws: Draws, seconds: dict[str, float]
 ) -> Round:
-    algorithm, looked = session.algorithm, 0
+    """Sample and score a round's draws. Adds the time of each phase to `seconds`."""
+    algorithm = session.algorithm
     mine, counts = session.parallel.share(len(draws.ids))
     ids, rows = (part[mine.start : mine.stop] for part in (draws.ids, draws.rows))
 
-    def lookahead(rollout: RolloutLike) -> Tensor:
-        nonlocal looked
-        looked += len(rollout.prompt)
-        seen = show(rollout)
-        found = session.parallel.once(lambda: score_all(session.rewards, seen))
-        return totals(session, found, iteration)
+    def decode(rollout: RolloutLike) -> Samples:
+        place = f"iteration {iteration + 1}"
+        return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
-    def show(rollout: RolloutLike) -> Samples:
-        return decode_samples_of(batch, rollout, session.prompts, rows)
-
-    score = partial(session.score, session.rewards)
-    with session.parallel.together(), ScoreAhead(show, score) as ahead:
+    lookahead = Lookahead(session, iteration, decode)
+    ahead = ScoreAhead(decode, partial(session.score, session.rewards))
+    with session.parallel.together(), closing(ahead):
         with timed(seconds, "encode"):
             batch = session.policy.open(*session.prompts.take(rows), algorithm.steps)
         with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
@@ -90,18 +102,33 @@ def sample_round(
                 on_rollout=ahead.on_rollout,
             )
         with timed(seconds, "decode"):
-            shown = ahead.media(rollouts)
+            decoded = ahead.media(rollouts)
         with timed(seconds, "score"):
-            scored = ahead.scores()
-    drawn = zip(rollouts, shown, scored, strict=True)
-    parts = tuple(_part(session, draws, *each) for each in drawn)
-    said = batch.statistics(rollouts[0], shown[0].media) if counts else {}
-    made = Round(draws, mine, counts, batch, parts, looked, said)
-    return _measured(session, made, seconds) if algorithm.reads_reference else made
+            scores = ahead.scores()
+    each = zip(rollouts, decoded, scores, strict=True)
+    parts = tuple(_part(session, draws, *samples) for samples in each)
+    statistics = batch.statistics(rollouts[0], decoded[0].media) if counts else {}
+    made = Round(draws, mine, counts, batch, parts, lookahead.count, statistics)
+    return _with_reference(session, made, seconds) if algorithm.reads_reference else made
 
 
-def _measured(session: Session, made: Round, seconds: dict[str, float]) -> Round:
-    """With how far samples are from the start: those that are learned from."""
+def decode_samples_of(
+    batch: Batch, rollout: RolloutLike, prompts: PromptSet, rows: Sequence[int], place: str
+) -> Samples:
+    """Decode a rollout into what rewards see; `rows` are those of the draws in the prompt file.
+
+    NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
+    with an error or a score of its own, and be blamed.
+    """
+    media = batch.media(rollout)
+    check_samples(rollout, media, place)
+    group = rollout.prompt.cpu()
+    texts, meta = prompts.take([rows[i] for i in group.tolist()])
+    return Samples(media, texts, group, meta)
+
+
+def _with_reference(session: Session, made: Round, seconds: dict[str, float]) -> Round:
+    """Add the log-ratios to the start of the samples that are learned from."""
     meter = Meter()
     policy = meter(made.batch.policy)
     with session.parallel.together(), timed(seconds, "ref"):
@@ -109,7 +136,7 @@ def _measured(session: Session, made: Round, seconds: dict[str, float]) -> Round
             replace(p, log_ratios=reference_log_ratios(session, policy, p.rollout))
             for p in made.parts
         ]
-    return replace(made, parts=tuple(parts), asked=meter.frozen)
+    return replace(made, parts=tuple(parts), reference_evaluations=meter.frozen)
 
 
 def _part(
@@ -119,12 +146,13 @@ def _part(
     everyone = Scores(gather(scores.values), gather(scores.scored), scores.names)
     iteration, share = rollout.iteration, session.parallel.share(len(draws.ids))
     outcome = RoundOutcome(draws, everyone, totals(session, everyone, iteration), *share, iteration)
-    kept, taught = session.spending.scored(rollout, outcome)
-    return PlanSamples(kept, samples, scores, everyone, taught, totals(session, taught, iteration))
+    kept, learned = session.spending.scored(rollout, outcome)
+    weighted = totals(session, learned, iteration)
+    return PlanSamples(kept, samples, scores, everyone, learned, weighted)
 
 
 def totals(session: Session, scores: Scores, iteration: int) -> Tensor:
-    """The weighted sum of the rewards [n], NaN where one of them has no score."""
+    """Return the weighted sum of the rewards [n], NaN where one of them has no score."""
     weighted = scores.values @ session.weights(iteration).to(scores.values.dtype)
     return torch.where(scores.scored.all(1), weighted, torch.nan)
 

@@ -1,10 +1,9 @@
-"""Rewards score what is there while the model draws more: the same scores, and less waiting."""
+"""Score rollouts in a thread while the model samples the next ones: same scores, less waiting."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Literal
 
+from flowrl.models.policy import RolloutLike
 from rewards import Samples, Scores
 from rewards.guard import SharedState, beside_sampling
 
@@ -12,52 +11,41 @@ from rewards.guard import SharedState, beside_sampling
 class ScoreAhead:
     """Media and scores of an iteration's rollouts, in their order.
 
-    `on_rollout` is told of a rollout that others follow: it is decoded at once, since that is the
-    model's work, and scored by a thread. One thread, so a reward is never asked twice at a time;
-    a single rollout, or the last one, is scored where it always was.
+    `on_rollout` is called for every rollout but the last. It decodes at once, since decoding needs
+    the model, and a thread scores. With one thread a reward never runs twice at a time. A single
+    rollout, or the last one, is scored on the main thread. Use with `contextlib.closing`.
     """
 
     def __init__(
-        self, decode: Callable[[Any], Samples], score: Callable[[Samples], Scores]
+        self, decode: Callable[[RolloutLike], Samples], score: Callable[[Samples], Scores]
     ) -> None:
         self.decode, self.score = decode, score
-        self.shown: list[Samples] = []
-        self._found: list[Future[Scores]] = []
+        self.decoded: list[Samples] = []
+        self._early: list[Future[Scores]] = []
         self._pool: ThreadPoolExecutor | None = None
         self._before = SharedState.now()
 
-    def __enter__(self) -> "ScoreAhead":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> Literal[False]:
+    def close(self) -> None:
+        """Wait for the reward that runs, and drop those that wait."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        return False
 
-    def on_rollout(self, rollout: Any) -> None:
+    def on_rollout(self, rollout: RolloutLike) -> None:
         samples = self.decode(rollout)
-        self.shown.append(samples)
-        self._found.append(self._submit(samples))
-
-    def _submit(self, samples: Samples) -> Future[Scores]:
+        self.decoded.append(samples)
         self._pool = self._pool or ThreadPoolExecutor(
             1, thread_name_prefix="rewards", initializer=beside_sampling
         )
-        return self._pool.submit(self.score, samples)
+        self._early.append(self._pool.submit(self.score, samples))
 
-    def media(self, rollouts: Sequence[Any]) -> list[Samples]:
-        """Of all of them; those that were not heard of are decoded now."""
-        self.shown += [self.decode(rollout) for rollout in rollouts[len(self.shown) :]]
-        return self.shown
+    def media(self, rollouts: Sequence[RolloutLike]) -> list[Samples]:
+        """Decode the rollouts that `on_rollout` has not seen; return the samples of all."""
+        self.decoded += [self.decode(rollout) for rollout in rollouts[len(self.decoded) :]]
+        return self.decoded
 
     def scores(self) -> list[Scores]:
-        """Of the media; what a reward raised in the thread is raised here."""
-        early = [found.result() for found in self._found]
+        """Return scores of all media. An error of a reward in the thread is raised here."""
+        early = [future.result() for future in self._early]
         if early:  # no sampling runs beside them any more
             self._before.check(early[0].names)
-        return [*early, *(self.score(samples) for samples in self.shown[len(early) :])]
+        return [*early, *(self.score(samples) for samples in self.decoded[len(early) :])]

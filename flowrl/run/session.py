@@ -1,4 +1,4 @@
-"""Everything that a run holds in memory, put together once."""
+"""The objects of a run, built once."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
 from flowrl.run import optimizers
+from flowrl.run.origin import Origin
 from flowrl.run.policies import Policies
 from flowrl.run.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
@@ -27,6 +28,7 @@ from rewards import Reward, Samples, Scores, load, score_all
 from rewards.self_test import Prompts, self_test
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -47,26 +49,27 @@ class Session:
     terminal: Terminal
     tracker: Tracker
     spending: Spending
+    origin: Origin | None  # on the main process, which writes it into checkpoints
 
     @property
     def device(self) -> torch.device:
         return self.accelerator.device
 
     def score(self, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
-        """Of those that share calls, and so have the same samples, one asks the rewards. What the
-        others get is unscored, and `Parallel.every` never takes it."""
+        """Score samples. Only the leader of a context-parallel group calls the rewards: its members
+        have the same samples. The others get unscored ones, which `Parallel.every` leaves out."""
         if self.parallel.leads:
             return score_all(rewards, samples)
         nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
         return Scores(nothing, nothing.bool(), tuple(rewards))
 
     def weights(self, iteration: int) -> torch.Tensor:
-        """[r] of the rewards."""
+        """Return the weights [r] of the rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
 
 
 def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:
-    """By label. UserError where one cannot be loaded or reached."""
+    """Load rewards by label. UserError if one cannot be loaded or reached."""
     rewards = {}
     for spec in specs:
         try:
@@ -77,7 +80,7 @@ def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:
 
 
 def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -> Iterator[str]:
-    """A sentence for each reward that passes its self-test; UserError, or a warning, for others."""
+    """Test rewards: a sentence for each that passes; UserError, or a warning, for others."""
     if run.train.self_test == "off":
         return
     kind = "image" if run.model.language is None else "text"
@@ -87,12 +90,12 @@ def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -
             yield f"reward {self_test(name, reward, shown)}"
         except ValueError as error:
             if run.train.self_test == "raise":
-                raise UserError(f"{error}; train.self_test: warn goes on all the same") from error
+                raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
             yield f"warning: {error}"
 
 
 def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
-    """The model with fresh adapters, or with all weights to be trained in a run's folder."""
+    """Load the model, with new adapters or with all weights trained."""
     m = run.model
     policy = open_model(run, device, folder)
     rows = run.train.rows_per_call
@@ -109,14 +112,15 @@ def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> P
 
 
 def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
-    """The algorithm's own, and the one that evaluations want."""
+    """Return the algorithm's averages, and the one of `evaluate.average`."""
     if run.evaluate.average is None:
         return algorithm.averages
     return (*algorithm.averages, Average(EVALUATION, Decay(start=run.evaluate.average)))
 
 
 def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
-    how = sharding(accelerator)  # before weights are loaded, for what it refuses
+    """Load the model, prompts and rewards of a run. UserError for what cannot run."""
+    how = sharding(accelerator)  # before weights are loaded, since it may refuse
     context_parallel.refuse_model(run.model, accelerator.num_processes)
     algorithm = run.algorithm()
     policy = load_policy(run, accelerator.device, folder)
@@ -147,13 +151,38 @@ def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
         terminal=Terminal(accelerator.is_main_process, t.iterations),
         tracker=algorithm.tracker(),
         spending=spending.open_spending(run.budget, algorithm.group),
+        origin=Origin.of(run, parallel.processes) if parallel.main else None,
+    )
+
+
+def hardware(session: Session) -> str:
+    """Describe device, precision and trained parameters in one line."""
+    m = session.run.model
+    name = f" ({torch.cuda.get_device_name()})" if session.device.type == "cuda" else ""
+    trained = sum(p.numel() for p in session.policies.network.values())
+    whole = sum(p.numel() for root in session.policy.roots().values() for p in root.parameters())
+    how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
+    return (
+        f"device {session.device.type}{name}, {m.dtype}; trained: {how}, {trained / 1e6:.4g} of "
+        f"{whole / 1e6:.4g} million parameters"
     )
 
 
 def on_cpu(run: Run) -> bool:
-    return run.model.device == "cpu" or (
-        run.model.device == "auto" and not torch.cuda.is_available()
-    )
+    """Whether a run uses the CPU. UserError if `model.device` is unknown or not there."""
+    device, cuda = run.model.device, torch.cuda.is_available()
+    if device not in DEVICES:
+        raise UserError(
+            f"model.device: {device!r} is not known; one of {', '.join(DEVICES)} "
+            "(CUDA_VISIBLE_DEVICES chooses among several GPUs)"
+        )
+    there = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
+    if not there[device]:
+        raise UserError(
+            f"model.device: {device} is not available to PyTorch on this machine; set "
+            "model.device: auto, or install PyTorch for it"
+        )
+    return device == "cpu" or (device == "auto" and not cuda)
 
 
 def open_accelerator(run: Run, folder: Path) -> Accelerator:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM wait for the end of the iteration, so that a resumed run has the same bits."""
+"""Ctrl-C and SIGTERM stop a run after its iteration, so that a resumed run has the same bits."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ AGAIN = 3.0  # seconds
 
 
 class Interrupt:
-    """`with Interrupt() as i:` remembers the first signal; a second one stops at once.
+    """Remembers the first signal inside `with Interrupt() as i:`; a second one stops at once.
 
-    A launcher of processes passes on what a terminal or a cluster has sent them already: that is
-    no second one.
+    A launcher forwards a signal that its processes have already received from the terminal or the
+    cluster: that one does not count as a second.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Interrupt:
         with suppress(OSError):  # not print: the signal may have come in the middle of one
             os.write(1, b"\nfinishing this iteration, then saving; once more to stop at once\n")
 
-    def asked(self, accelerator: Accelerator) -> int | None:
-        """The signal that any process got: they all must leave the loop together."""
+    def pending(self, accelerator: Accelerator) -> int | None:
+        """Return the signal of any process, if any: all must leave the loop together."""
         del accelerator  # gathering uses the state that it set up
         return max((s for s in gather_object([self.signal]) if s is not None), default=None)

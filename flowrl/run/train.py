@@ -1,4 +1,4 @@
-"""The loop: collect, update, follow, look. No algorithm is named in this file."""
+"""The training loop: collect, update, average, evaluate. No algorithm is named in this file."""
 
 import math
 import shutil
@@ -16,31 +16,32 @@ from accelerate.utils import broadcast_object_list
 from flowrl.errors import Stopped, UserError
 from flowrl.media.statistics import Alarms
 from flowrl.paths import numbered
-from flowrl.run import checkpoint, memory, ratio_check, record
+from flowrl.run import checkpoint, memory, origin, ratio_check, record
 from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
-from flowrl.run.failures import Told
-from flowrl.run.monitor import guard, look, prove_pipeline
-from flowrl.run.session import Session, on_cpu, open_accelerator, open_session
+from flowrl.run.failures import resumable
+from flowrl.run.finite import check_iteration
+from flowrl.run.monitor import evaluate_and_keep, guard, prove_pipeline
+from flowrl.run.session import Session, hardware, on_cpu, open_accelerator, open_session
 from flowrl.run.signals import Interrupt
 from flowrl.run.update import update
 from flowrl.settings import Run
-from flowrl.settings.read import dump
+from flowrl.settings.read import dump, read_run
 
 T = TypeVar("T")
 
 
 @dataclass
 class Result:
-    """How a run ended: evaluations of the base and of the last weights, or where it stopped."""
+    """End of a run: evaluations of the base and of the last weights, or the signal."""
 
     folder: Path
     signal: int | None = None  # that interrupted it
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
     weights: Path | None = None  # exported, once done
-    main: bool = True  # whether this process is the one that speaks
+    main: bool = True  # whether this process prints
 
     @property
     def done(self) -> bool:
@@ -50,10 +51,10 @@ class Result:
 def train(session: Session, resume: Path | None = None) -> Result:
     """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder."""
     main = session.accelerator.is_main_process
-    told, explained = Told(session.folder), memory.explained(session.run)
-    with told, explained, closing(session.policy), Interrupt() as interrupt:
+    failures, explained = resumable(session.folder), memory.explained(session.run)
+    with failures, explained, closing(session.policy), Interrupt() as interrupt:
         progress, alarms = begin(session, resume)
-        stop = interrupt.asked(session.accelerator)
+        stop = interrupt.pending(session.accelerator)
         if not stop:
             stop = training_loop(session, progress, alarms, interrupt)
         if stop:
@@ -65,18 +66,22 @@ def train(session: Session, resume: Path | None = None) -> Result:
 
 
 def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
-    """Prove what will be driven, and look at the base or bring a checkpoint back."""
+    """Check the model and the rewards, then evaluate the base or restore a checkpoint."""
     terminal, alarms, progress = session.terminal, Alarms(), Progress()
     if resume is not None:
         progress = checkpoint.restore(session, resume, alarms)
-    if session.accelerator.is_main_process:
-        record.cut_back(session.folder, -1 if resume is None else progress.iteration)
+        checkpoint.check_best(session.folder, progress, terminal.warn)
+    with session.parallel.together():
+        if session.parallel.main:
+            last = -1 if resume is None else progress.iteration
+            record.cut_back(session.folder, last, terminal.warn)
+            checkpoint.drop_other_best(session.folder, progress)
     after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
-    terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}")
+    terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}\n{hardware(session)}")
     with session.parallel.together():
         prove_pipeline(session)
     if resume is None:
-        base = look(session, progress, alarms, "before")
+        base = evaluate_and_keep(session, progress, "before")
         session.accelerator.log(base, step=0)
         checkpoint.save_checkpoint(session, progress, alarms)
     return progress, alarms
@@ -85,18 +90,17 @@ def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
 def training_loop(
     session: Session, progress: Progress, alarms: Alarms, interrupt: Interrupt
 ) -> int | None:
-    """Iterate to the end; gives the signal if one came before it."""
+    """Iterate to the end, or to a signal, which is returned."""
     run, began, start = session.run, time.perf_counter(), progress.seconds
     while progress.iteration < run.train.iterations:
         metrics = iterate(session, progress, alarms)
         progress.seconds = start + time.perf_counter() - began
-        left = progress.seconds / progress.iteration * (run.train.iterations - progress.iteration)
-        session.terminal.iteration(progress.iteration, metrics, left)
+        session.terminal.iteration(progress.iteration, metrics, progress.seconds)
         last = progress.iteration == run.train.iterations
         if last or progress.iteration % run.evaluate.every == 0:
-            metrics |= look(session, progress, alarms, "after" if last else None)
+            metrics |= evaluate_and_keep(session, progress, "after" if last else None)
         session.accelerator.log(metrics, step=progress.iteration)
-        stop = interrupt.asked(session.accelerator)
+        stop = interrupt.pending(session.accelerator)
         if last or stop or progress.iteration % run.checkpoint.every == 0:
             checkpoint.save_checkpoint(session, progress, alarms)
         if stop and not last:
@@ -105,7 +109,10 @@ def training_loop(
 
 
 def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, float]:
-    """One iteration; gives its metrics and leaves `progress` one further."""
+    """Do one iteration, advance `progress` and return the metrics.
+
+    NotFiniteError, on all processes, if weights, averages, rewards or the loss are not finite.
+    """
     for group in session.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
@@ -119,6 +126,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates
     session.policies.follow(progress.optimizer_steps)
+    check_iteration(experience.rows, session.policies.named(), metrics, progress.iteration)
     metrics |= {
         "lr": session.optimizer.param_groups[0]["lr"],
         "seconds": t2 - t0,
@@ -130,7 +138,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
 
 
 def learning_rate(run: Run, iteration: int) -> float:
-    """A pure function of the iteration, so that nothing needs to be saved."""
+    """Return the learning rate: a pure function of the iteration, so that nothing is saved."""
     t = run.train
     warm = min(1.0, (iteration + 1) / (t.schedule.warmup + 1))
     share = iteration / t.iterations
@@ -139,7 +147,7 @@ def learning_rate(run: Run, iteration: int) -> float:
 
 
 def start(run: Run, name: str, folder: Path | None) -> Result:
-    """A new run in a new folder. Errors: UserError if the folder exists."""
+    """Start a new run in a new folder. UserError if the folder exists."""
     state = PartialState(cpu=on_cpu(run))
     chosen = Path(agreed(state, lambda: str(reserve(run, folder, name))))
     with held_together(chosen, state):
@@ -155,9 +163,9 @@ def start(run: Run, name: str, folder: Path | None) -> Result:
 
 
 def reserve(run: Run, folder: Path | None, name: str) -> Path:
-    """Make the run's folder, with its settings: the given one, or the next free below `runs`.
+    """Make the run's folder: the given one, or the next free one in `runs`.
 
-    It is there at once with its run.yaml, so that a run can be resumed whenever it was killed.
+    It appears with its run.yaml inside, so that a run can be resumed whenever it was killed.
     """
     chosen = folder or numbered(Path("runs"), name)
     settings = yaml.safe_dump(dump(run), sort_keys=False)
@@ -173,31 +181,45 @@ def reserve(run: Run, folder: Path | None, name: str) -> Path:
 
 
 def resume(run: Run, folder: Path) -> Result:
-    """Go on from the newest whole checkpoint of a run's folder; from the start if there is none."""
+    """Resume from the newest whole checkpoint of a run's folder, or from the start without one.
+
+    UserError if `run` differs from what the run was begun with in a setting that cannot change; one
+    line names other changes.
+    """
     state = PartialState(cpu=on_cpu(run))
     terminal = record.Terminal(state.is_main_process, run.train.iterations)
     with held_together(folder, state) as before:
         if before:
             terminal.say(f"{before} had this run and is gone; going on")
-        found = checkpoint.newest(folder, terminal.warn)
-        with Told(folder):
+        newest = checkpoint.newest(folder, terminal.warn)
+        for line in agreed(state, lambda: compared(run, folder, newest, state.num_processes)):
+            terminal.say(line)
+        with resumable(folder):
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
             session = open_session(run, folder, open_accelerator(run, folder))
             session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
-            return train(session, found)
+            return train(session, newest)
+
+
+def compared(run: Run, folder: Path, newest: Path | None, processes: int) -> list[str]:
+    """Compare a run with its checkpoint, and bring run.yaml up to date. Returns what to print."""
+    lines = [] if newest is None else origin.changes(run, folder, newest, processes)
+    if dump(read_run(folder / "run.yaml")) != dump(run):
+        record.replace(folder / "run.yaml", yaml.safe_dump(dump(run), sort_keys=False))
+    return lines
 
 
 @contextmanager
 def held_together(folder: Path, state: PartialState) -> Iterator[str | None]:
-    """The main process holds the folder for all; gives who died while holding it."""
+    """Hold the folder's lock on the main process; yields the owner of a stale lock, if any."""
     with ExitStack() as stack:
         yield agreed(state, lambda: stack.enter_context(held(folder)))
 
 
 def agreed(state: PartialState, do: Callable[[], T]) -> T:
-    """What the main process does, for all: its result is everyone's, and so is its mistake."""
+    """Run `do` on the main process; broadcast its result or its UserError to all."""
     box: list[Any] = [None, ""]
     if state.is_main_process:
         try:

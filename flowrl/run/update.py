@@ -1,4 +1,4 @@
-"""Rows to optimizer steps. One place for shares, denominators, chunks and gradients."""
+"""From rows to optimizer steps: shares, denominators, chunks and gradients."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
 @dataclass
 class Tally:
-    """Sums over masked entries, so that means over chunks, steps and processes are exact."""
+    """Keep sums over masked entries, so that means over chunks, steps, processes are exact."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -42,8 +42,8 @@ class Tally:
         self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
 
     def means(self) -> dict[str, float]:
-        """Over all processes (some say the same, and weigh as much each); `ratio` also with its
-        extremes, `mismatch` with its largest."""
+        """Means over all processes, the extremes of `ratio` and the largest `mismatch`. Processes
+        that share rows report equal sums, so means stay right."""
         total = Tally()
         for part in gather_object([self]):
             for name in part.sums:
@@ -60,9 +60,11 @@ class Tally:
 
 
 def update(session: Session, experience: Experience, progress: Progress) -> dict[str, float]:
-    """Take the iteration's optimizer steps; gives metrics over all processes. UserError after too
-    many without a finite gradient: `progress` counts them, over iterations and resumed runs."""
-    settings, tally, meter = session.run.train, Tally(), Meter(frozen=experience.asked)
+    """Take the iteration's optimizer steps and return metrics over all processes. UserError after
+    SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts them, over iterations
+    and resumed runs."""
+    settings, tally = session.run.train, Tally()
+    meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     shares = [
         share_of(session, experience, progress.iteration, number)
@@ -97,10 +99,10 @@ def update(session: Session, experience: Experience, progress: Progress) -> dict
 
 
 def share_of(session: Session, experience: Experience, iteration: int, number: int) -> Chunks:
-    """The rows of an optimizer step, in chunks of one (rollout, step) each.
+    """Return the rows of an optimizer step, in chunks of one (rollout, step) each.
 
-    Each draw deals its own units out to the updates, so that the deal does not depend on which
-    process holds the draw.
+    Each draw distributes its own units over the updates, so the distribution does not depend on
+    which process holds the draw.
     """
     settings, unit = session.run.train, session.algorithm.loss.unit
     rows_per_call = session.policy.rows_per_call
@@ -131,7 +133,7 @@ def without_old(chunk: Rows) -> Rows:
 
 @torch.no_grad()
 def with_old(session: Session, experience: Experience, chunks: Chunks) -> Chunks:
-    """Evaluate the policy that sampled, where rows do not carry its log-probabilities."""
+    """Evaluate the policy that sampled, for rows without its evaluation."""
     if "old" not in session.algorithm.loss.roles:
         return chunks
     likelihood = session.algorithm.likelihood
@@ -173,29 +175,29 @@ def _entropies(session: Session, experience: Experience, chunk: Rows) -> Tensor:
 def chunk_loss(
     session: Session, experience: Experience, chunk: Rows, first: bool = False
 ) -> tuple[Entries, Tensor]:
-    """The loss on a chunk: evaluate every role that the loss asks for, the trained one last.
+    """Return the loss on a chunk: evaluate every role that the loss reads, the trained one last.
 
     first: no optimizer step was taken since the samples were drawn
     """
     algorithm, policies = session.algorithm, session.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
-    says: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = {}
     for role in sorted(loss.roles - {"old"}):
         with torch.no_grad(), policies.using(role):
-            says[role] = likelihood.evaluate(experience.policy, chunk)
+            evaluations[role] = likelihood.evaluate(experience.policy, chunk)
     fresh = algorithm.behaviour == "current" and chunk.old is None
     if "old" in loss.roles and not fresh:
         (chunk,) = with_old(session, experience, [chunk])
         assert chunk.old is not None
-        says["old"] = chunk.old
-    says["new"] = likelihood.evaluate(experience.policy, chunk)
+        evaluations["old"] = chunk.old
+    new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
-        new = says["new"]
-        says["old"] = Evaluation(new.logp.detach(), None if new.out is None else new.out.detach())
-    entries = loss(likelihood, says, chunk)
-    if "old" in says:
+        out = None if new.out is None else new.out.detach()
+        evaluations["old"] = Evaluation(new.logp.detach(), out)
+    entries = loss(likelihood, evaluations, chunk)
+    if "old" in evaluations:
         stored = first and algorithm.behaviour == "current" and not session.run.budget.replay
-        own = mismatch_metric(chunk, says, stored)
+        own = mismatch_metric(chunk, evaluations, stored)
         entries = entries._replace(metrics=own | entries.metrics)
     return entries, chunk.mask
 
@@ -219,13 +221,13 @@ def mismatch_metric(
 
 
 def denominators(session: Session, share: Chunks) -> Counts:
-    """What sums are divided by: counted over the whole optimizer step and all processes."""
+    """Count what sums are divided by, over the whole optimizer step and all processes."""
     own = Counts.of([chunk.mask for chunk in share])
     return Counts(*torch.tensor(session.parallel.every(tuple(own))).sum(0).tolist())
 
 
 def optimizer_step(session: Session, progress: Progress) -> float:
-    """Sum gradients over processes, clip, step. A norm that is not finite skips the step."""
+    """Sum gradients over processes, clip and step. A norm that is not finite skips the step."""
     parameters, scale = session.policies.parameters, session.scaler.get_scale()
     session.parallel.sum_gradients(parameters)
     session.scaler.unscale_(session.optimizer)
@@ -236,9 +238,7 @@ def optimizer_step(session: Session, progress: Progress) -> float:
     session.scaler.update()
     session.optimizer.zero_grad(set_to_none=True)
     progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
-    if (
-        progress.skipped_in_a_row >= SKIPPED_STEPS
-    ):  # the norm is everyone's: all processes stop here
+    if progress.skipped_in_a_row >= SKIPPED_STEPS:  # all processes have this norm, and stop here
         raise UserError(
             "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
             f"float32. The last good weights are in {session.folder / 'best'}"
@@ -247,5 +247,6 @@ def optimizer_step(session: Session, progress: Progress) -> float:
 
 
 def _skipped(before: int, norm: float, scale: float) -> int:
-    """In a row, this step included. Above a scale of 1 an overflow is the scale's, which falls."""
+    """Count skipped steps in a row, with this one. An overflow at a loss scale above 1 does not
+    count: the scale falls instead."""
     return 0 if math.isfinite(norm) else before + (scale <= 1)

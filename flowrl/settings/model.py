@@ -1,10 +1,11 @@
 """The model that is trained, and the arguments of its calls."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.server import Server
 
@@ -41,6 +42,11 @@ class Vae(Settings):
 class ModelSettings(Settings):
     """A diffusers pipeline or a language model, its arguments and its precision."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "gguf_file": OnResume.NEVER,
+        "lora": OnResume.NEVER,
+        "offload": OnResume.FREE,
+    }
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Set this or `language`."""
     language: str | None = None

@@ -1,16 +1,16 @@
 """A run as data: a recipe, a model, prompts, rewards and the training."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import Field, create_model, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.model import ModelSettings
@@ -25,6 +25,8 @@ MOST_LEAVES = 10_000  # samples of one tree
 
 class RecipeSettings(Settings):
     """Settings of a recipe; its integers are bounded, since a plan holds each step and sample."""
+
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
 
     @model_validator(mode="after")
     def _leaves(self) -> "RecipeSettings":
@@ -91,6 +93,10 @@ class Steer(Settings):
 class Run(Settings):
     """All settings of a run."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "track": OnResume.FREE,
+        "checkpoint": OnResume.FREE,
+    }
     recipe: Recipe  # type: ignore[valid-type]
     model: ModelSettings
     prompts: PromptFiles

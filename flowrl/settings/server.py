@@ -1,7 +1,8 @@
 """A server that generates completions, and the weights that correct for its differences."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.losses.base import RatioLoss
 from flowrl.losses.token import VESPO
 from flowrl.losses.weights import Mismatch
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 from samplers.completions import TextPlan
 
 
@@ -32,6 +33,9 @@ class CorrectionSettings(Settings):
 class Server(Settings):
     """A server with OpenAI's completions API that takes and returns token ids: vLLM or SGLang."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = dict.fromkeys(
+        ("url", "token", "timeout", "tries", "in_flight"), OnResume.FREE
+    )
     url: str
     """Address, such as http://localhost:8000/v1."""
     model: str

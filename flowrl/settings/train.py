@@ -1,10 +1,11 @@
 """Training, evaluation, checkpoints and trackers."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from flowrl.settings.base import Settings
+from flowrl.settings.base import OnResume, Settings
 
 
 class ScheduleSettings(Settings):
@@ -18,6 +19,14 @@ class ScheduleSettings(Settings):
 class Train(Settings):
     """The optimizer, and the length of a run."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
+        "rows_per_call": OnResume.FREE,
+        "gradient_checkpointing": OnResume.FREE,
+        "on_failure": OnResume.FREE,
+        "alarms": OnResume.FREE,
+        "self_test": OnResume.FREE,
+        "optimizer": OnResume.NEVER,
+    }
     iterations: int = Field(default=100, ge=1)
     lr: float = Field(default=3e-4, gt=0)
     """Learning rate. 3e-4 is for adapters; all weights of a large model need about 1e-6 to 1e-5."""
@@ -50,6 +59,7 @@ class Train(Settings):
 class EvaluateSettings(Settings):
     """Evaluations: deterministic samples of held-out prompts, scored."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"average": OnResume.NEVER}
     every: int = Field(default=10, ge=1)
     steps: int | None = Field(default=None, ge=1, le=1_000_000)
     """Denoising steps (num inference steps), or the most tokens of a text; null: the recipe's."""
@@ -66,6 +76,7 @@ class EvaluateSettings(Settings):
 class Checkpoint(Settings):
     """Checkpoints, from which a run resumes, and the best weights."""
 
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"best": OnResume.SAID}
     every: int = Field(default=10, ge=1)
     keep: int = Field(default=2, ge=1)
     best: str | None = None

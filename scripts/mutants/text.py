@@ -54,7 +54,7 @@ ROWS = (
      ".cumsum(1)[..., None]", CREDIT),
     ("kl-unscored", "flowrl/credit/turns.py", "mask = mask & ~moved.isnan()[..., None]",
      "mask = ~moved.isnan()[..., None]", "language/test_kl_in_reward.py"),
-    ("kl-greedy", "flowrl/run/reference_kl.py", "found[samples] = apart", "found[: len(samples)] = apart",
+    ("kl-greedy", "flowrl/run/reference_kl.py", "ratios[samples] = log_ratio", "ratios[: len(samples)] = log_ratio",
      "language/test_kl_in_reward.py"),
     ("turns-exist", "flowrl/credit/advantages.py", "credit = existing(credit, context)", "pass", CREDIT),
     ("discount-turns", "flowrl/credit/turns.py", ".flip(1).cumsum(1).flip(1) - 1",

@@ -216,6 +216,9 @@ def test_a_process_that_dies_stops_the_others(warm, config, tmp_path):
     done = int(newest.name)
     (folder / "run.yaml").write_text(shorter.replace("iterations: 4", f"iterations: {done + 2}"))
     assert warm.run("train", "--resume", folder, out=tmp_path / "resumed.txt") == 0
+    resumed = (tmp_path / "resumed.txt").read_text()
+    assert "processes: 1 now, 2 before" in resumed and "not to the bit" in resumed
+    assert f"train.iterations 200 -> {done + 2}" in resumed
     assert [line["iteration"] for line in lines(folder)] == list(range(done + 3))
 
 
@@ -314,7 +317,7 @@ def test_a_run_killed_between_its_first_line_and_its_first_checkpoint(
 ):
     config, folder = runs.write(small(pipeline, tmp_path), tmp_path), tmp_path / "run"
     with monkeypatch.context() as broken:
-        broken.setattr(train.checkpoint, "save", lambda *_: sys.exit(9))
+        broken.setattr(train.checkpoint, "save_checkpoint", lambda *_: sys.exit(9))
         assert flowrl("train", config, "--folder", folder) == 9
     assert [line["iteration"] for line in lines(folder)] == [0]
     assert flowrl("train", "--resume", folder) == 0

@@ -1,0 +1,236 @@
+"""The record of what a run was begun with: settings, base weights, prompts, and source files.
+
+Every checkpoint holds one. A resume compares it with the present files: `flowrl.settings.base` says
+which settings may change. Large files are sampled, so the check reads a few megabytes.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import rewards
+from flowrl.credit.trackers import NoTracker
+from flowrl.errors import UserError
+from flowrl.models.sizes import local_folder
+from flowrl.paths import find
+from flowrl.settings import Run
+from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.read import dump, run_from
+
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+CONFIGURATIONS = (".json", ".txt", ".model", ".jinja")
+BLOCKS, BLOCK = 64, 2**12  # sampled blocks per file, and their bytes
+WHOLE = 2**25  # bytes: smaller files other than weights are read whole
+LONG = 60  # letters: longer values of settings are not printed
+SOURCE = re.compile(r"(.+\.py)(:\w+)?")
+
+
+@dataclass(frozen=True)
+class Origin:
+    settings: dict[str, Any]
+    processes: int
+    revision: str | None  # of a model from the hub
+    base: dict[str, str]  # file of the base model -> digest
+    prompts: dict[str, str]  # setting -> digest
+    sources: dict[str, str]  # source file of a reward or environment -> digest
+
+    @classmethod
+    def of(cls, run: Run, processes: int) -> "Origin":
+        """Take the record now. Files that are not on this machine are left out."""
+        folder = local_folder(run.model.pipeline or run.model.language or "")
+        return cls(
+            settings=dump(run),
+            processes=processes,
+            revision=folder.name if folder and folder.parent.name == "snapshots" else None,
+            base=dict(_base(folder)) if folder else {},
+            prompts=dict(_prompts(run)),
+            sources={name: _digest(path) for name, path in _sources(run) if path.is_file()},
+        )
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> "Origin | None":
+        """Read the record of a checkpoint; None where it has none, or one that cannot be read."""
+        try:
+            state = json.loads((checkpoint / "state.json").read_text())["origin"]
+            record = cls(**state)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        tables = ("settings", "base", "prompts", "sources")
+        sound = all(isinstance(getattr(record, name), dict) for name in tables)
+        return record if sound else None
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
+    """Compare a run with its checkpoint, and return what to say about it: a sentence each.
+
+    UserError for a change that a run cannot go on with.
+    """
+    before, now = Origin.read(checkpoint), Origin.of(run, processes)
+    iterations = int(checkpoint.name)
+    if run.train.iterations < iterations:
+        raise UserError(
+            f"train.iterations: {run.train.iterations}, but {folder} has done {iterations}; "
+            f"set at least {iterations}"
+        )
+    if before is None:
+        return [
+            f"checkpoint {checkpoint.name} has no record of what the run was begun with, so "
+            "changes of settings and files are not noticed"
+        ]
+    allowed = [*_settings(before, run, folder), *_files(before, now, run, folder)]
+    lines = [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
+    if before.processes != processes:
+        lines.append(
+            f"processes: {processes} now, {before.processes} before; sums are taken in another "
+            "order, so results agree to rounding and not to the bit"
+        )
+    return lines
+
+
+def _settings(before: Origin, run: Run, folder: Path) -> Iterator[str]:
+    try:
+        old = dump(run_from(before.settings, "checkpoint"))  # fills in settings of later versions
+    except UserError:
+        old = before.settings
+    for path, was, value in _differences(old, dump(run)):
+        name, kind = ".".join(path), on_resume(run, path)
+        if name == "rewards" and run.budget.replay and _labels(was) != _labels(value):
+            raise UserError(
+                f"rewards: {_labels(was)} cannot become {_labels(value)}, since budget.replay has "
+                "stored scores of them; set them back, or begin a new run"
+            )
+        if kind is OnResume.NEVER:
+            raise UserError(
+                f"{name} cannot change in a run: {folder} was begun with {_shown(was)}, and "
+                f"{folder / 'run.yaml'} or the command line has {_shown(value)}; set it back, or "
+                "begin a new run"
+            )
+        if kind is OnResume.SAID:
+            texts = _shown(was), _shown(value)
+            yield name if max(map(len, texts)) > LONG else f"{name} {' -> '.join(texts)}"
+
+
+def _files(before: Origin, now: Origin, run: Run, folder: Path) -> Iterator[str]:
+    changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
+    if changed:
+        revisions = {before.revision, now.revision} - {None}
+        which = f" (revisions {' and '.join(sorted(revisions))})" if len(revisions) > 1 else ""
+        raise UserError(
+            f"the base model {run.model.pipeline or run.model.language} is not the one that "
+            f"{folder} was begun with: {', '.join(sorted(changed)[:3])} differs{which}; bring it "
+            "back, or begin a new run"
+        )
+    if before.base and not now.base:
+        yield "the files of the base model are not on this machine and were not compared"
+    for name, digest in now.prompts.items():
+        if before.prompts.get(name, digest) != digest:
+            if name == "prompts.train" and remembers_prompts(run):
+                raise UserError(
+                    f"{name}: the file has changed, and this run remembers scores of prompts by "
+                    "their place in it; bring it back, or begin a new run"
+                )
+            yield f"the prompts of {name}"
+    for name, digest in now.sources.items():
+        if before.sources.get(name, digest) != digest:
+            yield f"the source {name}"
+
+
+def remembers_prompts(run: Run) -> bool:
+    """Whether the budget or the credit keeps numbers by a prompt's place in the file."""
+    b = run.budget
+    by_rate = b.order == "uncertain" or b.rates is not None or b.repeat > 1 or b.replay > 0
+    return by_rate or run.algorithm().tracker is not NoTracker
+
+
+def on_resume(run: Run, path: tuple[str, ...]) -> OnResume:
+    """Look up whether a setting may change; a part of a run applies to all that is inside it."""
+    kind, place = OnResume.SAID, run
+    for name in path:
+        if isinstance(place, Settings):
+            kind = type(place).ON_RESUME.get(name, kind)
+        place = getattr(place, name, None)
+    return kind
+
+
+def _differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Walk two trees of settings; yield path, old and new value of each leaf that differs."""
+    for name in dict.fromkeys((*new, *old)):
+        was, value = old.get(name), new.get(name)
+        if isinstance(was, Mapping) and isinstance(value, Mapping):
+            yield from _differences(was, value, (*at, name))
+        elif was != value:
+            yield (*at, name), was, value
+
+
+def _labels(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [spec["label"] for spec in specs]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else json.dumps(value)
+
+
+def _base(folder: Path) -> Iterator[tuple[str, str]]:
+    """Digests of a model's configurations and weights, by their names in its folder."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.suffix in (*WEIGHTS, *CONFIGURATIONS) and path.is_file():
+            yield name, _digest(path)
+
+
+def _prompts(run: Run) -> Iterator[tuple[str, str]]:
+    for name, source in (("train", run.prompts.train), ("held_out", run.prompts.held_out)):
+        path = find(source) if source else None
+        if path is not None and path.is_file():
+            yield f"prompts.{name}", _digest(path)
+        elif path is not None and path.is_dir():
+            files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+            parts = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in files]
+            yield f"prompts.{name}", hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _sources(run: Run) -> Iterator[tuple[str, Path]]:
+    """Find the files of rewards, also of those in a reward's settings, and of the environment."""
+    named: list[Any] = [[spec.name, spec.settings] for spec in (*run.rewards, *run.judges)]
+    if run.model.environment is not None:
+        named.append(run.model.environment.name)
+    while named:
+        value = named.pop()
+        if isinstance(value, Mapping):
+            named += value.values()
+        elif isinstance(value, list | tuple):
+            named += value
+        elif isinstance(value, str):
+            match = SOURCE.fullmatch(value)
+            builtin = Path(rewards.__file__).parent / f"{value}.py"
+            if match is not None:
+                yield match[1], Path(match[1]).expanduser()
+            elif value.isidentifier() and builtin.is_file():
+                yield f"rewards/{value}.py", builtin
+
+
+def _digest(path: Path) -> str:
+    """Digest a file: whole, or its size, the header of safetensors and BLOCKS sampled blocks."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= BLOCKS * BLOCK or (path.suffix not in WEIGHTS and size <= WHOLE):
+            digest.update(file.read())
+            return digest.hexdigest()
+        if path.suffix == ".safetensors":
+            header = int.from_bytes(file.read(8), "little")  # of JSON that follows
+            digest.update(file.read(min(header, WHOLE)))
+        for place in range(BLOCKS):
+            file.seek(place * (size - BLOCK) // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+    return digest.hexdigest()

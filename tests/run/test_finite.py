@@ -1,0 +1,192 @@
+"""NaN and infinity stop a run, whatever they appear in, and reach no file that is kept."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from flowrl.algorithm import Decay
+from flowrl.errors import UserError
+from flowrl.media.statistics import Alarms
+from flowrl.models.diffusers.batch import Painting
+from flowrl.run import atomic, checkpoint, update
+from flowrl.run.checkpoint import Progress
+from flowrl.run.train import begin, iterate
+from samplers import Rollout
+from tests.support import runs
+from tests.support.runs import flowrl, lines
+from tests.support.warm import small
+
+LATE = """
+import torch
+
+calls = 0
+
+
+def late(samples):
+    '''NaN from the third call on: the self-test and the base's evaluation pass.'''
+    global calls
+    calls += 1
+    scores = samples.media.flatten(1).mean(1)
+    return scores if calls <= {good} else torch.full_like(scores, torch.nan)
+"""
+
+
+def stopped(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The sentence of a run that ends with exit code 3."""
+    assert flowrl("train", *map(str, words)) == 3
+    error = capsys.readouterr().err
+    sentence = error[error.index("flowrl: ") :]
+    assert sentence.count("\n") == 1 and "Traceback" not in error
+    return sentence
+
+
+def exported(folder) -> list[Tensor]:
+    """All weights below a run's folder."""
+    return [w for path in folder.rglob("*.safetensors") for w in runs.load_file(path).values()]
+
+
+def test_the_learning_rate_is_finite(pipeline, tmp_path, capsys):
+    for lr in (math.inf, math.nan):
+        config = runs.write(runs.tree(pipeline, tmp_path, runs.NFT, lr=lr), tmp_path)
+        assert flowrl("train", config, "--folder", tmp_path / "run") == 2
+        assert "train.lr" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_a_learning_rate_that_destroys_the_weights(pipeline, tmp_path, capsys, iterations):
+    """Weights of 1e30 are finite, what they generate is not: seen before it is scored or saved."""
+    settings = runs.tree(pipeline, tmp_path, runs.NFT, lr=1e30, iterations=iterations)
+    settings["evaluate"]["every"] = settings["checkpoint"]["every"] = 5
+    folder = tmp_path / "run"
+    sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
+    assert "samples" in sentence and "not finite" in sentence and str(folder / "best") in sentence
+    assert not (folder / "adapter").exists()
+    assert [path.name for path in (folder / "best").iterdir()] == ["000000"]
+    weights = exported(folder)
+    assert weights and all(bool(weight.isfinite().all()) for weight in weights)
+
+
+@pytest.mark.parametrize(("good", "begun"), [(2, False), (3, True)])
+def test_a_reward_that_scores_no_held_out_sample(pipeline, tmp_path, capsys, good, begun):
+    """`good` calls are scored: two of the self-test or of the base's evaluation."""
+    (tmp_path / "own.py").write_text(LATE.format(good=good if begun else 0))
+    settings = runs.tree(pipeline, tmp_path, runs.NFT, iterations=2, self_test="off")
+    settings["held_out_rewards"] = [{"name": f"{tmp_path / 'own.py'}:late", "label": "late"}]
+    if begun:  # the base's evaluation is the first call
+        (tmp_path / "own.py").write_text(LATE.format(good=1))
+    folder = tmp_path / "run"
+    sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
+    assert "held-out score late" in sentence and "none of the 8 samples" in sentence
+    assert not (folder / "adapter").exists()
+    best = folder / "best"
+    assert [p.name for p in best.glob("[0-9]*")] == (["000000"] if begun else [])
+    assert len(lines(folder)) == 2 if begun else not (folder / "metrics.jsonl").exists()
+
+
+def test_samples_are_checked_before_a_reward_sees_them(pipeline, tmp_path, capsys, monkeypatch):
+    """A reward would answer with NaN or an error, and be blamed."""
+    media = Painting.media
+
+    def harmed(self: Painting, rollout: Rollout) -> Tensor:
+        images = media(self, rollout)
+        if rollout.iteration == 1:
+            images[-1, 0, 0, 0] = torch.nan
+        return images
+
+    monkeypatch.setattr(Painting, "media", harmed)
+    config = runs.write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
+    sentence = stopped(capsys, config, "--folder", tmp_path / "run")
+    assert "samples of iteration 2" in sentence and "reward" not in sentence
+    assert "Checkpoint 000001 is whole" in sentence
+
+
+def test_latents_are_checked_where_the_decoder_hides_them(pipeline, tmp_path, monkeypatch):
+    kept = runs.session(pipeline, tmp_path, runs.NFT)
+    monkeypatch.setattr(Painting, "media", lambda self, rollout: torch.zeros(8, 3, 16, 16))
+    rollouts = Painting.rollouts
+
+    def harmed(self: Painting, *given: object, **more: object) -> list[Rollout]:
+        made = rollouts(self, *given, **more)
+        made[0].x0[-1, 0, 0, 0] = torch.inf
+        return made
+
+    monkeypatch.setattr(Painting, "rollouts", harmed)
+    with pytest.raises(UserError, match="latents of the samples of iteration 1 are not finite"):
+        iterate(kept, Progress(), Alarms())
+
+
+def test_an_average_that_is_not_finite(pipeline, tmp_path, monkeypatch):
+    settings = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    settings["evaluate"]["average"] = 0.9
+    kept = runs.opened(settings, tmp_path)
+    progress, alarms = Progress(), Alarms()
+    iterate(kept, progress, alarms)
+    monkeypatch.setattr(Decay, "__call__", lambda *_: math.nan)
+    with pytest.raises(UserError, match="average evaluation after iteration 2 is not finite"):
+        iterate(kept, progress, alarms)
+
+
+def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path, monkeypatch):
+    kept = runs.session(pipeline, tmp_path, runs.NFT)
+    name, weight = list(kept.policies.parameters.items())[-1]
+    step = update.optimizer_step
+
+    def harmed(*given: object) -> float:
+        norm = step(*given)
+        with torch.no_grad():
+            weight.view(-1)[0] = torch.inf
+        return norm
+
+    monkeypatch.setattr(update, "optimizer_step", harmed)
+    with pytest.raises(UserError) as stop:
+        iterate(kept, Progress(), Alarms())
+    assert f"the weight {name} after iteration 1 is not finite" in str(stop.value)
+
+
+def test_a_loss_that_is_not_finite_although_its_gradient_is(pipeline, tmp_path, monkeypatch):
+    kept = runs.session(pipeline, tmp_path, runs.NFT)
+    add = update.Tally.add
+    monkeypatch.setattr(
+        update.Tally, "add", lambda self, name, value, mask: add(self, name, value * math.inf, mask)
+    )
+    with pytest.raises(UserError, match="the loss of iteration 1 is not finite"):
+        iterate(kept, Progress(), Alarms())
+
+
+def test_no_file_is_written_of_weights_that_are_not_finite(pipeline, tmp_path):
+    """Masters of float32 may be finite where float16 has no such number."""
+    settings = runs.tree(pipeline, tmp_path, runs.NFT)
+    settings["model"] |= {"dtype": "bfloat16", "lora": None}
+    kept = runs.opened(settings, tmp_path)
+    with torch.no_grad():
+        next(iter(kept.policies.network.values())).view(-1)[3] = torch.inf
+    with pytest.raises(UserError, match="is not finite"):
+        checkpoint.export(kept, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_with_weights_that_are_not_finite_is_not_restored(pipeline, tmp_path, capsys):
+    folder = tmp_path / "run"
+    tree = small(pipeline, tmp_path)
+    assert flowrl("train", runs.write(tree, tmp_path), "--folder", folder) == 0
+    newest = checkpoint.newest(folder)
+    assert newest is not None
+    file = newest / "policies.safetensors"
+    weights = runs.load_file(file)
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    save_file(weights, file)
+    (newest / atomic.CONTENTS).write_text(runs.json.dumps(atomic.sums(newest)))
+    sentence = stopped(capsys, "--resume", folder)
+    assert "not finite" in sentence and str(newest) in sentence
+
+
+def test_begin_keeps_the_base(pipeline, tmp_path):
+    """The control: nothing here stops a healthy run."""
+    kept = runs.session(pipeline, tmp_path, runs.NFT)
+    progress, alarms = begin(kept, None)
+    iterate(kept, progress, alarms)
+    assert progress.iteration == 1
