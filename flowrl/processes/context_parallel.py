@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.driver import DENOISERS
-from flowrl.models.diffusers.proof import STEP_TOLERANCE
+from flowrl.models.diffusers.proof_steps import STEP_TOLERANCE
 from flowrl.models.sizes import local_folder
 from flowrl.settings import ModelSettings
 
