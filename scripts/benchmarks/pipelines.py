@@ -67,30 +67,31 @@ KNOWN = {
 
 
 CLAIMS = (
-    "Exact means, over 4 steps at guidance 4.5 (where there is any) and 3 steps at guidance 1, in "
-    "float32 on a CPU with tiny random weights: the first state equals the one of the pipeline's "
-    "own call to rounding; what the scheduler's `step` receives and what is decoded differ by 0; "
-    "rows do not depend on each other; a gradient comes through; two prompts lead to different "
+    "Exact means, over 4 steps at guidance 4.5 (where there is any) and 3 steps at guidance 1, in"
+    " float32 on a CPU with tiny random weights: the first state equals the one of the pipeline's"
+    " own call to rounding; what the scheduler's `step` receives and what is decoded differ by 0;"
+    " rows do not depend on each other; a gradient comes through; two prompts lead to different "
     "predictions. All but the last is checked again when a run starts, with its own arguments.",
     "",
     "Two claims follow, which are not the same. The pipeline's own scheduler, stepped with "
     "flowrl's velocities from flowrl's first state, reproduces the pipeline's latents and images "
-    "(`tests/golden_api.py`, `pipeline_sample`). flowrl's own Euler steps reproduce them too where "
-    "the scheduler is Euler's or DDIM at eta 0, down to that scheduler's last level (DDIM with "
-    "`set_alpha_to_one: false` ends at alpha_0, not at 0). Elsewhere they stand in for it, and the "
-    "line of the proof names the scheduler.",
+    "(`tests/golden_api.py`, `pipeline_sample`). flowrl's own Euler steps reproduce them too "
+    "where the scheduler is Euler's or DDIM at eta 0, down to that scheduler's last level (DDIM "
+    "with `set_alpha_to_one: false` ends at alpha_0, not at 0). Elsewhere they stand in for it, "
+    "and the line of the proof names the scheduler.",
     "",
     "Not covered, and said by the proof: a scheduler that draws noise in its steps (only the "
-    "reading of its prediction is compared); one that rounds its list of levels (DDIM, trailing, with "
-    "a number of steps that does not divide 1000); prompts that are padded to the longest of a batch "
-    "without a mask (CogView4), so that a prompt's encoding depends on those encoded with it. A "
-    "run encodes each batch once, so its ratios are exact all the same.",
+    "reading of its prediction is compared); one that rounds its list of levels (DDIM, trailing, "
+    "with a number of steps that does not divide 1000); prompts that are padded to the longest of"
+    " a batch without a mask (CogView4), so that a prompt's encoding depends on those encoded "
+    "with it. A run encodes each batch once, so its ratios are exact all the same.",
     "",
     "Refused at load: weights for inpainting that have no channels for the mask (4-channel "
-    "StableDiffusionInpaintPipeline and StableDiffusion3InpaintPipeline), since their loop changes "
-    "the state between steps; pipelines whose latents follow the shape of the conditioning image, "
-    "unless height and width are set; `denoising_end` and `denoising_start`. KolorsPipeline is not "
-    "listed: it needs the package sentencepiece. Written by `scripts/benchmarks/pipelines.py`.",
+    "StableDiffusionInpaintPipeline and StableDiffusion3InpaintPipeline), since their loop "
+    "changes the state between steps; pipelines whose latents follow the shape of the "
+    "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
+    "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
+    "`scripts/benchmarks/pipelines.py`.",
 )
 
 
