@@ -84,8 +84,8 @@ class Batch(Protocol):
         on_rollout: Callable[[Any], None] | None = None,
     ) -> Sequence[Any]:
         """One `RolloutLike` for each of the planner's plans, under the weights in force. `score`
-        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is called
-        for each rollout but the last, as soon as it is drawn."""
+        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is
+        called for each rollout but the last, as soon as it is drawn."""
         ...
 
     def media(self, rollout: Any) -> Any:

@@ -32,7 +32,9 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 
 
 def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """Return the scaler of losses. float16 has no numbers below 6e-8, where the gradients of a mean over rows and
+    """Return the scaler of losses.
+
+    float16 has no numbers below 6e-8, where the gradients of a mean over rows and
     latents live, so its losses are multiplied before `backward`, and gradients divided after it. A
     factor that overflows is halved, and the step skipped. Disabled for other dtypes."""
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
