@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass
 class Meter:
-    """What policies were asked for, with gradients and without, on this process.
+    """Counts evaluations of policies on this process, with gradients and without.
 
     States of a flow, where one of a guided velocity counts once though the network then sees it
     twice; tokens of a completion.

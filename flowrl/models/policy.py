@@ -1,8 +1,8 @@
-"""What the loop asks of a model, whatever it makes.
+"""The interface of a model to the loop, whatever it makes.
 
 A policy opens a batch of prompts, which are encoded once; the batch draws rollouts under a plan,
 makes them into media, and holds what a likelihood evaluates. `flowrl.models.diffusers.policy` is
-the policy of pictures and films, `flowrl.models.language.policy` that of text. n samples, g draws,
+the policy of images and videos, `flowrl.models.language.policy` that of text. n samples, g draws,
 k points.
 """
 
@@ -32,7 +32,7 @@ class Edge(Protocol):
 
 @runtime_checkable
 class RolloutLike(Protocol):
-    """What the loop and credit read of samples that were drawn. A draw's are contiguous."""
+    """The view of samples that the loop and credit read. A draw's are contiguous."""
 
     @property
     def columns(self) -> Columns: ...
@@ -84,16 +84,16 @@ class Batch(Protocol):
         on_rollout: Callable[[Any], None] | None = None,
     ) -> Sequence[Any]:
         """One `RolloutLike` for each of the planner's plans, under the weights in force. `score`
-        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is told
-        of each rollout that others follow, as soon as it is drawn."""
+        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is
+        called for each rollout but the last, as soon as it is drawn."""
         ...
 
     def media(self, rollout: Any) -> Any:
-        """Of a rollout: images, videos or strings, as `rewards.Samples` holds them."""
+        """Decode a rollout: images, videos or strings, as `rewards.Samples` holds them."""
         ...
 
     def statistics(self, rollout: Any, media: Any) -> dict[str, float]:
-        """What a reward does not see: `image/brightness`, `text/length`, ..."""
+        """Statistics that no reward sees: `image/brightness`, `text/length`, ..."""
         ...
 
 

@@ -14,7 +14,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def masters(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """By name what the optimizer steps: a network's own weights, or copies of half ones."""
+    """Return what the optimizer steps, by name: a network's own weights, or copies of half ones."""
     return {name: _master(p) if p.dtype in HALF else p for name, p in parameters.items()}
 
 
@@ -32,7 +32,9 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 
 
 def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
-    """Of losses. float16 has no numbers below 6e-8, where the gradients of a mean over rows and
+    """Return the scaler of losses.
+
+    float16 has no numbers below 6e-8, where the gradients of a mean over rows and
     latents live, so its losses are multiplied before `backward`, and gradients divided after it. A
     factor that overflows is halved, and the step skipped. Disabled for other dtypes."""
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)

@@ -1,4 +1,4 @@
-"""How large a model is, by its configuration and the headers of its files: no weights are read."""
+"""Sizes of a model, from its configuration and the headers of its files: no weights are read."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
 
 PROMPT = 64  # tokens of a text's prompt, assumed
-# linears of blocks that see the prompt's tokens, which are few beside a picture's
+# linears of blocks that see the prompt's tokens, which are few beside an image's
 TEXT_MODULES = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to_[kv]")
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
@@ -47,7 +47,7 @@ class Sizes:
     between: int
     blocks: int
     latent: int = 0  # of a row
-    decoding: int = 0  # of a row's picture at the decoder's last level, one layer
+    decoding: int = 0  # of a row's image at the decoder's last level, one layer
     unknown: tuple[str, ...] = ()
 
 
@@ -142,7 +142,7 @@ def _work(models: Iterable[nn.Module]) -> tuple[int, int, int]:
 
 
 def _numbers(folder: Path) -> int | None:
-    """Of all tensors in a folder's safetensors; None where it has none."""
+    """Count the numbers of all tensors in a folder's safetensors; None where it has none."""
     files = list(folder.glob("*.safetensors"))
     files = [f for f in files if "." not in f.stem] or files  # not the half-precision variants
     total = 0
@@ -162,7 +162,7 @@ class _Shape:
 
     @classmethod
     def of(cls, folder: Path, pipeline: str, denoiser: Any, m: ModelSettings) -> "_Shape":
-        """Of one row, by the names that diffusers' configurations have for it."""
+        """Sizes of one row, by the names that diffusers' configurations have for it."""
         path = folder / "vae" / "config.json"
         vae = json.loads(path.read_text()) if path.is_file() else {}
         config = denoiser.config

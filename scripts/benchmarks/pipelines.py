@@ -1,4 +1,4 @@
-"""Which of the installed diffusers' pipelines load as policies, and why the others do not.
+"""Find out which of the installed diffusers' pipelines load as policies, and why others do not.
 
     python scripts/benchmarks/pipelines.py                 all, a few minutes; writes
     docs/pipelines.md python scripts/benchmarks/pipelines.py --only Flux     classes whose name
@@ -35,14 +35,14 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline  # noqa: E402
 from flowrl.errors import UserError  # noqa: E402
 from flowrl.models.diffusers import checks  # noqa: E402
 from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
-from flowrl.models.diffusers.proof import Replay  # noqa: E402
+from flowrl.models.diffusers.proof import EXACT, Replay  # noqa: E402
 from tests.support.tiny_pipelines import NAMED  # noqa: E402
 from tests.support.zoo.calls import SIZES, SPECIALS  # noqa: E402
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS  # noqa: E402
 from tests.support.zoo.pipelines import Unbuilt, tiny  # noqa: E402
 
 PAGE = ROOT / "docs" / "pipelines.md"
-STEPS = 4
+STEPS, FEWER = 4, 3
 LIMIT = 100.0  # seconds a class
 PROMPTS = ["a red cube", "two blue cat on the table"]
 OUTSIDE = re.compile(
@@ -64,6 +64,35 @@ KNOWN = {
     "StableDiffusionPix2PixZeroPipeline": EDITS,
     "VQDiffusionPipeline": "steps words of a codebook, which have no velocity",
 }
+
+
+CLAIMS = (
+    "Exact means, over 4 steps at guidance 4.5 (where there is any) and 3 steps at guidance 1, in"
+    " float32 on a CPU with tiny random weights: the first state equals the one of the pipeline's"
+    " own call to rounding; what the scheduler's `step` receives and what is decoded differ by 0;"
+    " rows do not depend on each other; a gradient comes through; two prompts lead to different "
+    "predictions. All but the last is checked again when a run starts, with its own arguments.",
+    "",
+    "Two claims follow, which are not the same. The pipeline's own scheduler, stepped with "
+    "flowrl's velocities from flowrl's first state, reproduces the pipeline's latents and images "
+    "(`tests/golden_api.py`, `pipeline_sample`). flowrl's own Euler steps reproduce them too "
+    "where the scheduler is Euler's or DDIM at eta 0, down to that scheduler's last level (DDIM "
+    "with `set_alpha_to_one: false` ends at alpha_0, not at 0). Elsewhere they stand in for it, "
+    "and the line of the proof names the scheduler.",
+    "",
+    "Not covered, and said by the proof: a scheduler that draws noise in its steps (only the "
+    "reading of its prediction is compared); one that rounds its list of levels (DDIM, trailing, "
+    "with a number of steps that does not divide 1000); prompts that are padded to the longest of"
+    " a batch without a mask (CogView4), so that a prompt's encoding depends on those encoded "
+    "with it. A run encodes each batch once, so its ratios are exact all the same.",
+    "",
+    "Refused at load: weights for inpainting that have no channels for the mask (4-channel "
+    "StableDiffusionInpaintPipeline and StableDiffusion3InpaintPipeline), since their loop "
+    "changes the state between steps; pipelines whose latents follow the shape of the "
+    "conditioning image, unless height and width are set; `denoising_end` and `denoising_start`. "
+    "KolorsPipeline is not listed: it needs the package sentencepiece. Written by "
+    "`scripts/benchmarks/pipelines.py`.",
+)
 
 
 @dataclass(frozen=True)
@@ -104,18 +133,24 @@ _NAMED: list[tuple[Any, Mapping[str, Any]]] = []
 
 
 def proved(policy: PipelinePolicy) -> Replay:
-    """With guidance, but for one of few steps that takes a scale and leaves it."""
-    guidance = None if policy.loop.guidance is None else 4.5
+    """The proof with guidance, after one without it and with fewer steps.
+
+    A few take a scale and ignore it in so few steps.
+    """
+    if policy.loop.guidance is None:
+        policy.prove(PROMPTS, steps=FEWER, guidance=None, neighbours=False)
+        return policy.prove(PROMPTS, steps=STEPS, guidance=None)
+    policy.prove(PROMPTS, steps=FEWER, guidance=1.0, neighbours=False)
     try:
-        return policy.prove(PROMPTS, steps=STEPS, guidance=guidance)
+        return policy.prove(PROMPTS, steps=STEPS, guidance=4.5)
     except UserError as error:
         if "has no effect on" not in str(error):
             raise
         return policy.prove(PROMPTS, steps=STEPS, guidance=None)
 
 
-def heard(policy: PipelinePolicy, proof: Replay) -> bool:
-    """Whether two prompts say something else of one state: else an exact replay shows little."""
+def follows_prompts(policy: PipelinePolicy, proof: Replay) -> bool:
+    """Whether two prompts lead to different predictions: else an exact replay shows little."""
     conditioning = policy.loop.encode(PROMPTS, policy.loop.tried(()))
     start = policy.loop.start(STEPS)
     x = torch.randn(1, *start.shape, generator=torch.Generator().manual_seed(2))
@@ -141,14 +176,24 @@ def trial(name: str, kind: type) -> Result:
         return Result(name, "refused", str(error).removeprefix(name).lstrip(": "))
     except Unbuilt as error:
         return Result(name, "not built", str(error))
-    if not heard(policy, proof):
-        return Result(name, "not built", "exact, but its tiny parts do not on_rollout the prompt")
+    if not follows_prompts(policy, proof):
+        return Result(name, "not built", "exact, but its tiny parts ignore the prompt")
     rows = "together" if proof.mixed else "apart"
     row = "one prompt a call" if policy.loop.single else rows
     media = " and ".join(policy.loop.pictures) or "-"
     return Result(
-        name, "exact", f"{proof.way} | {proof.kind} | {row} | {media} | {proof.scheduler}"
+        name,
+        "exact",
+        f"{proof.way} | {proof.kind} | {row} | {media} | {proof.scheduler} | {stands_in(proof)}",
     )
+
+
+def stands_in(proof: Replay) -> str:
+    """How flowrl's Euler steps relate to the scheduler's, and what prompts share."""
+    steps = "its own" if proof.euler is not None and proof.euler <= EXACT else "stand in"
+    steps = "stand in, it draws noise" if proof.noisy else steps
+    padding = "" if proof.padding is None else f"; pads without a mask ({proof.padding:.1%})"
+    return steps + padding
 
 
 def _child(name: str, kind: type, pipe: Connection) -> None:
@@ -189,23 +234,20 @@ def page(results: list[Result]) -> str:
         f"{counts['not built']} nothing is claimed: no tiny parts are known for them, or their own "
         "call fails with those.",
         "",
-        "Exact: over 4 steps in float32 on a CPU, with tiny random weights and guidance 4.5 where "
-        "there is any, what the scheduler's `step` receives and what is decoded differ by 0 from "
-        "the pipeline's own call, a gradient comes through, and two prompts are told apart at one "
-        "state. The same, but for the last, is checked again when a "
-        "run starts, with its own arguments. Written by `scripts/benchmarks/pipelines.py`.",
+        *CLAIMS,
         "",
         "Stand-ins: small decoders for the language models, the mean colour of a picture for what "
         "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos).",
         "",
         "Columns: the way to a timestep; what the model predicts; whether rows of several noise "
-        "levels share a call, or a call makes one prompt only; which pictures it cannot go "
-        "without (columns of the prompt file, or `call`); the scheduler that it was tried with.",
+        "levels share a call, or a call makes one prompt only; which images it requires "
+        "(columns of the prompt file, or `call`); the scheduler that it was tried with; whether "
+        "flowrl's Euler steps are that scheduler's own or stand in for it.",
         "",
         "## Exact",
         "",
-        "| pipeline | way | predicts | rows | needs | scheduler |",
-        "|---|---|---|---|---|---|",
+        "| pipeline | way | predicts | rows | needs | scheduler | Euler steps |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [f"| {r.name} | {r.note} |" for r in results if r.verdict == "exact"]
     for verdict, title in (

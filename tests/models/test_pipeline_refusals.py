@@ -251,7 +251,7 @@ def test_latents_of_the_pictures_shape_are_refused(monkeypatch: pytest.MonkeyPat
     sizes = lambda area, ratio: (16 * max(1, round(ratio)), 16, None)
     monkeypatch.setitem(vars(pipeline_qwenimage_edit), "calculate_dimensions", sizes)
     made = PipelinePolicy(pipe, call=call | picture | {"negative_prompt": "bad"})
-    with pytest.raises(UserError, match=r"latents of its picture's shape.*set height and width"):
+    with pytest.raises(UserError, match=r"latents of its image's shape.*set height and width"):
         made.prove(PROMPTS, steps=STEPS, guidance=4.5)
     sized = PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"})
     assert sized.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"

@@ -165,7 +165,7 @@ def test_a_beginning_of_another_kind_is_refused() -> None:
     found = clean_part(first(0.5), 0.5, "Some")
     assert found is not None and torch.equal(found.state, torch.ones(1, 64))
     assert found.scale == pytest.approx(1.0)
-    with pytest.raises(UserError, match=r"noise of size 0\.7 on a picture, at the level 0\.6"):
+    with pytest.raises(UserError, match=r"noise of size 0\.7 on an image, at the level 0\.6"):
         clean_part(first(0.7), 0.6, "Some")
     with pytest.raises(UserError, match="without the noise"):
         clean_part(first(0.5, kept=False), 0.5, "Some")

@@ -1,4 +1,4 @@
-"""Prompts of a pipeline, encoded once, and what is painted of them."""
+"""Prompts of a pipeline, encoded once, and the samples made of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class Scales(NamedTuple):
 
 @runtime_checkable
 class Driven(Protocol):
-    """What a painting asks of `PipelinePolicy`."""
+    """The part of `PipelinePolicy` that a batch uses."""
 
     guidance: Scales
     device: torch.device
@@ -50,7 +50,7 @@ class Driven(Protocol):
 
 @dataclass(frozen=True)
 class Painting:
-    """A `flowrl.models.policy.Batch` of pictures or films. `meter` counts sampling."""
+    """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling."""
 
     owner: Driven
     conditioning: Conditioning
@@ -103,7 +103,7 @@ class Painting:
         return tuple(decoded(rollout) for rollout in rollouts)
 
     def media(self, rollout: Rollout) -> Tensor:
-        """Leaves to pictures, with their encodings row by row, since decoders may read them."""
+        """Leaves to images, with their encodings row by row, since decoders may read them."""
         return self.owner.decode(
             rollout.x0,
             self.conditioning.take(rollout.prompt.cpu()),

@@ -1,4 +1,4 @@
-"""What can be said of a pipeline before it runs: load it, check its arguments, refuse it."""
+"""Checks of a pipeline before it runs: load it, check its arguments, refuse it."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserEr
 
 @dataclass(frozen=True)
 class its_own(AbstractContextManager[None]):
-    """What a pipeline's own code raises, said as what the user can do about it.
+    """Turns errors of a pipeline's own code into a UserError that names its arguments.
 
     Some raise a plain Exception, of which everything else is a kind: only itself counts here.
     """
@@ -90,9 +90,9 @@ def refuse_pipeline(pipe: Any) -> None:
 
 
 def prediction(scheduler: Any, owner: str) -> ModelOutput:
-    """What the model of a pipeline predicts, as its scheduler says.
+    """Return what the model of a pipeline predicts, by its scheduler's configuration.
 
-    Raises UserError where the scheduler does not say it, or changes the prediction.
+    Raises UserError where the configuration does not determine it, or changes the prediction.
     """
     kind, config = type(scheduler).__name__, scheduler.config
     says = config.get("prediction_type")
@@ -115,7 +115,7 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
 
 
 def needed_images(parameters: Parameters) -> list[list[str]]:
-    """Which pictures a pipeline that fails without any may want, the likeliest first.
+    """Return sets of images that a pipeline may require, the likeliest first.
 
     Those without a default; one image, one video, with a mask or a control; all that it takes.
     """
@@ -192,7 +192,7 @@ def from_pretrained(source: str, dtype: torch.dtype) -> Any:
         raise UserError(
             f"{source}: diffusers {diffusers.__version__} has no {index['_class_name']}"
         )
-    # from_pretrained wants to be told even of what the index lists as null (SD3 without T5)
+    # from_pretrained needs an argument even for what the index lists as null (SD3 without T5)
     empty = (None, [None, None], (None, None))
     listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
     expected, _ = kind._get_signature_keys(kind)

@@ -2,7 +2,7 @@
 
 `negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image`,
 `video` and their like are paths, lists of paths (several reference images, the frames of a video)
-or pictures. Other columns are left to the rewards. What all rows share may be given in `call`.
+or images. Other columns are left to the rewards. What all rows share may be given in `call`.
 """
 
 import re
@@ -19,7 +19,7 @@ from flowrl.prompts import IMAGE_COLUMNS
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
 VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
-OPEN_IMAGES = 256  # pictures that stay open
+OPEN_IMAGES = 256  # images that stay open
 
 Extra = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def images(names: Iterable[str]) -> list[str]:
 
 
 def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
-    """Of each prompt's row. A row without a text that others have has the empty one.
+    """Return the arguments of each prompt's row. Missing texts are empty.
 
     Raises UserError for a row without an image that others have.
     """
@@ -56,7 +56,7 @@ def _value(name: str, row: Mapping[str, Any], i: int) -> Any:
 
 @lru_cache(OPEN_IMAGES)
 def open_image(path: str) -> Image.Image:
-    """The picture; the same object for the same path, by which rows are grouped."""
+    """The image; the same object for the same path, by which rows are grouped."""
     try:
         return Image.open(path).convert("RGB")
     except (OSError, UnidentifiedImageError) as error:
@@ -91,7 +91,7 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
 
 
 def widened(value: Any, factor: int) -> Any:
-    """A picture, or each of several, `factor` times as wide as it is high; others as they are."""
+    """An image, or each of several, `factor` times as wide as it is high; others as they are."""
     if isinstance(value, list):
         return [widened(each, factor) for each in value]
     if not isinstance(value, Image.Image):
@@ -100,13 +100,13 @@ def widened(value: Any, factor: int) -> Any:
 
 
 def shared_images(call: Mapping[str, Any]) -> Extra:
-    """Pictures among the arguments of a call: the same ones for all rows."""
+    """Images among the arguments of a call: the same ones for all rows."""
     names = images(name for name, value in call.items() if value is not None)
     return {name: _value(name, call, 0) for name in names}
 
 
 def placeholder_images(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
-    """Some picture for each name, to try a pipeline out before a prompt is known."""
+    """Some image for each name, to try a pipeline out before a prompt is known."""
     draws = torch.Generator().manual_seed(0)
 
     def picture() -> Image.Image:

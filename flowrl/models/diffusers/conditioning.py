@@ -1,6 +1,6 @@
-"""What a pipeline's `encode_prompt` gave, cut by row, whatever the family returns.
+"""Outputs of a pipeline's `encode_prompt`, cut by row, whatever the family returns.
 
-Nothing here knows a name such as `prompt_embeds`. A few probes at load tell which outputs have a
+Nothing here knows a name such as `prompt_embeds`. A few probes at load show which outputs have a
 row for each prompt, which follow the length of the prompts and which are masks of tokens.
 """
 
@@ -22,7 +22,7 @@ Calls = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """How one output is cut into rows. Neither `axis` nor `listed`: it is the same for all rows."""
+    """The cut of one output into rows. Neither `axis` nor `listed`: it is the same for all rows."""
 
     axis: int | None = None  # of the rows, in a tensor
     blocks: int = 1  # all rows, then all of them again: prompts behind negative ones, in one tensor
@@ -34,7 +34,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class EncodingLayout:
-    """Of all outputs of all `encode_prompt` calls that one pipeline call makes."""
+    """The cuts of all outputs of all `encode_prompt` calls that one pipeline call makes."""
 
     counts: tuple[int | None, ...]  # outputs of each call; None: a bare value, not a tuple
     slots: tuple[Slot, ...]
@@ -118,7 +118,7 @@ class Conditioning:
 
 
 def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
-    """How many outputs each call has, and all of them in a row."""
+    """Return the number of outputs of each call, and all outputs in one tuple."""
     counts = tuple(len(call) if isinstance(call, tuple) else None for call in calls)
     values = [v for call in calls for v in (call if isinstance(call, tuple) else (call,))]
     return counts, tuple(values)
@@ -143,7 +143,7 @@ def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -
         if slot.absent and value is not None:
             raise UserError(
                 f"{owner}: output {i} of encode_prompt is {type(value).__name__} for these prompts "
-                "and was None for all that were tried: rows of it could not be told from each other"
+                "and was None for all that were probed: its rows are unknown"
             )
 
 
@@ -174,7 +174,7 @@ def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayou
 
 
 def _slot(column: Sequence[Any], name: str) -> Slot:
-    """Of one output in the five probes of `learn`."""
+    """Return the cut of one output, from the five probes of `learn`."""
     one, mixed = column[0], column[-1]
     equal = column[:3]
     if isinstance(mixed, Tensor) and all(v is None for v in equal):

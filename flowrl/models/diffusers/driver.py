@@ -41,7 +41,7 @@ NEVER_STOP = 2**31  # of a denoiser that stays stubbed
 
 @dataclass(frozen=True)
 class Target:
-    """Where a driven call is to stop."""
+    """The point where a driven call stops."""
 
     times: Tensor  # [] or [n]
     index: int | None = None  # of the loop's steps: fast-forward to it
@@ -75,7 +75,7 @@ class Driver:
         self.memo = Memo(pipe)
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
         self._shapes: dict[Any, Any] = {}  # of denoisers' outputs, by their inputs' shapes
-        self.stubbed = True  # whether its loop bears denoisers that give zeros
+        self.stubbed = True  # whether its loop takes denoisers that give zeros
         self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
@@ -97,7 +97,7 @@ class Driver:
         return tuple(outputs)
 
     def first(self, call: PipelineCall, draws: RecordedNoise, *, own_scale: bool) -> Received:
-        """What the loop's first `step` receives; the denoiser is stubbed.
+        """Return what the loop's first `step` receives; the denoiser is stubbed.
 
         Noise comes from `draws`. With `own_scale` the real scheduler scales the noise and the
         denoiser's input, as in the pipeline's own call, and `state` is that input.
@@ -108,7 +108,7 @@ class Driver:
         return stop.received
 
     def received(self, call: PipelineCall, target: Target | None) -> Received:
-        """What `step` gets at the target; at the loop's first step where the target is None.
+        """Return what `step` receives at the target, or at the first step if there is none.
 
         Where the target is None the denoiser is a stub: only the state is of interest.
         """
@@ -154,7 +154,7 @@ class Driver:
         return control.records, result, control.repeatable
 
     def learned(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
-        """How the state of a row [1 *shape] that a step sees comes in."""
+        """Find the entry by which a step sees a given state [1 *shape]."""
         return injected(
             lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
             lambda seen: self._prepared(call, seen),
@@ -182,7 +182,7 @@ class Driver:
         """One call, its denoisers stubbed until a step.
 
         A loop that looks into its denoisers (for attention maps, for keys and values) does not
-        bear stubs: there they run.
+        take stubs: there they run.
         """
         if not (until and self.stubbed):
             return self._once(call, control, patches)
@@ -220,7 +220,7 @@ class Driver:
         control: Control,
         patches: Sequence[Patch],
     ) -> Any:
-        """What the call returned, or the Stop that ended it (without its frames)."""
+        """Return the call's result, or the Stop that ended it (without its frames)."""
         self._refuse_caches()
         vars(self.control).update(vars(control))
         finished = False
@@ -247,7 +247,7 @@ class Driver:
                 self.pipe.maybe_free_model_hooks()
 
     def _device(self) -> torch.device:
-        """The pipeline's `_execution_device`; asked anew if the denoiser has moved."""
+        """The pipeline's `_execution_device`; asked again if the denoiser has moved."""
         at = next(next(iter(self.denoisers.values())).parameters()).device
         if self._place is None or self._place[0] != at:
             self._place = at, self.pipe._execution_device
@@ -315,7 +315,7 @@ class _Form:
 
 
 def _form(value: Any) -> Any:
-    """Of a tensor all but its numbers; other values count by their type alone."""
+    """Return a tensor's shape, dtype and device, or another value's type."""
     if isinstance(value, Tensor):
         return _Form(tuple(value.shape), value.dtype, value.device)
     return type(value)

@@ -41,7 +41,7 @@ class Posterior(DiagonalGaussianDistribution):
 
 
 class Memo:
-    """Of one pipeline."""
+    """The remembered encodings of one pipeline."""
 
     def __init__(self, pipe: Any):
         self.pipe = pipe

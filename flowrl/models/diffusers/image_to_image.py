@@ -1,7 +1,7 @@
-"""Where a loop begins: at noise alone, or at a picture with noise on it (image to image).
+"""The start of a loop: at noise alone, or at an image with noise on it (image to image).
 
-A `strength` below 1 cuts the list of steps and starts from the given picture, noised to the first
-level. Our plans draw that noise themselves, so the picture's part is found here: the first state
+A `strength` below 1 cuts the list of steps and starts from the given image, noised to the first
+level. Our plans draw that noise themselves, so the image's part is found here: the first state
 of a call whose noise is 0. What is left must be noise of the level's size, or it is refused.
 """
 
@@ -56,7 +56,7 @@ def clean_part(
     """The clean part of the flow state at `sigma`; None where a loop begins at noise alone.
 
     `first` returns the loop's first state [1 *d] under some draws. Raises UserError where that is
-    no sum of a picture and of noise as large as the level says.
+    no sum of an image and of noise as large as the level says.
     """
     nothing = first(RecordedNoise(0.0))
     if not bool(nothing.any()):
@@ -66,14 +66,14 @@ def clean_part(
     drawn = [values for values in once.drawn if values.numel() == noise.numel()]
     away = (first(twice) - nothing - 2 * noise).abs().max()
     if not drawn or float(away) > NEAR_STATE * float(noise.abs().max()):
-        raise UserError(f"{owner} begins at a picture without the noise that our samplers draw")
+        raise UserError(f"{owner} begins at an image without the noise that our samplers draw")
     size = float(noise.float().std() / drawn[-1].float().std())
     # of a flow, of alpha x0 + s noise, of x0 + (s / alpha) noise
     known = [sigma, sigma / math.hypot(sigma, 1 - sigma)]
     known += [sigma / (1 - sigma)] if sigma < 1 else []
     if not any(math.isclose(size, one, rel_tol=NEAR_STATE) for one in known):
         raise UserError(
-            f"{owner} begins with noise of size {size:.4g} on a picture, at the level {sigma:.4g}: "
+            f"{owner} begins with noise of size {size:.4g} on an image, at the level {sigma:.4g}: "
             "our samplers would begin elsewhere"
         )
     return CleanPart(nothing * (sigma / size), sigma / size)
@@ -97,7 +97,7 @@ def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[f
 
 
 def _ratio(drawn: Tensor, first: Tensor) -> float | None:
-    """What the drawn numbers were multiplied by, in whatever order; None for other numbers."""
+    """Return the factor between the drawn numbers and the first state's, in any order, or None."""
     a, b = (
         drawn.double().cpu().flatten().sort().values,
         first.double().cpu().flatten().sort().values,

@@ -1,4 +1,4 @@
-"""How a state gets into a pipeline's loop: by its `latents`, or in place of prepare_latents' own.
+"""Entry of a state into a pipeline's loop: by its `latents`, or in place of prepare_latents' own.
 
 Most pipelines take `latents` as their loop sees them. Others pack what they are given, or step a
 part of the state only (the first frame of a video is fixed by an image). There the state goes in
@@ -102,7 +102,7 @@ def _same(step: Callable[[Tensor, Entry], Tensor], x: Tensor, entry: Entry) -> b
 def _places(
     step: Callable[[Tensor, Entry], Tensor], prepared: Tensor, entry: Entry
 ) -> Tensor | None:
-    """Which number of a prepared row each number of the step's is: its place, digit by digit."""
+    """Return the place in a prepared row of each number that the step sees, digit by digit."""
     places = torch.arange(prepared[0].numel())
     found, power = torch.zeros(0), 1
     while power == 1 or power < len(places):

@@ -123,7 +123,7 @@ def _files(
 
 
 def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """What `save_lora` or `save_pretrained` wrote. Adapters that are there already are replaced."""
+    """Load what `save_lora` or `save_pretrained` wrote, replacing present adapters."""
     if (folder / LORA_FILE).is_file():
         if has_lora(denoisers):
             pipe.unload_lora_weights()

@@ -106,14 +106,14 @@ class PipelinePolicy:
 
     @property
     def arithmetic(self) -> torch.dtype:
-        """Of states and velocities: float32 around half-precision networks."""
+        """The dtype of states and velocities: float32 around half-precision networks."""
         return torch.promote_types(next(self.denoisers[0].parameters()).dtype, torch.float32)
 
     def schedule(self, steps: int) -> PipelineSchedule:
         return self._start(steps).schedule
 
     def shape(self, steps: int) -> tuple[int, ...]:
-        """Of one row's latents as the loop's steps see them (packed, where the family packs)."""
+        """Shape of one row's latents as the loop's steps see them, packed or not."""
         return self._start(steps).shape
 
     def _start(self, steps: int) -> Start:
@@ -124,7 +124,7 @@ class PipelinePolicy:
     def encode(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
     ) -> Conditioning:
-        """What the pipeline's own call would make of the prompts, negative rows included.
+        """Encode prompts as the pipeline's own call does, negative rows included.
 
         `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
@@ -154,11 +154,11 @@ class PipelinePolicy:
         return None if size == 1.0 else lambda noise, prompt: size * noise
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
-        """Whether the first states hold a picture beside noise (a `strength`)."""
+        """Whether the first states hold an image beside noise (a `strength`)."""
         return self.loop.picture(conditioning, steps) is not None
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
-        """What `decode` takes, of states x [n *d] at the schedule's last level.
+        """Return what `decode` takes, for states x [n *d] at the schedule's last level.
 
         They are the same but for schedulers that end above 0 (DDIM, set_alpha_to_one false).
         """

@@ -1,6 +1,6 @@
 """The proof that a driven pipeline is the pipeline: replay its own call and compare, to the bit.
 
-Two claims are kept apart. The pipeline's own scheduler, stepped with flowrl's velocities from
+Two claims are not the same. The pipeline's own scheduler, stepped with flowrl's velocities from
 flowrl's first state, reproduces its latents and media: shown by the first state, every prediction
 and the decoder. Flowrl's own solver does so too only where its steps are the scheduler's.
 """
@@ -73,7 +73,7 @@ class Replay:
 
     @property
     def solver(self) -> str:
-        """How flowrl's Euler steps relate to the scheduler's own."""
+        """Relation of flowrl's Euler steps to the scheduler's own."""
         name = self.scheduler
         if self.noisy:
             read = "is not shown" if self.reading is None else f"agrees to {self.reading:.1g}"
@@ -191,7 +191,7 @@ class Subject:
         )
 
     def _mismatch(self, way: Way) -> str | None:
-        """Where and by how much a driven prediction differs; None where all are equal."""
+        """Return where and by how much a driven prediction differs; None where all are equal."""
         for step, received in enumerate(self.own):
             try:
                 with torch.no_grad():
@@ -207,7 +207,7 @@ class Subject:
         return None
 
     def _padding(self, way: Way) -> float | None:
-        """What prompts encoded together change; UserError where rows depend on each other."""
+        """Share of a prediction due to prompts encoded beside its own; UserError if rows mix."""
         if not self.neighbours or self.loop.single:
             return None
         states = []
@@ -218,10 +218,10 @@ class Subject:
             return Neighbours(self.loop, self.prompts[0], self.extras, states, way).check()
 
     def _check_sizes(self) -> None:
-        """Pictures that decide the size of the latents would be of several sizes in a batch."""
+        """Images that decide the size of the latents would be of several sizes in a batch."""
         if self.extras and self.loop.follows_pictures(self.extras[0]):
             raise UserError(
-                f"{self.loop.name} makes latents of its picture's shape, so pictures of other "
+                f"{self.loop.name} makes latents of its image's shape, so images of other "
                 "shapes could not be trained on together: set height and width"
             )
 

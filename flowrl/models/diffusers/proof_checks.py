@@ -1,4 +1,4 @@
-"""What a pipeline's own call must be like for our samplers to stand in for its scheduler."""
+"""Conditions on a pipeline's own call, for our samplers to stand in for its scheduler."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +13,7 @@ from flowrl.models.diffusers.scheduler_standin import Received
 
 
 def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
-    """One state a prompt, as often as the loop says. Raises UserError."""
+    """Check that there is one state per prompt, and as many steps as scheduled."""
     if len(own) != visits:
         raise UserError(
             f"{owner} calls scheduler.step {len(own)} times in {steps} steps, its loop {visits} "
@@ -28,7 +28,7 @@ def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, r
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> None:
-    """A loop that blends its state with something (inpainting) has no plan of ours."""
+    """Refuse a loop that changes its state between steps (inpainting)."""
     for step, (received, after) in enumerate(pairwise(own)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)
@@ -46,18 +46,18 @@ def unbroken(owner: str, own: Sequence[Received]) -> None:
 
 
 def coloured(owner: str, media: Tensor) -> None:
-    """Raises UserError for what no reward can look at."""
+    """Raise UserError for media that no reward can score."""
     if media.ndim not in (4, 5) or media.shape[-3] != 3:
         raise UserError(
-            f"{owner} makes {tuple(media.shape)} of {len(media)} prompts: pictures are of three "
+            f"{owner} makes {tuple(media.shape)} of {len(media)} prompts: images are of three "
             "colours, [n 3 h w] or [n f 3 h w]"
         )
 
 
 def media_of(result: Any) -> Tensor:
-    """Pictures as tensors; some pipelines give arrays of channels last for all but PIL.
+    """Images as tensors; some pipelines give arrays of channels last for all but PIL.
 
-    A list has the pictures of each row (layers of one). What is transparent is shown on white.
+    A list has the images of each row (layers of one). What is transparent is shown on white.
     """
     if isinstance(result, np.ndarray):
         result = torch.from_numpy(result).movedim(-1, -3)

@@ -23,7 +23,8 @@ LONGEST_PROMPT = " and ".join([LONG_PROMPT] * 3)
 MARGIN = 4.0  # times what one unit of rounding does: other kernels for other batch sizes
 PLACES = 4.0  # times what another place does
 FLOOR = 1e-4  # of the prediction: in no dtype more than rounding
-SAME_SHAPES = 1 / 16  # times one unit of rounding, where shapes, and so kernels, are the same
+SAME_FLOOR = 1e-5  # likewise, where shapes are the same
+SAME_SHAPES = 1 / 8  # times one unit of rounding, where shapes, and so kernels, are the same
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Neighbours:
         if not away <= limit:
             self.refuse("its place in the batch and the batch's size", away, size)
         changed, beside = self.changed(joint)
-        if not changed <= PLACES * place + SAME_SHAPES * rounding + 1e-6 * size:
+        if not changed <= SAME_SHAPES * rounding + SAME_FLOOR * size:
             self.refuse("the other rows of its batch", changed, size)
         padding = rms(beside[1] - copies[1])
         told = padding > rounding + PLACES * away + FLOOR * size

@@ -1,4 +1,4 @@
-"""Which noise levels a pipeline's own call visits, and what its loop passes for them.
+"""Noise levels that a pipeline's own call visits, and the timesteps its loop passes for them.
 
 Every model is a flow to the rest of flowrl. One that predicts the noise, v or the clean sample of
 a variance-preserving process has the flow's level s / (alpha + s) (`samplers.adapt`); its
@@ -81,7 +81,7 @@ class PipelineSchedule:
         return torch.where(same.any(1), same.int().argmax(1), -1)
 
     def place(self, index: int) -> int:
-        """Which call of `scheduler.step` is the first at this level."""
+        """Return the number of the first call of `scheduler.step` at this level."""
         return self.visits.index(self.sigmas[index])
 
     def times(self, sigma: Tensor) -> Tensor:
@@ -93,8 +93,11 @@ class PipelineSchedule:
         return torch.where(index >= 0, self.timesteps[index.clamp(min=0)], free)
 
     def _free(self, sigma: Tensor) -> Tensor:
-        """Of a flow sigma train. Else between the times of the two nearest levels, whole where the
-        loop's are; below the lowest level the first time, above the highest an error."""
+        """Return timesteps of levels that are not in the list.
+
+        For a flow sigma train, else between the times of the two nearest levels, whole where the
+        loop's are. Below the lowest level the first time; above the highest an error.
+        """
         if self.levels is None:
             return self.train * self._own(sigma.to(torch.float32))
         levels, at = self.levels, sigma.double()
@@ -158,7 +161,7 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
         start += 1
     if len(places) < len(passed):
         raise UserError(
-            "loops of several states (a film with its sound, frames at levels of their own) cannot "
+            "loops of several states (a video with sound, frames at levels of their own) cannot "
             f"be driven: it steps at the times {passed.tolist()}, those of its "
             f"{type(scheduler).__name__} are {listed.tolist()}"
         )
@@ -188,7 +191,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Way:
-    """How a velocity is reached. `forward`: fast-forward to the step's index, else pinned."""
+    """The way to a velocity. `forward`: fast-forward to the step's index, else pinned."""
 
     steps: int
     guidance: float | None

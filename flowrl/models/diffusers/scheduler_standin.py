@@ -1,4 +1,4 @@
-"""What stands in for a pipeline's scheduler while it is driven, and what its `step` saw."""
+"""The stand-in for a pipeline's scheduler while it is driven, and what its `step` receives."""
 
 import copy
 import inspect
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _ABSENT = object()
-# what a pipeline's own code raises when its loop does not bear a way in
+# what a pipeline's own code raises when its loop does not take a way in
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
     NotImplementedError, RuntimeError, TypeError, ValueError,
@@ -19,7 +19,7 @@ FAILURES = (
 
 
 class Received(NamedTuple):
-    """What one `scheduler.step` got, and in the pipeline's own call what it gave."""
+    """Arguments of one `scheduler.step`, and in the pipeline's own call its result."""
 
     output: Tensor
     timestep: Any
@@ -32,7 +32,7 @@ class Received(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Received"]) -> "Received":
-        """Of rows that were called one by one."""
+        """Join rows that were called one by one."""
         first = parts[0]
         return first._replace(
             output=torch.cat([part.output for part in parts]),
@@ -114,7 +114,7 @@ class Unmoved(tuple):
 
 @dataclass
 class Control:
-    """What the stand-in does. Shared with copies that a pipeline makes of its scheduler.
+    """Mode of the stand-in. Shared with copies that a pipeline makes of its scheduler.
 
     own    the real scheduler steps, and what each step got and gave is recorded
     stop   the call ends at step number `stop_at`; states do not move before it

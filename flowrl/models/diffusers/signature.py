@@ -34,8 +34,8 @@ from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Star
 from flowrl.models.diffusers.scheduler_standin import Received
 from samplers.adapt import flow_velocity, scale, to_vp
 
-PROBE_SIZE = 64  # pixels of a picture for trying out, where the call gives no size
-PROBE_FRAMES = 9  # of a film for trying out, likewise
+PROBE_SIZE = 64  # pixels of an image for trying out, where the call gives no size
+PROBE_FRAMES = 9  # of a video for trying out, likewise
 MANY = 20  # steps of a call that ends before the first
 FLOAT = torch.float32
 TRIED = 2.0  # guidance of probing calls: with negative prompts
@@ -62,7 +62,7 @@ class Loop:
         self._probe = TRIED  # guidance of probing calls
         self._starts: dict[int, Start] = {}
         self._entry: Entry | None = None
-        self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than pictures
+        self.form = "pt"  # of media; "np" where a pipeline scales tensors otherwise than images
         self.single = False  # whether it makes one prompt a call
         self._sample = self._needed()
         self._blank = self.encode([SHORT_PROMPT], (self._sample,) if self._sample else ())
@@ -74,7 +74,7 @@ class Loop:
         guidance: float | None,
         extras: Sequence[Extra] = (),
     ) -> dict[str, Any]:
-        """Of the pipeline's own call for a sample of each prompt."""
+        """Arguments of the pipeline's own call for a sample of each prompt."""
         given = dict(self.call)
         for name, value in given.items():
             if columns.TEXT_COLUMNS.fullmatch(name) and isinstance(value, str):
@@ -124,9 +124,9 @@ class Loop:
             self._probe = TRIED
 
     def extras(self, meta: Sequence[Mapping[str, Any]], rows: int) -> tuple[Extra, ...]:
-        """What each prompt brings along: columns of its row, and the pictures that all share.
+        """Return each prompt's own arguments: columns of its row, and the images that all share.
 
-        Raises UserError where a picture is missing that the pipeline cannot go without.
+        Raises UserError where an image is missing that the pipeline cannot go without.
         """
         found = columns.extras(meta, self.driver.parameters) or ({},) * rows
         whole = tuple({**self.shared, **extra} for extra in found)
@@ -195,12 +195,12 @@ class Loop:
         return x if self.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
-        """What is decoded, of flow states x [n *d] at the schedule's last level."""
+        """Return the latents to decode, for flow states x [n *d] at the schedule's last level."""
         last = self.start(steps).schedule.sigmas[-1]
         return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
 
     def follows_pictures(self, extra: Extra) -> bool:
-        """Whether a wider picture makes latents of another shape; never where a size is given."""
+        """Whether a wider image makes latents of another shape; never where a size is given."""
         names = columns.images(extra)
         sized = {"height", "width"} <= set(self.call)
         if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
@@ -213,7 +213,7 @@ class Loop:
         return shapes[0] != shapes[1]
 
     def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
-        """What the first states [n *d] hold beside noise, as flow states; None where nothing."""
+        """The first states [n *d] without noise, as flow states; None where noise is all."""
         if not conditioning.extras or not columns.images(conditioning.extras[0]):
             return None
         sigma, parts, scale = self.start(steps).schedule.sigmas[0], {}, 1.0
@@ -223,7 +223,7 @@ class Loop:
             call = PipelineCall(given, one.calls())
             with torch.no_grad(), checks.its_own(self.name, self.call):
                 made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
-            if made is None:  # what begins at noise alone does so for every picture
+            if made is None:  # what begins at noise alone does so for every image
                 return None
             scale = made.scale
             parts |= dict.fromkeys(rows, made.state)
@@ -234,7 +234,7 @@ class Loop:
         return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
-        """Of flow states x [n *d] at sigma [n]; rows have the same images."""
+        """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images."""
         if self.kind in ("flow", "inverted"):
             output = self.received(x, sigma, conditioning, way).output
             return output if self.sign > 0 else -output
@@ -250,7 +250,7 @@ class Loop:
         return flow_velocity(self.kind, state.to(output.device), output, sigma.to(output.device))
 
     def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
-        """What `scheduler.step` receives at these states of the loop, in one call if it can."""
+        """Return what `scheduler.step` receives at these states, in one call if possible."""
         if self.single and len(x) > 1:
             rows = [slice(i, i + 1) for i in range(len(x))]
             parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
@@ -302,12 +302,12 @@ class Loop:
             except checks.FAILURES:
                 if len(prompts) < 2:
                     raise
-                self._apart()
+                self._split_rows()
                 return self.record(prompts, extras, steps, guidance)
             return [r.folded(len(prompts)) for r in records], media, repeatable
 
-    def _apart(self) -> None:
-        """What does not bear two rows gets one: the decoder (HunyuanVideo 1.5), else the call."""
+    def _split_rows(self) -> None:
+        """Fall back to one row per call: the decoder (HunyuanVideo 1.5), else the call."""
         vae = vars(self.pipe).get("vae")
         if vae is not None and vars(vae).get("use_slicing") is False:
             vae.use_slicing = True
@@ -342,7 +342,7 @@ class Loop:
         return None if self.guidance is None else self._probe
 
     def _layout(self, extra: Extra) -> tuple[EncodingLayout, bool]:
-        """How encodings are cut, and whether a pipeline wants its image once a row."""
+        """Return the layout of encodings, and whether an image is passed once per row."""
         names = tuple(extra)
         if names not in self._layouts:
             reasons: list[Exception] = []
@@ -398,9 +398,9 @@ class Loop:
                 self._plain[tuple(extra)] = self._learned(extra)
 
     def _needed(self) -> Extra:
-        """A picture for each image that the pipeline cannot go without.
+        """Placeholders for the images that the pipeline requires.
 
-        One that bears no batch in any way is called with one prompt at a time.
+        One that takes no batch in any way is called with one prompt at a time.
         """
         width, height = self.call.get("width", PROBE_SIZE), self.call.get("height", PROBE_SIZE)
         frames = self.call.get("num_frames", PROBE_FRAMES)
