@@ -85,7 +85,7 @@ def _parent() -> list[str]:
 
 
 def sharding(accelerator: Launched) -> Sharding | None:
-    """How to shard weights; None: every process holds all of them.
+    """Sharding of the weights; None: every process holds all of them.
 
     UserError if the processes do not match the launch options, or for unsupported options.
     """
@@ -108,7 +108,9 @@ def sharding(accelerator: Launched) -> Sharding | None:
             f"fsdp_config.fsdp_version: 2, as {CONFIGS}/fsdp2.yaml does"
         )
     if processes == 1:
-        raise UserError("FSDP2 needs several processes: start more, or remove the FSDP settings")
+        raise UserError(
+            "FSDP2 needs several processes, not one: start more, or remove the FSDP settings"
+        )
     if plugin.activation_checkpointing:
         raise UserError(
             "accelerate's fsdp_activation_checkpointing has no effect here: remove it, and set "

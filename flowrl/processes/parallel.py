@@ -83,7 +83,7 @@ class Parallel:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the first of its context-parallel group, whose members hold equal values."""
+        """Whether it is the first of its context-parallel group, whose members hold the same."""
         return self.rank % self.members == 0
 
     def share(self, count: int) -> tuple[range, bool]:

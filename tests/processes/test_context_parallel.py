@@ -170,8 +170,8 @@ def test_the_product_trains_saves_and_stops_together(pipes, tmp_path):
 @pytest.mark.parametrize(
     ("more", "processes", "wanted"),
     [
-        ({}, 1, "wants a multiple of 2 processes, and this run has 1"),
-        ({}, 3, "wants a multiple of 2 processes, and this run has 3"),
+        ({}, 1, "needs a multiple of 2 processes, and this run has 1"),
+        ({}, 3, "needs a multiple of 2 processes, and this run has 3"),
         ({"context_parallel": 3}, 3, "transformer has 2 attention heads, which 3 processes"),
     ],
 )

@@ -122,11 +122,10 @@ class CompletionsServer:
             self.adapters.close()
 
     def _outcomes(self, asked: TokenRequest, again: bool = True) -> list[DrawnTokens | Failure]:
-        """One outcome per row. `again`: reload the adapter and retry once after a server restart."""
+        """One outcome per row. `again`: reload the adapter and retry if the server restarted."""
         name = self.model if self.adapters is None else self.adapters.current()
-        seeds = (
-            (asked.noise + asked.first * STRIDE) & (2**31 - 1)
-        ).tolist()  # accepted by all engines
+        # 31 bits: all engines accept such seeds
+        seeds = ((asked.noise + asked.first * STRIDE) & (2**31 - 1)).tolist()
         asks = [
             Ask("/completions", self._body(name, context, seed, room, asked), {"row": row})
             for row, (context, seed, room) in enumerate(
