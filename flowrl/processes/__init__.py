@@ -1,1 +1,1 @@
-"""One run on several processes: what each holds, and how they keep step."""
+"""One run on several processes: launching, sharding, and collective calls."""

@@ -1,9 +1,9 @@
-"""Processes that share each call of the denoiser, a part of its tokens each.
+"""Context parallelism: processes share each call of the denoiser, a part of its tokens each.
 
-diffusers' plan of a model (`_cp_plan`) says where tokens are parted and where they come together
-again; in attention each process has all tokens of a part of the heads (Ulysses, arXiv:2309.14509).
-Those that share calls hold the same rows and take the same steps. Where tokens come together each
-process keeps the gradient of its own, so gradients summed over all processes count a row once.
+diffusers' plan of a model (`_cp_plan`) names the places where tokens are split and gathered. In
+attention each process has all tokens of a part of the heads (Ulysses, arXiv:2309.14509). Processes
+of one group hold the same rows and take the same steps. A gather keeps only the gradient of the
+process's own tokens, so gradients summed over all processes count each row once.
 """
 
 import json
@@ -34,7 +34,7 @@ from flowrl.models.diffusers.proof_steps import STEP_TOLERANCE
 from flowrl.models.sizes import local_folder
 from flowrl.settings import ModelSettings
 
-# whose gradients were held against those of whole calls: tests/processes/test_context_parallel.py
+# gradients compared with those of unshared calls: tests/processes/test_context_parallel.py
 PROVEN = {
     "WanTransformer3DModel": "Wan",
     "FluxTransformer2DModel": "FLUX.1",
@@ -46,18 +46,18 @@ SETTING = "model.context_parallel"
 
 
 def refuse_model(m: ModelSettings, processes: int) -> None:
-    """UserError for what cannot be shared, as far as it can be told before weights are loaded."""
+    """Raise UserError for unsupported settings and models, before weights are loaded."""
     degree = m.context_parallel
     if degree == 1:
         return
     if processes % degree:
         raise UserError(
-            f"{SETTING}: {degree} wants a multiple of {degree} processes, and this run has "
-            f"{processes}: start more with accelerate launch or torchrun, or leave it out"
+            f"{SETTING}: {degree} needs a multiple of {degree} processes, and this run has "
+            f"{processes}: start more with accelerate launch or torchrun, or remove it"
         )
     folder = local_folder(m.pipeline or "")
     if folder is None:
-        return  # `share` tells once it is here
+        return  # `share` checks it after the download
     for name in DENOISERS:
         path = folder / name / "config.json"
         if path.is_file():
@@ -66,26 +66,27 @@ def refuse_model(m: ModelSettings, processes: int) -> None:
 
 
 def check_denoiser(name: str, kind: str, config: Mapping[str, Any], degree: int) -> None:
-    """UserError for a denoiser of a pipeline, by its class and its configuration."""
+    """Raise UserError if a denoiser of this class and configuration cannot share its calls."""
     if kind not in PROVEN:
         raise UserError(
-            f"{SETTING}: diffusers has no plan for sharing calls of the {name} ({kind}), or none "
-            f"that was proven to learn; it has for {', '.join(PROVEN.values())}: leave it out"
+            f"{SETTING}: the {name} ({kind}) has no plan in diffusers for sharing its calls, or "
+            f"none with proven gradients; supported: {', '.join(PROVEN.values())}. "
+            "Remove the setting"
         )
     heads = config["num_attention_heads"]
     if heads % degree:
         raise UserError(
             f"{SETTING}: {name} has {heads} attention heads, which {degree} processes cannot share "
-            "evenly: set a divisor of it"
+            "evenly: set a divisor of that number"
         )
 
 
 def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> dict[str, "Shared"]:
-    """From now on each `degree` processes, by their ranks, share all calls of these."""
+    """Let each `degree` processes, by rank, share all further calls of these denoisers."""
     rank, world = dist.get_rank(), dist.get_world_size()
     shape, names = (world // degree, 1, degree), ("data", "ring", "ulysses")
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    # what `enable_parallelism` makes of it, which divides by the number of accelerators: on CPUs 0
+    # as `enable_parallelism` does, which divides by the number of accelerators: 0 on CPUs
     config = ParallelConfig(context_parallel_config=ContextParallelConfig(ulysses_degree=degree))
     config.setup(rank, world, device, mesh=mesh)
     made = {}
@@ -96,15 +97,15 @@ def share(denoisers: Mapping[str, Any], degree: int, device: torch.device) -> di
 
 
 class Shared:
-    """A denoiser whose calls are shared. The first one is also made whole, to compare."""
+    """A denoiser whose calls are shared. The first call is also made whole, for comparison."""
 
     def __init__(self, denoiser: Any, config: Any, degree: int) -> None:
         self.denoiser, self.config, self.degree = denoiser, config, degree
         self.on = True
-        self.away: float | None = None  # of the first call from a whole one, beside its size
+        self.away: float | None = None  # relative difference of the first call from a whole one
         for place, plan in denoiser._cp_plan.items():
-            found = _get_submodule_by_name(denoiser, place)
-            for module in found if isinstance(found, list) else [found]:
+            modules = _get_submodule_by_name(denoiser, place)
+            for module in modules if isinstance(modules, list) else [modules]:
                 hook = SplitTensor(plan, self) if isinstance(plan, dict) else Gather(plan, self)
                 registry = HookRegistry.check_if_exists_or_initialize(module)
                 registry.register_hook(hook, f"shared {place}")
@@ -123,7 +124,7 @@ class Shared:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Each process makes its calls alone."""
+        """Let each process make its calls alone."""
         self.on = False
         self._attend(None)
         try:
@@ -140,8 +141,7 @@ class Shared:
         return result
 
     def _padded(self, named: dict[str, Any]) -> dict[str, Any]:
-        """A text that is as long as the longest of its batch, in a model that takes a mask for
-        that, is padded until it can be shared evenly."""
+        """Pad the text until it can be split evenly, if the model takes a mask for texts."""
         text = named.get(TEXT)
         if MASK not in named or text is None or text.shape[1] % self.degree == 0:
             return named
@@ -163,13 +163,13 @@ class Shared:
         if not away <= STEP_TOLERANCE[ours.dtype]:
             raise UserError(
                 f"{SETTING}: a call of {type(self.denoiser).__name__} that {self.degree} processes "
-                f"share is off a whole one's by {away:.1e} of its size: leave it out"
+                f"share differs from a whole one by {away:.1e} of its size: remove the setting"
             )
         self.away = away
 
 
 class SplitTensor(ContextParallelSplitHook):
-    """diffusers' own, while calls are shared, with numbers in what it refuses."""
+    """diffusers' hook, active while calls are shared; its refusal names the numbers."""
 
     def __init__(self, plan: Any, shared: Shared) -> None:
         super().__init__(plan, shared.config.context_parallel_config)
@@ -183,7 +183,7 @@ class SplitTensor(ContextParallelSplitHook):
 
     def _prepare_cp_input(self, x: Tensor, cp_input: ContextParallelInput) -> Tensor:
         if cp_input.expected_dims not in (None, x.ndim):
-            return x  # one time of a row, and not one of each token
+            return x  # one timestep per row instead of one per token
         tokens, degree = x.shape[cp_input.split_dim], self.shared.degree
         if tokens % degree:
             raise UserError(

@@ -1,8 +1,8 @@
-"""What the user launched, and whether it is what came of it: some launchers start less than asked.
+"""Compares the launcher's options with the processes that it started; some launchers start fewer.
 
-`accelerate launch --cpu --num_processes 2` starts one process without a word, and accelerate's FSDP
-settings on CPUs give plain data parallelism. So the launcher's own words are read again here, and a
-run that is not what they say stops with a sentence.
+`accelerate launch --cpu --num_processes 2` silently starts one process, and accelerate's FSDP
+settings on CPUs result in plain data parallelism. So the launcher's command line is parsed again
+here, and a run that does not match it stops with an error.
 """
 
 import os
@@ -24,7 +24,7 @@ CONFIGS = "configs/accelerate"
 
 @runtime_checkable
 class Launched(Protocol):
-    """What is read of an `accelerate.Accelerator`."""
+    """The part of an `accelerate.Accelerator` that is read here."""
 
     @property
     def num_processes(self) -> int: ...
@@ -40,20 +40,20 @@ class Launched(Protocol):
 
 
 class LaunchOptions(NamedTuple):
-    """By the words of `accelerate launch`; None where they do not say."""
+    """Options of `accelerate launch`; None: not given."""
 
     processes: int | None
     fsdp: bool
 
 
-def asked(words: Sequence[str]) -> LaunchOptions | None:
-    """Of a process's command line; None if that is no `accelerate launch`."""
-    given = _after_launch(list(words))
-    if given is None:
+def launch_options(words: Sequence[str]) -> LaunchOptions | None:
+    """Parse a process's command line; None if it is not `accelerate launch`."""
+    options = _after_launch(list(words))
+    if options is None:
         return None
     try:
-        args, _ = launch_command_parser().parse_known_args(given)
-    except SystemExit:  # it said why
+        args, _ = launch_command_parser().parse_known_args(options)
+    except SystemExit:  # argparse printed the reason
         return None
     path = args.config_file or (default_config_file if Path(default_config_file).is_file() else "")
     if not path or args.cpu:
@@ -80,16 +80,16 @@ def _parent() -> list[str]:
     try:
         parent = psutil.Process().parent()
         return [] if parent is None else parent.cmdline()
-    except psutil.Error:  # gone, or another user's
+    except psutil.Error:  # it ended, or belongs to another user
         return []
 
 
 def sharding(accelerator: Launched) -> Sharding | None:
-    """How weights are to be shared out; None for whole weights everywhere.
+    """Sharding of the weights; None: every process holds all of them.
 
-    UserError for a launch that did not give what it says, or that asks for what is not done here.
+    UserError if the processes do not match the launch options, or for unsupported options.
     """
-    words, processes = asked(_parent()), accelerator.num_processes
+    words, processes = launch_options(_parent()), accelerator.num_processes
     plugin = None
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         plugin = FullyShardedDataParallelPlugin()
@@ -98,22 +98,22 @@ def sharding(accelerator: Launched) -> Sharding | None:
     if plugin is None:
         if words is not None and words.fsdp:
             raise UserError(
-                "accelerate launch was told to use FSDP, and the processes know nothing of it: use "
-                f"--config_file {CONFIGS}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) and not --cpu"
+                "accelerate launch was given FSDP, but the worker processes have no FSDP settings: "
+                f"use --config_file {CONFIGS}/fsdp2.yaml (on CPUs fsdp2_cpu_2.yaml) and not --cpu"
             )
         return None
     if plugin.fsdp_version != 2:
         raise UserError(
-            f"this is FSDP version {plugin.fsdp_version}, and weights are shared out by FSDP2: set "
+            f"FSDP version {plugin.fsdp_version} is not supported, only FSDP2: set "
             f"fsdp_config.fsdp_version: 2, as {CONFIGS}/fsdp2.yaml does"
         )
     if processes == 1:
         raise UserError(
-            "FSDP2 over one process shares nothing: start more, or leave the FSDP settings out"
+            "FSDP2 needs several processes, not one: start more, or remove the FSDP settings"
         )
     if plugin.activation_checkpointing:
         raise UserError(
-            "fsdp_activation_checkpointing of accelerate is not used: leave it out, and set "
+            "accelerate's fsdp_activation_checkpointing has no effect here: remove it, and set "
             "train.gradient_checkpointing: true in the run's file"
         )
     return Sharding(
@@ -124,7 +124,7 @@ def sharding(accelerator: Launched) -> Sharding | None:
 def _check_count(words: LaunchOptions | None, processes: int) -> None:
     if words is not None and words.processes is not None and words.processes > processes:
         raise UserError(
-            f"accelerate launch was told {words.processes} processes, and this run has "
+            f"accelerate launch was given {words.processes} processes, and this run has "
             f"{processes}: on CPUs it starts a single one unless its config has distributed_type: "
             f"MULTI_GPU and use_cpu: true, as {CONFIGS}/ddp_cpu_2.yaml has"
         )
@@ -137,23 +137,23 @@ def _check_count(words: LaunchOptions | None, processes: int) -> None:
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
     if tasks > 1 and processes == 1:
         raise UserError(
-            f"srun started {tasks} tasks that know nothing of each other: start one task a node, "
-            "and in it accelerate launch, as scripts/launch/slurm.sh does"
+            f"srun started {tasks} tasks without a common process group: start one task per node, "
+            "which runs accelerate launch, as scripts/launch/slurm.sh does"
         )
 
 
 def _check_unused(accelerator: Launched) -> None:
-    """Settings of accelerate that flowrl has its own for: never ignored without a word."""
+    """Refuse settings of accelerate that have no effect because flowrl has its own."""
     if accelerator.gradient_accumulation_steps != 1:
         raise UserError(
-            f"gradient_accumulation_steps: {accelerator.gradient_accumulation_steps} of accelerate "
-            "has nothing to act on: an optimizer step always takes all rows of its share, "
-            "train.rows_per_call at a time; leave it out, and raise prompts.per_iteration or "
+            f"accelerate's gradient_accumulation_steps: {accelerator.gradient_accumulation_steps} "
+            "has no effect: an optimizer step always takes all rows of its share, "
+            "train.rows_per_call at a time; remove it, and raise prompts.per_iteration or "
             "lower train.updates for larger batches"
         )
     if accelerator.mixed_precision != "no":
         raise UserError(
-            f"mixed_precision: {accelerator.mixed_precision} of accelerate is not used: set "
+            f"accelerate's mixed_precision: {accelerator.mixed_precision} has no effect: set "
             "mixed_precision: no there, and model.dtype: bfloat16 in the run's file"
         )
     kind = accelerator.distributed_type

@@ -1,12 +1,12 @@
-"""Under FSDP2 all processes call the model together, whatever each of them has to do.
+"""Keeps the model calls of all processes in the same order under FSDP2.
 
 A call gathers weights from all processes, so all must make the same calls in the same order, or
-they wait for ever. Their work differs: one has more draws, its texts are longer, its rows lie on
-the other of two experts. So before each call the processes tell each other what they want to call
-next, and one with something else to do (or nothing) makes the others' call too, on inputs that it
-has seen before, and gives the result the weight zero. Backward is such a common step as well.
+they deadlock. Their work differs: one has more draws, longer texts, or rows of the other of two
+experts. So before each call the processes exchange the call that each wants next. A process with
+other work (or none) joins the chosen call on inputs that it has seen before, and gives the result
+weight zero. Backward is such a collective step too.
 
-What is agreed on is one small number a process, over gloo, so a GPU's queue is not waited for.
+The exchange is one small integer per process over gloo, which does not wait for a GPU's queue.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,28 +17,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-DONE, FAILED, BACKWARD = 0, -1, 1  # what a process may want, beside a call
+DONE, FAILED, BACKWARD = 0, -1, 1  # states of a process, beside a call that it wants
 
 
 class Elsewhere(Exception):
-    """Another process failed; what it said is gathered by whoever catches this."""
+    """Another process failed; the code that catches this gathers the message."""
 
 
 @runtime_checkable
 class WeightsInUse(Protocol):
-    """What a call's result depends on beside its inputs: `flowrl.run.policies.Policies`."""
+    """The weights that calls use; implemented by `flowrl.run.policies.Policies`."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     @property
-    def inside(self) -> str: ...  # the policy whose weights are in force
+    def inside(self) -> str: ...  # the policy whose weights are in use
 
     def put(self, name: str) -> None: ...
 
 
 class ModuleCall(NamedTuple):
-    """A call: of which module, under whose weights, with gradients or without."""
+    """A call: the module's index, the policy whose weights it uses, with gradients or without."""
 
     module: int
     policy: int
@@ -54,15 +54,15 @@ class ModuleCall(NamedTuple):
 
 
 class Lockstep:
-    """Of the modules that are sharded; their `forward` announces itself from now on."""
+    """Wraps the `forward` of sharded modules, so that every call is agreed on first."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules = tuple(modules.values())
         self.group = dist.new_group(backend="gloo")
-        self.weights: WeightsInUse | None = None  # set once there are policies
-        self.kept: list[Tensor] = []  # results of others' calls that backward must pass
-        self.company = 0  # calls made for the sake of others
-        self.broken = False  # an error came inside a call that others wait in
+        self.weights: WeightsInUse | None = None  # set after the policies are made
+        self.kept: list[Tensor] = []  # results of joined calls, for backward
+        self.company = 0  # calls joined for other processes
+        self.broken = False  # an error occurred inside a collective call
         self._seen: dict[int, tuple[int, Any, Any]] = {}
         self._forwards = [module.forward for module in self.modules]
         self._alone = False
@@ -78,25 +78,25 @@ class Lockstep:
             policy = 0 if weights is None else weights.names.index(weights.inside)
             wanted = ModuleCall(index, policy, torch.is_grad_enabled()).number(len(self.modules))
             while (chosen := self._agree(wanted)) != wanted:
-                self._accompany(chosen)
+                self._join(chosen)
             return self._guarded(self._forwards[index], *args, **named)
 
         return forward
 
     def backward(self, loss: Tensor) -> None:
-        """Of everyone's losses at once."""
+        """Run backward on all processes' losses at once."""
         while (chosen := self._agree(BACKWARD)) != BACKWARD:
-            self._accompany(chosen)
+            self._join(chosen)
         self._back(loss)
 
     def settle(self) -> None:
-        """Keep the others company until all have come here."""
+        """Join the others' collective calls until every process arrives."""
         while (chosen := self._agree(DONE)) != DONE:
-            self._accompany(chosen)
+            self._join(chosen)
         self.kept.clear()
 
     def fail(self) -> None:
-        """Tell the others, who then stop as well; they are in `_agree` or come there next."""
+        """Announce a failure, which stops the others at their next `_agree`."""
         self._gather(FAILED)
         self.kept.clear()
 
@@ -107,14 +107,14 @@ class Lockstep:
         return [int(one) for one in every]
 
     def _agree(self, wanted: int) -> int:
-        """What all do next: somebody's call, the lowest number first; then backward; then end."""
+        """Choose the next collective step: calls by lowest number, then backward, then the end."""
         every = self._gather(wanted)
         if FAILED in every:
             raise Elsewhere
         calls = [one for one in every if one > BACKWARD]
         return min(calls) if calls else max(every)
 
-    def _accompany(self, chosen: int) -> None:
+    def _join(self, chosen: int) -> None:
         if chosen == BACKWARD:
             self._back(None)
             return
@@ -134,7 +134,7 @@ class Lockstep:
             self.kept += [t for t in parts if t.requires_grad]
 
     def _back(self, loss: Tensor | None) -> None:
-        """A result with weight zero passes on zeros, so the graph is gone through as elsewhere."""
+        """Joined results enter with weight zero, so the backward pass is the same everywhere."""
         parts = [(result * 0).sum() for result in self.kept]
         if loss is not None:
             parts.insert(0, loss)
@@ -143,7 +143,7 @@ class Lockstep:
             self._guarded(torch.stack([p.to(parts[0]) for p in parts]).sum().backward)
 
     def _guarded(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Inside, calls are not announced; an error there leaves the others waiting."""
+        """Call without announcing inner calls. An error inside leaves the others waiting."""
         self._alone, self.broken = True, True
         try:
             result = call(*args, **named)
@@ -153,7 +153,7 @@ class Lockstep:
         return result
 
     def _remember(self, index: int, args: Any, named: Any) -> None:
-        """The smallest inputs that a module was called with; a cache would grow, so none of it."""
+        """Keep the smallest inputs of each module; calls with a cache, which grows, are skipped."""
         if any(name.startswith(("past_", "cache")) and named[name] is not None for name in named):
             return
         size = sum(t.numel() for t in tree_flatten((args, named))[0] if isinstance(t, Tensor))

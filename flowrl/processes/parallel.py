@@ -1,8 +1,8 @@
-"""The processes of a run: what each of them holds, and how they stay together.
+"""The processes of a run: shares of the draws, gathering, and collective sections.
 
-Draws are split over processes; a tree of samples stays on one. Processes that share each call of
-the denoiser (`model.context_parallel`) have the same draws. Weights are whole everywhere (DDP), or
-their blocks are shared out (FSDP2). See docs/processes.md.
+Draws are split over processes; a tree of samples stays on one process. Processes that share calls
+of the denoiser (`model.context_parallel`) have the same draws. Each process holds all weights
+(DDP), or blocks are sharded (FSDP2). See docs/processes.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +33,11 @@ class Parallel:
     rank: int
     device: str
     roots: Mapping[str, nn.Module]  # what is trained
-    units: tuple[Any, ...] = ()  # blocks that are shared out
-    lockstep: Lockstep | None = None  # there where they are
+    units: tuple[Any, ...] = ()  # sharded blocks
+    lockstep: Lockstep | None = None  # if blocks are sharded
     members: int = 1  # processes that share a call
-    shared: Mapping[str, Shared] = field(default_factory=dict)  # whose calls those are
-    circle: Any = None  # their process group, for what is said beside calls
+    shared: Mapping[str, Shared] = field(default_factory=dict)  # denoisers with shared calls
+    circle: Any = None  # their gloo process group
 
     @classmethod
     def open(
@@ -47,8 +47,8 @@ class Parallel:
         how: Sharding | None,
         members: int = 1,
     ) -> "Parallel":
-        """Shares weights out, in place, if `flowrl.processes.launch` says how, and calls among
-        `members` processes each."""
+        """Shard weights in place as `how` says (None: not at all), and share calls among `members`
+        processes each."""
         made = cls(
             accelerator.num_processes, accelerator.process_index, accelerator.device.type, roots
         )
@@ -83,32 +83,32 @@ class Parallel:
 
     @property
     def leads(self) -> bool:
-        """Whether it speaks for those that it shares calls with: they have the same to say."""
+        """Whether it is the first of its context-parallel group, whose members hold the same."""
         return self.rank % self.members == 0
 
     def share(self, count: int) -> tuple[range, bool]:
         """This process's contiguous share of `count` draws, and whether it counts.
 
-        Shares differ by one at most. A process without any goes through the first draw, so that
-        it makes the same calls as the others, and what comes of it is thrown away. Processes that
-        share calls have one share.
+        Sizes differ by at most one. A process without draws runs the first one, to make the same
+        collective calls as the others, and discards the result. A context-parallel group has one
+        share.
         """
         place, places = self.rank // self.members, self.processes // self.members
         first, end = (-(-count * r // places) for r in (place, place + 1))
         return (range(first, end), True) if end > first else (range(1), False)
 
     def gatherer(self, count: int) -> Callable[[Tensor], Tensor]:
-        """Puts what processes say of their shares of `count` draws together, on the CPU."""
+        """Concatenates the processes' tensors of their shares of `count` draws, on the CPU."""
         _, counts = self.share(count)
         kept = slice(None if counts else 0)
         return lambda mine: torch.cat(self.every(mine[kept].cpu()))
 
     def every(self, mine: T) -> list[T]:
-        """What each process says; those that share calls say the same, and say it once."""
+        """Gather one value per process, or one per context-parallel group."""
         return gather_object([mine] if self.leads else [])
 
     def once(self, do: Callable[[], T]) -> T:
-        """What one process makes, for all that it shares calls with."""
+        """Call `do` on the leader of a context-parallel group, and broadcast the result in it."""
         if self.members == 1:
             return do()
         box = [do() if self.leads else None]
@@ -118,12 +118,12 @@ class Parallel:
         return made
 
     def proofs(self) -> Iterator[str]:
-        """What was seen of shared calls so far."""
+        """Sentences on how far shared calls differ from whole ones."""
         for name, shared in self.shared.items():
             if shared.away is not None:
                 yield (
-                    f"{name}: a call that {self.members} processes share is {shared.away:.1e} of "
-                    "its size from a whole one"
+                    f"{name}: a call that {self.members} processes share differs from a whole one "
+                    f"by {shared.away:.1e} of its size"
                 )
 
     def follow(self, weights: WeightsInUse) -> None:
@@ -131,8 +131,8 @@ class Parallel:
             self.lockstep.weights = weights
 
     def together(self) -> "Together | AbstractContextManager[None]":
-        """Around work that differs from process to process, without any gathering inside: those
-        that are done wait at its end, and if one fails all stop with its sentence."""
+        """Context for work that differs between processes, without gathering inside. It ends with a
+        barrier that re-raises any process's error on all."""
         return nullcontext() if self.processes == 1 else Together(self)
 
     def backward(self, loss: Tensor) -> None:
@@ -146,17 +146,17 @@ class Parallel:
             sum_gradients(parameters.values())
 
     def reshard(self) -> None:
-        """Forget gathered weights: what they were gathered from has changed."""
+        """Free gathered weights, because the shards have changed."""
         for unit in self.units:
             unit.reshard()
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Around saving on the main process: its modules then hold plain weights."""
+        """Context for saving: the main process's modules hold plain weights inside it."""
         return gathered(self.roots, self.main) if self.units else nullcontext()
 
 
 class Together:
-    """`with parallel.together():`. Every process tells how it went; one's error is everyone's."""
+    """Barrier that re-raises any process's error on all; see `Parallel.together`."""
 
     def __init__(self, parallel: Parallel) -> None:
         self.parallel = parallel
@@ -172,11 +172,11 @@ class Together:
     ) -> Literal[False]:
         lockstep = self.parallel.lockstep
         if error is not None and not isinstance(error, Exception):
-            return False  # to be stopped at once
+            return False  # KeyboardInterrupt and the like: stop at once
         if error is not None and self.parallel.members > 1:
-            return False  # others may wait inside a call: the launcher will end them
+            return False  # others may wait inside a call: the launcher ends them
         if lockstep is not None:
-            if lockstep.broken:  # the others wait inside a call: the launcher will end them
+            if lockstep.broken:  # the others wait inside a call: the launcher ends them
                 return False
             try:
                 if error is None:
@@ -186,11 +186,11 @@ class Together:
             except Elsewhere as elsewhere:
                 error = elsewhere
         sentences = gather_object([None if isinstance(error, Elsewhere) else _sentence(error)])
-        found = [(rank, said) for rank, said in enumerate(sentences) if said is not None]
-        if not found or sentences[self.parallel.rank] is not None:
-            return False  # its own error goes on
-        rank, said = found[0]
-        raise UserError(f"process {rank} stopped: {said}") from None
+        failures = [(rank, text) for rank, text in enumerate(sentences) if text is not None]
+        if not failures or sentences[self.parallel.rank] is not None:
+            return False  # its own error propagates
+        rank, text = failures[0]
+        raise UserError(f"process {rank} stopped: {text}") from None
 
 
 def _sentence(error: BaseException | None) -> str | None:

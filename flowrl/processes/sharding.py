@@ -1,7 +1,7 @@
-"""FSDP2: each process keeps a piece of every block's weights and gathers them for its call.
+"""FSDP2: each process keeps a shard of every block's weights and gathers them for a call.
 
-`torch.distributed.fsdp.fully_shard` on each block; weights outside of blocks (embeddings, the last
-norm) stay whole everywhere. A sharded weight is a DTensor. No model is named here.
+`torch.distributed.fsdp.fully_shard` is applied to each block; weights outside of blocks
+(embeddings, the last norm) are replicated. A sharded weight is a DTensor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,19 +19,19 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from flowrl.errors import UserError
 from flowrl.models.shards import local_shard
 
-BUCKET = 2**24  # numbers that are summed over processes in one go
+BUCKET = 2**24  # elements per all-reduce
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """What accelerate's FSDP settings say that matters here."""
+    """The two of accelerate's FSDP settings that are used."""
 
     reshard: bool = True  # free a block's gathered weights after its forward
-    offload: bool = False  # keep the pieces on the CPU
+    offload: bool = False  # keep shards on the CPU
 
 
 def blocks(root: nn.Module) -> list[nn.Module]:
-    """The members, with weights, of a model's outermost lists of modules."""
+    """Modules with weights in the model's outermost `ModuleList`s."""
     lists = [name for name, module in root.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{o}.") for o in lists)]
     found = [block for name in outer for block in root.get_submodule(name).children()]
@@ -39,27 +39,27 @@ def blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -> list[FSDPModule]:
-    """Share the blocks of these models out over all processes, in place. UserError without any."""
+    """Shard the blocks of these models over all processes, in place. UserError if one has none."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = CPUOffloadPolicy() if how.offload else OffloadPolicy()
     done: list[FSDPModule] = []
     for name, root in roots.items():
         if any(p.dtype == torch.float16 for p in root.parameters()):
             raise UserError(
-                "FSDP2: losses of float16 networks are scaled, and the scale is not "
-                "agreed on over shared weights; set model.dtype: bfloat16"
+                "FSDP2: the loss scale of float16 networks is not synchronized over shards; "
+                "set model.dtype: bfloat16"
             )
         units = blocks(root)
         if not units:
             raise UserError(
-                f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to share out; launch "
+                f"FSDP2: {name} ({type(root).__name__}) has no list of blocks to shard; launch "
                 "with configs/accelerate/ddp.yaml"
             )
         for unit in units:
             sharded: Any = fully_shard(
                 unit, mesh=mesh, reshard_after_forward=how.reshard, offload_policy=policy
             )
-            # gradients are summed, not averaged: losses are divided by counts of all processes
+            # gradients are summed, not averaged: losses are divided by the counts of all processes
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
             done.append(sharded)
@@ -67,8 +67,8 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
 
 
 def full(tensor: Tensor) -> Tensor:
-    """All of it, on the main process's CPU, and nothing elsewhere; all processes must ask. A plain
-    tensor is what it is."""
+    """The whole tensor on the main process's CPU, an empty one elsewhere; collective. Plain tensors
+    are returned as they are."""
     if not isinstance(tensor, DTensor):
         return tensor
     gathered = tensor.full_tensor()
@@ -76,7 +76,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """A tensor that every process holds whole, cut as `pattern` is. Nothing is sent."""
+    """Shard a tensor that every process holds whole like `pattern`, without communication."""
     if not isinstance(pattern, DTensor):
         return tensor
     there = tensor.to(pattern.to_local().device)
@@ -84,7 +84,7 @@ def like(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 
 def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Whole ones and shared ones: an optimizer takes no mixture in one group."""
+    """Replicated and sharded parameters, which an optimizer does not take in one group."""
     kinds: dict[bool, list[nn.Parameter]] = {}
     for p in parameters:
         kinds.setdefault(isinstance(p, DTensor), []).append(p)
@@ -92,9 +92,9 @@ def groups(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Of weights that each process holds whole; those of shared ones were summed by backward.
+    """Sum gradients of replicated weights over processes; backward has summed those of shards.
 
-    A process may have none for a weight that others used (the second of two experts): zeros.
+    A process without a gradient that others have (the second of two experts) contributes zeros.
     """
     whole = [p for p in parameters if not isinstance(p, DTensor)]
     if not whole:
@@ -126,13 +126,15 @@ def _buckets(grads: list[Tensor]) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-    """The norm of all gradients, over all pieces; gradients are scaled down to `most`."""
+    """Return the norm of all gradients over all shards, and scale gradients down to norm `most`."""
     given = [p for p in parameters if p.grad is not None]
     shared = [p for p in given if isinstance(p, DTensor)]
     if not shared:
         return torch.nn.utils.clip_grad_norm_(given, most)
     grads = [local_shard(p.grad) for p in given if p.grad is not None]
-    squares = torch.zeros(2, dtype=torch.float64, device=grads[0].device)  # of pieces, of wholes
+    squares = torch.zeros(
+        2, dtype=torch.float64, device=grads[0].device
+    )  # of shards, of replicated weights
     for p, grad in zip(given, grads, strict=True):
         squares[int(not isinstance(p, DTensor))] += grad.double().square().sum()
     pieces = squares[:1].clone()
@@ -146,7 +148,7 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> Tensor:
 
 @contextmanager
 def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
-    """Trained weights as plain tensors on the CPU, for saving: where `here`, all processes ask."""
+    """Context with trained weights as plain CPU tensors where `here`, for saving; collective."""
     places: list[tuple[nn.Module, str, nn.Parameter]] = []
     for root in roots.values():
         for module in root.modules():
@@ -167,8 +169,8 @@ def gathered(roots: Mapping[str, nn.Module], here: bool) -> Iterator[None]:
 def whole_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]
 ) -> dict[str, Any]:
-    """What one process without sharding would save, so that a run can go on with another number of
-    processes. All must ask; it is for the main one alone."""
+    """The optimizer state as one process without sharding would save it, so that a run can resume
+    with another number of processes. Collective; only the main process gets the values."""
     given = list(parameters)
     if not any(isinstance(p, DTensor) for p in given):
         return optimizer.state_dict()
@@ -184,7 +186,7 @@ def whole_state(
 def load_state(
     optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], state: Any
 ) -> None:
-    """The reverse, of what every process has read. ValueError where it does not fit."""
+    """Load such a state, which every process has read. ValueError if it does not fit."""
     given = list(parameters)
     if not any(isinstance(p, DTensor) for p in given):
         optimizer.load_state_dict(state)
@@ -195,6 +197,6 @@ def load_state(
     held = [p for group in optimizer.param_groups for p in group["params"]]
     for place, p in enumerate(held):
         moments = saved[id(p)]
-        if moments is not None:  # Adam's count of steps is one number
+        if moments is not None:  # Adam's step count is a scalar
             cut[place] = {k: like(v, p) if v.ndim else v for k, v in moments.items()}
     optimizer.load_state_dict({"state": cut, "param_groups": own["param_groups"]})

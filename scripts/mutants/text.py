@@ -114,7 +114,7 @@ ROWS = (
      "run/test_tracked_run.py"),
     ("server-seed", "flowrl/models/language/server.py", "((asked.noise + asked.first",
      "((0 * asked.noise + asked.first", "language/test_text_server.py"),
-    ("server-first", "flowrl/models/language/server.py", "asked.first * APART", "0 * APART",
+    ("server-first", "flowrl/models/language/server.py", "asked.first * STRIDE", "0 * STRIDE",
      "language/test_text_server.py::test_requests_of_one_key_that_begin_apart_have_seeds_apart"),
     ("server-current", "flowrl/models/language/served_adapters.py", "if digest != self._digest:",
      "if self.loaded is None:", "language/test_text_server.py"),

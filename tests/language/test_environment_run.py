@@ -95,8 +95,8 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     ("function", "message"),
     [
         ("broken", r"guess.py:broken failed after turn 1 of the prompt 'bead :': KeyError"),
-        ("number", "must give a text or None, not 7"),
-        ("nothing", "which has no token; None ends"),
+        ("number", "must return a text or None, not 7"),
+        ("nothing", "which has no tokens; return None"),
     ],
 )
 def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, message):

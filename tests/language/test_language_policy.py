@@ -141,8 +141,8 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(make, monkeypatch)
         (said.logp * made.advantage + 0.1 * said.out).sum().backward()
         return [p.grad.clone() for p in policy.model.parameters()]
 
-    assert batch.policy.apart
-    plain = gradients(replace(batch.policy, apart=False))
+    assert batch.policy.separate_head
+    plain = gradients(replace(batch.policy, separate_head=False))
     monkeypatch.setattr(token_scores, "LOGITS_PER_CHUNK", 40)  # two tokens at a time
     for a, b in zip(plain, gradients(batch.policy), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
@@ -175,7 +175,7 @@ def test_a_model_that_bends_its_logits_is_read_whole():
     policy = CausalPolicy(model, tiny_lm.tokenizer())
     batch = policy.open(PROMPTS, [], 7)
     (found,) = batch.rollouts(Completions(4), range(4), seed=0, iteration=0)
-    assert not batch.apart and "held whole" in policy.proofs(PROMPTS, 7)[1]
+    assert not batch.separate_head and "held whole" in policy.proofs(PROMPTS, 7)[1]
     with torch.no_grad():
         torch.testing.assert_close(batch.policy(rows(found)).logp, found.logp, atol=2e-5, rtol=0)
 

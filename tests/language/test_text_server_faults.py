@@ -49,12 +49,15 @@ def early(choice):
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (put(prompt_token_ids=[2, 2, 3]), "read as others"),
+        (put(prompt_token_ids=[2, 2, 3]), "prompt of .* tokens differently"),
         (put(logprobs=None), "no log-probabilities"),
         (short, "log-probabilities, and 1 to 4"),
         (put(token_ids=[]), "an answer has 0 tokens"),
-        (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "names token 99"),
-        (lambda choice: (early(choice), choice.update(finish_reason="stop")), "ends none here"),
+        (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "returned token 99"),
+        (
+            lambda choice: (early(choice), choice.update(finish_reason="stop")),
+            "is no stop token here",
+        ),
         (lambda choice: (early(choice), choice.update(finish_reason="length")), "max-model-len"),
     ],
 )
@@ -80,7 +83,7 @@ def test_a_server_in_trouble_is_asked_again_and_then_told(model, tmp_path):
         before = only(collect(kept, 0).rows)
         assert len(server.bodies) == 12 + 3
         server.trouble = [503] * 60
-        with pytest.raises(UserError, match=r"completions did not come.*status 503, .*long for"):
+        with pytest.raises(UserError, match=r"completions failed at .*status 503, .*long for"):
             collect(kept, 0)
         server.trouble = [400] * 60
         with pytest.raises(UserError, match=r"refuses every request: status 400.*too long for me"):
@@ -92,7 +95,7 @@ def test_a_server_in_trouble_is_asked_again_and_then_told(model, tmp_path):
         assert torch.equal(before.ids, only(collect(kept, 0).rows).ids)
     with pytest.raises(UserError, match="unreachable"):
         collect(kept, 0)
-    with pytest.raises(UserError, match=r"start a server, or leave model\.server out"):
+    with pytest.raises(UserError, match=r"start a server, or remove model\.server"):
         kept.policy.proofs(PROMPTS, 4)
 
 

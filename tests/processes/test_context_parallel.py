@@ -170,8 +170,8 @@ def test_the_product_trains_saves_and_stops_together(pipes, tmp_path):
 @pytest.mark.parametrize(
     ("more", "processes", "wanted"),
     [
-        ({}, 1, "wants a multiple of 2 processes, and this run has 1"),
-        ({}, 3, "wants a multiple of 2 processes, and this run has 3"),
+        ({}, 1, "needs a multiple of 2 processes, and this run has 1"),
+        ({}, 3, "needs a multiple of 2 processes, and this run has 3"),
         ({"context_parallel": 3}, 3, "transformer has 2 attention heads, which 3 processes"),
     ],
 )
@@ -186,7 +186,7 @@ def test_what_cannot_be_shared_is_refused_before_weights_load(
 
 def test_a_model_without_a_plan_is_refused_with_those_that_have_one(pipeline, tmp_path):
     settings = shared(pipeline, tmp_path, runs.NFT)["settings"]
-    with pytest.raises(UserError, match=r"SD3Transformer2DModel\).* it has for Wan, FLUX.1, FLUX"):
+    with pytest.raises(UserError, match=r"SD3Transformer2DModel\).* supported: Wan, FLUX.1, FLUX"):
         context_parallel.refuse_model(run_from(settings, "test").model, 2)
 
 
@@ -221,5 +221,5 @@ def test_a_call_that_is_off_a_whole_one_stops_the_run():
     shared._compare((said,), (said + 1e-4,))
     assert shared.away == pytest.approx(1e-4, rel=1e-2)
     for wrong in (said + 0.01, said * float("nan")):
-        with pytest.raises(UserError, match="a call of Identity that 2 processes share is off"):
+        with pytest.raises(UserError, match="a call of Identity that 2 processes share differs"):
             shared._compare((wrong,), (said,))

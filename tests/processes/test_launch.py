@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.processes import launch
-from flowrl.processes.launch import LaunchOptions, asked
+from flowrl.processes.launch import LaunchOptions, launch_options
 from flowrl.processes.sharding import Sharding
 from flowrl.run import signals
 
@@ -42,7 +42,7 @@ def test_accelerate_reads_each_config_and_starts_all_processes(path):
     assert args.num_machines == (2 if "nodes" in path.stem else 1)
     assert not fsdp or int(args.fsdp_version) == 2
     words = ["python", "-m", "accelerate.commands.launch", "--config_file", str(path), "-m", "x"]
-    assert asked(words) == LaunchOptions(wanted, fsdp)
+    assert launch_options(words) == LaunchOptions(wanted, fsdp)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_accelerate_reads_each_config_and_starts_all_processes(path):
     ],
 )
 def test_the_launchers_words_are_read_again(words, wanted):
-    assert asked(words.split()) == wanted
+    assert launch_options(words.split()) == wanted
 
 
 def state(**more):
@@ -101,13 +101,13 @@ def test_what_the_launch_asks_for_is_what_comes(world):
 @pytest.mark.parametrize(
     ("said", "environment", "more", "sentence"),
     [
-        ("accelerate launch --num_processes 4 x.py", {}, {}, "told 4 processes, and .* has 2"),
-        ("accelerate launch --use_fsdp x.py", {}, {}, "told to use FSDP.*know nothing"),
+        ("accelerate launch --num_processes 4 x.py", {}, {}, "given 4 processes, and .* has 2"),
+        ("accelerate launch --use_fsdp x.py", {}, {}, "given FSDP, but the worker"),
         (None, {"WORLD_SIZE": "8"}, {}, "WORLD_SIZE is 8, and this run has 2"),
         (None, {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "16"}, {"num_processes": 1},
-         "srun started 16 tasks that know nothing of each other"),
+         "srun started 16 tasks without a common process group"),
         (None, FSDP | {"FSDP_VERSION": "1"}, {}, "FSDP version 1.*fsdp_version: 2"),
-        (None, FSDP | {"WORLD_SIZE": "1"}, {"num_processes": 1}, "over one process"),
+        (None, FSDP | {"WORLD_SIZE": "1"}, {"num_processes": 1}, "several processes, not one"),
         (None, FSDP | {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, {}, "gradient_checkpointing"),
         (None, {}, {"gradient_accumulation_steps": 4}, "gradient_accumulation_steps: 4.*rows_per"),
         (None, {}, {"mixed_precision": "bf16"}, "mixed_precision: bf16.*model.dtype: bfloat16"),

@@ -140,4 +140,4 @@ def test_a_launch_that_starts_fewer_processes_than_it_says_is_an_error(jobs, tmp
     words = ("-m", "flowrl", "train", config, "--folder", tmp_path / "run")
     ended = process_runs.launch(DDP, "--cpu", "--num_processes", "2", *words)
     assert ended.returncode != 0
-    assert "was told 2 processes, and this run has 1" in ended.stdout
+    assert "was given 2 processes, and this run has 1" in ended.stdout

@@ -91,14 +91,14 @@ def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"answer": "hi"}, "env.py:f gave 'answer', and only 'reply' and 'state' are known"),
-        ({"reply": "hi", 3: ""}, "env.py:f gave 3, and only"),
-        ({"state": "a"}, "gave no 'reply'; None there ends"),
-        ({}, "gave no 'reply'"),
-        ({"reply": "hi", "state": 3}, "must name a state by a text, not 3"),
-        ({"reply": "hi", "state": None}, "must name a state by a text, not None"),
-        ({"reply": 3}, "must give a text or None, not 3"),
-        (("hi", "a"), r"must give a text or None, not \('hi', 'a'\)"),
+        ({"answer": "hi"}, "env.py:f returned 'answer'; the known keys are 'reply' and 'state'"),
+        ({"reply": "hi", 3: ""}, "env.py:f returned 3; the known"),
+        ({"state": "a"}, "returned no 'reply'; None there ends"),
+        ({}, "returned no 'reply'"),
+        ({"reply": "hi", "state": 3}, "must name the state as a text, not 3"),
+        ({"reply": "hi", "state": None}, "must name the state as a text, not None"),
+        ({"reply": 3}, "must return a text or None, not 3"),
+        (("hi", "a"), r"must return a text or None, not \('hi', 'a'\)"),
     ],
 )
 def test_what_a_function_may_not_give_is_said(found, message):

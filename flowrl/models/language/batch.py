@@ -1,4 +1,4 @@
-"""Prompts of a language model, encoded once, and the completions that are drawn of them."""
+"""Encoded prompts of a language model, and the completions sampled for them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +21,11 @@ from samplers.generate import Sampler, Writer
 class Writing:
     """A `flowrl.models.policy.Batch` of texts.
 
-    contexts  the prompts' tokens
-    stop      tokens that end a completion
-    apart     see `flowrl.models.language.token_scores.ScoringPolicy`
-    server    what draws in the model's place, if anything does
-    answers   who answers the model between its turns, if anybody does
+    contexts       the prompts' tokens
+    stop           tokens that end a completion
+    separate_head  see `flowrl.models.language.token_scores.ScoringPolicy`
+    server         samples instead of the model; None: the model samples
+    answers        the environment that replies between turns; None: a single turn
     """
 
     model: Any
@@ -33,7 +33,7 @@ class Writing:
     contexts: Sequence[Sequence[int]]
     stop: Sequence[int]
     steps: int
-    apart: bool
+    separate_head: bool
     rows_per_call: int | None = None
     server: Sampler | None = None
     answers: Conversation | None = None
@@ -41,7 +41,7 @@ class Writing:
 
     @property
     def policy(self) -> ScoringPolicy:
-        return ScoringPolicy(self.model, self.contexts, self.apart)
+        return ScoringPolicy(self.model, self.contexts, self.separate_head)
 
     def sampler(self, plan: TextPlan) -> Sampler:
         if self.server is None or (plan.exact and not self.server.exact):
@@ -60,8 +60,8 @@ class Writing:
         score: Callable[[TextRollout], Tensor] | None = None,
         on_rollout: Callable[[TextRollout], None] | None = None,
     ) -> tuple[TextRollout, ...]:
-        """Noise is keyed as `samplers.generate.Writer` says, and by the position. Plans of texts do
-        not steer, so `score` is not asked."""
+        """Sample the plans' completions. Noise is keyed as in `samplers.generate.Writer`, and by
+        the position. Text plans do not steer, so `score` is unused."""
         assert not keep_mean, "texts have no means"
         found = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
@@ -77,14 +77,14 @@ class Writing:
         return tuple(found)
 
     def media(self, rollout: TextRollout) -> list[str]:
-        """Texts without the token that ended them, and without special tokens: all turns with the
-        replies between them, or the model's last turn if the environment shows only that."""
+        """Decode completions without stop tokens and special tokens: all turns with the replies
+        between them, or the last turn alone if the environment is set to show that."""
         ends = rollout.ends - rollout.stopped.long()
         starts = torch.zeros_like(ends)
         if self.answers is not None and self.answers.by.how.shows == "last":
             assert rollout.told is not None
             places = torch.arange(1, rollout.ids.shape[1] + 1, device=ends.device)
-            starts = (places * rollout.told).amax(1)  # behind the last reply
+            starts = (places * rollout.told).amax(1)  # after the last reply
         parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
         rows = [row[start:end] for row, start, end in parts]
         return self.tokenizer.batch_decode(
@@ -92,9 +92,9 @@ class Writing:
         )
 
     def statistics(self, rollout: TextRollout, media: Sequence[str]) -> dict[str, float]:
-        """And `surprise`: minus the mean log-probability of a token under the sampler, in nats;
-        where there is an environment `turns` of the model, and `met`, the share of them that were
-        taken in a state that another turn of the draw was taken in too."""
+        """Text statistics, and `surprise`: minus the sampler's mean log-probability per token, in
+        nats. With an environment also `turns`, the model's turns per sample, and `met`, the share
+        of turns whose state another turn of the same draw shares."""
         found = text_statistics(media, rollout.prompt.cpu(), rollout.lengths, rollout.stopped)
         tokens = max(int(rollout.lengths.sum()), 1)
         found["surprise"] = -float(rollout.logp.double().sum()) / tokens

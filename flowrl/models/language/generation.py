@@ -1,7 +1,7 @@
 """transformers' `generate` as a sampler of tokens, with its cache and left padding.
 
-It has no noise a row; Gumbel noise keyed by the row, as the last processor of its logits, and then
-the likeliest token, has. m rows, u new tokens.
+`generate` itself has no noise per row. A last logits processor adds Gumbel noise keyed by the row;
+the most likely token is then a sample. m rows, u new tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from samplers.tokens import entropy, gumbel, nucleus, pack, warp
 
 
 class Keyed(LogitsProcessor):
-    """Adds each row's own noise to its warped log-probabilities, and keeps what was said."""
+    """Adds each row's own noise to its warped log-probabilities, and records the latter."""
 
     def __init__(self, asked: TokenRequest) -> None:
         self.asked, self.position = asked, asked.first
@@ -39,14 +39,14 @@ class Keyed(LogitsProcessor):
             self.spread.append(entropy(logp))
         noisy = logp if cold else logp + gumbel(asked.noise, self.position, logp.shape[-1])
         self.position += 1
-        token = noisy.argmax(-1, keepdim=True)  # what generate takes
+        token = noisy.argmax(-1, keepdim=True)  # the token that generate picks
         self.logp.append(logp.gather(1, token)[:, 0])
         return noisy
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The model itself as a `samplers.generate.Sampler`, `rows_per_call` rows at a time."""
+    """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time."""
 
     model: Any
     stop: Sequence[int]
@@ -75,7 +75,7 @@ class Generation:
         before = done.cumsum(1) - done.long()  # stop tokens before this one
         written = (before == 0) & (places < asked.room[:, None])
         kept, spread = (
-            torch.stack(said, 1) if said else None for said in (keyed.kept, keyed.spread)
+            torch.stack(parts, 1) if parts else None for parts in (keyed.kept, keyed.spread)
         )
         logp, stopped = torch.stack(keyed.logp, 1), (done & written).any(1)
         return WrittenTokens(ids, logp, written.sum(1), stopped, kept, spread)
@@ -83,34 +83,34 @@ class Generation:
     def generated(
         self, contexts: Sequence[Sequence[int]], processor: LogitsProcessor, length: int
     ) -> Int[Tensor, "m u"]:
-        """At most `length` tokens after each context; none where a row has stopped matters."""
+        """Up to `length` tokens per context; those after a row's stop token are arbitrary."""
         ids, mask = left_padded(contexts, self.model.device)
         settings = GenerationConfig(
             max_new_tokens=length,
             do_sample=False,
             use_cache=True,
             eos_token_id=list(self.stop) or None,
-            pad_token_id=0,  # what comes after a stop token is never read
+            pad_token_id=0,  # tokens after a stop token are never read
         )
-        found = self.model.generate(
+        sequences = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
             generation_config=settings,
             logits_processor=LogitsProcessorList([processor]),
         )
-        return found[:, ids.shape[1] :]
+        return sequences[:, ids.shape[1] :]
 
 
 def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:
-    """Rows of several requests, filled up with zeros to the widest."""
+    """Join rows of several requests, padded with zeros to the widest."""
     width = max(part.ids.shape[1] for part in parts)
 
     def whole(name: str) -> Tensor | None:
-        found = [getattr(part, name) for part in parts]
-        if found[0] is None or found[0].ndim == 1:
-            return None if found[0] is None else torch.cat(found)
-        blank = (0, 0) * (found[0].ndim - 2)
-        return torch.cat([F.pad(part, (*blank, 0, width - part.shape[1])) for part in found])
+        columns = [getattr(part, name) for part in parts]
+        if columns[0] is None or columns[0].ndim == 1:
+            return None if columns[0] is None else torch.cat(columns)
+        blank = (0, 0) * (columns[0].ndim - 2)
+        return torch.cat([F.pad(part, (*blank, 0, width - part.shape[1])) for part in columns])
 
     return WrittenTokens(*(whole(name) for name in WrittenTokens._fields))  # type: ignore[arg-type]
 
@@ -118,7 +118,7 @@ def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:
 def left_padded(
     contexts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "n w"], Int[Tensor, "n w"]]:
-    """Tokens and their mask."""
+    """Tokens, padded with zeros on the left, and their attention mask."""
     width = max(map(len, contexts))
     ids = [[0] * (width - len(context)) + list(context) for context in contexts]
     mask = [[0] * (width - len(context)) + [1] * len(context) for context in contexts]

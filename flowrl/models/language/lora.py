@@ -1,4 +1,4 @@
-"""Low-rank adapters (peft, arXiv:2106.09685) on a language model, and its weights on disk."""
+"""Low-rank adapters (peft, arXiv:2106.09685) of a language model, and weights on disk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +21,15 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's o
 def add_text_lora(
     model: Any, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
 ) -> None:
-    """Freeze the model and put float32 adapters on it: A ~ N(0, 1 / rank^2), B = 0.
+    """Freeze the model and add float32 adapters: A ~ N(0, 1 / rank^2), B = 0.
 
-    A is drawn by parameter name from the seed, so nothing else changes it. None: all linears but
-    the head. Raises UserError for targets that name nothing.
+    A is keyed by the seed and the parameter's name. targets None: all linear layers but the head.
+    Raises UserError for targets that match no layer.
     """
     if has_text_lora(model):
-        raise UserError("the model has adapters already: add_lora is for a model without any")
+        raise UserError(
+            "the model already has adapters: call add_lora once, on a model without any"
+        )
     model.requires_grad_(False)
     config = LoraConfig(
         r=rank,
@@ -42,8 +44,8 @@ def add_text_lora(
     for name, parameter in model.named_parameters():
         if ".lora_" not in name:
             continue
-        better = torch.promote_types(parameter.dtype, torch.float32)
-        parameter.data = parameter.data.to(better)  # steps of half-precision weights would be lost
+        precise = torch.promote_types(parameter.dtype, torch.float32)
+        parameter.data = parameter.data.to(precise)  # half precision would lose small steps
         parameter.requires_grad_(True)
         if ".lora_A." in name:
             draws = generator(seed, "lora", name)
@@ -64,7 +66,9 @@ def _targets(model: Any, wanted: Sequence[str] | None) -> list[str]:
     for target in wanted:
         if not any(f".{name}".endswith(f".{target}") for name in linears):
             ends = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linears}))
-            raise UserError(f"lora target {target!r} names no linear of the model; it has {ends}")
+            raise UserError(
+                f"lora target {target!r} matches no linear layer of the model, which has {ends}"
+            )
     return list(wanted)
 
 
@@ -73,7 +77,7 @@ def has_text_lora(model: Any) -> bool:
 
 
 def save_text_lora(model: Any, folder: Path) -> None:
-    """Files that `PeftModel.from_pretrained(base, folder)` reads."""
+    """Write files that `PeftModel.from_pretrained(base, folder)` reads."""
     folder.mkdir(parents=True, exist_ok=True)
     state = get_peft_model_state_dict(model, adapter_name=ADAPTER)
     tensors = {f"base_model.model.{name}": t.contiguous() for name, t in state.items()}
@@ -82,7 +86,7 @@ def save_text_lora(model: Any, folder: Path) -> None:
 
 
 def load_text_lora(model: Any, folder: Path) -> None:
-    """What `save_text_lora` or `save_pretrained` wrote; adapters must be there already."""
+    """Load files of `save_text_lora` or `save_pretrained`; adapters must have been added before."""
     if (folder / WEIGHTS).is_file():
         if not has_text_lora(model):
             raise UserError(f"{folder} holds an adapter, and the model has none: set model.lora")
@@ -93,8 +97,8 @@ def load_text_lora(model: Any, folder: Path) -> None:
             raise UserError(f"{folder} holds an adapter of another model or rank")
     elif (folder / "config.json").is_file():
         if has_text_lora(model):
-            raise UserError(f"{folder} holds full weights: load them before adapters are added")
+            raise UserError(f"{folder} holds full weights: load them before adding adapters")
         saved = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype)
         model.load_state_dict(saved.state_dict())
     else:
-        raise UserError(f"{folder} has neither {WEIGHTS} nor config.json: no saved weights")
+        raise UserError(f"{folder} has no saved weights: neither {WEIGHTS} nor config.json")

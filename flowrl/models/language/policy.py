@@ -21,7 +21,7 @@ from flowrl.models.language.batch import Writing
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.server import CompletionsServer
-from flowrl.models.language.token_scores import head_apart
+from flowrl.models.language.token_scores import has_separate_head
 from flowrl.models.precision import HALF
 from samplers.completions import Completions
 
@@ -32,12 +32,12 @@ PADDING_TOLERANCE, HALF_PADDING_TOLERANCE = 1e-4, 0.1
 
 
 class CausalPolicy:
-    """Completions and trainable weights of one language model.
+    """One language model: its prompts, completions and trainable weights.
 
-    `rows_per_call` bounds the completions that one call of the model sees. The model stays in
-    evaluation mode, so dropout is off in sampling and training alike. Its own generation settings
-    (repetition penalty, top-k, ...) are not used: a penalty that training does not see would make
-    the ratio of new to old wrong.
+    `rows_per_call` bounds the completions in one call of the model. The model stays in evaluation
+    mode, so dropout is off in sampling and training alike. Its published generation settings
+    (repetition penalty, top-k, ...) are ignored: training does not apply a penalty, so the ratio
+    of new to old would be wrong.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, rows_per_call: int | None = None) -> None:
@@ -46,14 +46,14 @@ class CausalPolicy:
         self.name = type(model).__name__
         self.system: str | None = None
         self.temperature = 1.0  # of evaluations
-        self.server: CompletionsServer | None = None  # that draws in the model's place
-        self.environment: Replies | None = None  # that answers the model between its turns
+        self.server: CompletionsServer | None = None  # samples instead of the model
+        self.environment: Replies | None = None  # replies between the model's turns
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
         self.stop = self._own_stop()
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
-        self._apart = head_apart(model, [1, 2, 3])
+        self._separate_head = has_separate_head(model, [1, 2, 3])
 
     @classmethod
     def load(
@@ -64,38 +64,38 @@ class CausalPolicy:
         device: str | torch.device,
         gguf_file: str | None = None,
     ) -> "CausalPolicy":
-        """From a folder or a hub name, or from a GGUF file of the folder."""
+        """Load a model from a folder, a hub name, or a GGUF file in the folder."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
         config = {} if gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
             model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **gguf, **config)
         except (OSError, ValueError, ImportError) as error:
-            raise UserError(f"model.language: {source} cannot be read: {error}") from error
+            raise UserError(f"model.language: {source} cannot be loaded: {error}") from error
         model.requires_grad_(False)
         return cls(model.to(dtype).to(device), tokenizer)
 
     def configure(self, *, system: str | None, stop: Sequence[str], temperature: float) -> None:
-        """A system message, further stop tokens, and the temperature of evaluations."""
+        """Set a system message, further stop tokens, and the temperature of evaluations."""
         if system is not None and self.tokenizer.chat_template is None:
-            raise UserError("model.system: this tokenizer has no chat template; leave it out")
+            raise UserError("model.system: this tokenizer has no chat template; remove the setting")
         for text in stop:
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
             if len(ids) != 1:
                 raise UserError(
-                    f"model.stop: {text!r} is {len(ids)} tokens of this tokenizer, and a "
-                    "completion ends at one token: give one, such as its last"
+                    f"model.stop: {text!r} is {len(ids)} tokens of this tokenizer; a completion "
+                    "ends at a single token, so name a text of one token"
                 )
             self.stop = sorted({*self.stop, *ids})
         self.system, self.temperature = system, temperature
 
     def _own_stop(self) -> list[int]:
-        given = self._published.eos_token_id
-        listed = given if isinstance(given, list) else [given]
+        published = self._published.eos_token_id
+        listed = published if isinstance(published, list) else [published]
         return sorted({i for i in (*listed, self.tokenizer.eos_token_id) if i is not None})
 
     def encode(self, prompt: str) -> list[int]:
-        """The prompt's tokens, as the user's turn of the chat template if there is one."""
+        """Tokens of the prompt, as the user's turn of the chat template if there is one."""
         if self.tokenizer.chat_template is None:
             ids = self.tokenizer(prompt).input_ids
         else:
@@ -105,7 +105,7 @@ class CausalPolicy:
                 turns, add_generation_prompt=True, tokenize=True, return_dict=True
             )["input_ids"]
         if not ids:
-            raise UserError(f"the prompt {prompt!r} has no token to go on from")
+            raise UserError(f"the prompt {prompt!r} has no tokens")
         return list(ids)
 
     def open(
@@ -115,8 +115,8 @@ class CausalPolicy:
         self._check_room(prompts, contexts, steps)
         answers = None if self.environment is None else self.environment.to(prompts, meta)
         return Writing(
-            self.model, self.tokenizer, contexts, self.stop, steps, self._apart, self.rows_per_call,
-            self.server, answers,
+            self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
+            self.rows_per_call, self.server, answers,
         )  # fmt: skip
 
     def _check_room(
@@ -129,39 +129,42 @@ class CausalPolicy:
             worst = max(long, key=lambda i: len(contexts[i]))
             raise UserError(
                 f"{len(long)} of {len(prompts)} prompts are too long: the model has {self.context} "
-                f"positions, a completion up to {steps}, and the prompt {_short(prompts[worst])} "
-                f"{len(contexts[worst])} tokens; leave them out, or lower recipe.length"
+                f"positions, a completion takes up to {steps}, and the prompt "
+                f"{_short(prompts[worst])} has {len(contexts[worst])} tokens; remove such prompts, "
+                "or lower recipe.length"
             )
 
     def plain(self, group: int) -> Completions:
         return Completions(group, self.temperature, exact=True)
 
     def automatic(self, steps: int) -> int:
-        """Some 16,000 tokens a call, prompts of 64 tokens assumed."""
+        """Rows per call: about 16,000 tokens, assuming prompts of 64 tokens."""
         return max(1, min(256, 2**14 // (steps + 64)))
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """All prompts fit, and padding changes nothing that the model says."""
+        """Check that all prompts fit and that padding does not change the model's predictions."""
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         ends = ", ".join(repr(self.tokenizer.decode([i])) for i in self.stop)
         template = "its chat template" if self.tokenizer.chat_template else "plain text"
-        said = [
+        sentences = [
             f"{self.name}: {size:.3g} million weights, {template}, prompts of "
             f"{min(map(len, contexts))} to {max(map(len, contexts))} tokens, "
             + (f"stops at {ends}" if ends else f"no stop token: all texts have {steps} tokens")
         ]
-        if not self._apart:
-            said.append(f"{self.name} does more than a head to its logits: they are held whole")
-        said.append(self._prove_padding(contexts))
+        if not self._separate_head:
+            sentences.append(
+                f"{self.name} computes logits with more than its head, so they are held whole"
+            )
+        sentences.append(self._prove_padding(contexts))
         if self.environment is not None:
-            said.append(self.environment.told())
+            sentences.append(self.environment.described())
         if self.server is not None:
-            said += self.server.proofs(self.model, contexts, self._apart, steps)
-        return said
+            sentences += self.server.proofs(self.model, contexts, self._separate_head, steps)
+        return sentences
 
     def _prove_padding(self, contexts: Sequence[Sequence[int]]) -> str:
         ends = [min(contexts, key=len), max(contexts, key=len)]
@@ -180,19 +183,19 @@ class CausalPolicy:
 
     @torch.no_grad()
     def _next(self, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """Log-probabilities of the first token [n v], as generation sees them."""
-        heard = _Listener()
-        Generation(self.model, self.stop).generated(contexts, heard, 1)
-        return heard.scores[0].log_softmax(-1)
+        """Log-probabilities of each context's next token [n v], from left-padded generation."""
+        listener = _ScoreRecorder()
+        Generation(self.model, self.stop).generated(contexts, listener, 1)
+        return listener.scores[0].log_softmax(-1)
 
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Adapters on the linears, None: on all but the head."""
+        """Add adapters to the linear layers named by `targets`; None: to all but the head."""
         lora.add_text_lora(self.model, rank=rank, alpha=alpha, targets=targets, seed=seed)
 
     def roots(self) -> dict[str, nn.Module]:
-        return {"model": self.model.base_model}  # the head is called apart from it
+        return {"model": self.model.base_model}  # the head is called separately
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """The adapters' parameters if there are any, else all of the model's."""
@@ -206,26 +209,26 @@ class CausalPolicy:
         savings.checkpoint_layers(self.model)
 
     def save(self, folder: Path) -> None:
-        """Files that plain transformers loads: an adapter (peft), or the whole model."""
+        """Save files that plain transformers loads: an adapter (peft), or the whole model."""
         if lora.has_text_lora(self.model):
             lora.save_text_lora(self.model, folder)
         else:
-            mine, self.model.generation_config = self.model.generation_config, self._published
+            own, self.model.generation_config = self.model.generation_config, self._published
             self.model.save_pretrained(folder)
-            self.model.generation_config = mine
+            self.model.generation_config = own
         self.tokenizer.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """The reverse of `save`, into a policy of the same base."""
+        """Load what `save` wrote, into a policy with the same base model."""
         lora.load_text_lora(self.model, folder)
 
     def close(self) -> None:
-        """A server has no adapter of the run any more."""
+        """Remove the run's adapter from the server, if there is one."""
         if self.server is not None:
             self.server.close()
 
 
-class _Listener(LogitsProcessor):
+class _ScoreRecorder(LogitsProcessor):
     def __init__(self) -> None:
         self.scores: list[Tensor] = []
 

@@ -1,6 +1,6 @@
-"""Keeps a server's adapter at the weights in force: saved into a folder, loaded by its name.
+"""Keeps a server's adapter at the current weights: saved into a folder, loaded by name.
 
-Each process of a run has an adapter of its own there, so that processes need not wait for another.
+Each process of a run has its own adapter on the server, so that none waits for another.
 """
 
 import hashlib
@@ -19,17 +19,17 @@ from flowrl.models.shards import local_shard
 from rewards.serving.client import Client
 from rewards.serving.requests import Patience
 
-HASTY = Patience(timeout=30.0, tries=1)  # a server that is gone keeps nobody from ending
+HASTY = Patience(timeout=30.0, tries=1)  # a server that is down must not delay the end of a run
 
 
 @dataclass
 class Adapters:
-    """`folder` is one that the server sees by the same name.
+    """The server must see `folder` under the same path.
 
-    client   where completions are asked for, and what is served is listed
-    admin    where adapters are loaded and unloaded: vLLM has it below /v1, SGLang beside it
-    prefix   what the name of an adapter is asked for with: SGLang wants `base:adapter`
-    process  its number in the run
+    client   serves completions, and the list of models and adapters
+    admin    loads and unloads adapters: below /v1 in vLLM, beside it in SGLang
+    prefix   precedes an adapter's name in requests: SGLang wants `base:adapter`
+    process  the number of this process in the run
     """
 
     model: Any
@@ -41,13 +41,13 @@ class Adapters:
     loaded: str | None = None
     _digest: bytes = b""
     _count: int = 0
-    _own: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    _unique: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def current(self) -> str:
-        """The name to ask for: of the weights in force, loaded first where they are new.
+        """The adapter name of the current weights, which are loaded first if they are new.
 
-        Whoever puts weights in force (an update, an average for an evaluation, a checkpoint) need
-        not tell: they are compared with what was loaded last.
+        Code that changes weights (an update, an average for an evaluation, a checkpoint) need not
+        announce it: weights are compared with those loaded last.
         """
         digest = fingerprint(self.model)
         if digest != self._digest:
@@ -55,29 +55,29 @@ class Adapters:
         return f"{self.prefix}{self.loaded}"
 
     def lost(self) -> bool:
-        """Whether the server is there and has the adapter no more: it was started anew. The next
-        `current` loads it again."""
-        with suppress(ValueError):  # nothing there: whoever asks for completions tells
+        """Whether the server answers but no longer has the adapter, because it was restarted. The
+        next `current` loads it again."""
+        with suppress(ValueError):  # no server: the request for completions raises the error
             if self.loaded is not None and self.loaded not in served(self.client):
                 self._digest = b""
         return self._digest == b""
 
     def close(self) -> None:
-        """Nothing of this process stays loaded, nor in the folder."""
+        """Unload and delete all adapters of this process."""
         self._sweep()
         self.loaded, self._digest = None, b""
 
     def _load(self) -> str:
-        """The new adapter's name; former ones are unloaded and deleted. A name is never used twice:
-        servers keep what they computed of a prompt by the name of the adapter."""
+        """Load the current weights and return the new adapter's name; delete former ones. A name is
+        never used twice, since servers cache prompts by adapter name."""
         self._count += 1
-        name = f"{self._mine}-{self._own}-{self._count}"
+        name = f"{self._stem}-{self._unique}-{self._count}"
         path = self.folder.absolute() / name
         lora.save_text_lora(self.model, path)
         try:
             self.admin.tell("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
         except ValueError as error:
-            if not self._has(name):  # it may, where an answer was late and it was told again
+            if not self._has(name):  # a retry after a late answer fails, although it is loaded
                 raise UserError(
                     f"model.server.sync: {error}; the server must load adapters while it runs "
                     "(vLLM: --enable-lora, --max-lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True) "
@@ -93,13 +93,13 @@ class Adapters:
             return False
 
     @property
-    def _mine(self) -> str:
+    def _stem(self) -> str:
         return f"flowrl-{self.process}"
 
     def _sweep(self, but: str | None = None) -> None:
-        """Unload and delete this process's adapters, also what it left here when it was killed. The
-        server may know one no more, or be gone, which the next request tells better."""
-        for path in sorted(self.folder.glob(f"{self._mine}-*")):
+        """Unload and delete this process's adapters, including those of a killed run. Errors are
+        ignored: the server may have none of them, or be down, which the next request reports."""
+        for path in sorted(self.folder.glob(f"{self._stem}-*")):
             if path.name != but:
                 with suppress(ValueError):
                     self.admin.tell("/unload_lora_adapter", {"lora_name": path.name}, HASTY)
@@ -107,21 +107,21 @@ class Adapters:
 
 
 def served(client: Client) -> list[str]:
-    """Names of models and adapters. ValueError where no server answers."""
+    """Names of the served models and adapters. ValueError if no server answers."""
     listed = client.get("/models")
     rows = listed.get("data", []) if isinstance(listed, dict) else []
     return [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
 
 
 def fingerprint(model: Any) -> bytes:
-    """Of the adapters' numbers. UserError where no process has all of them."""
+    """Digest of the adapters' values. UserError if no process has all of them."""
     digest = hashlib.blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             if local_shard(parameter) is not parameter:
                 raise UserError(
-                    "model.server.sync: lora wants whole adapters, and FSDP2 shares them out; use "
-                    "DDP, or set model.server.sync: none"
+                    "model.server.sync: lora needs whole adapters, and FSDP2 shards them; use DDP, "
+                    "or set model.server.sync: none"
                 )
             numbers = parameter.detach().cpu().contiguous().view(torch.uint8)
             digest.update(name.encode())

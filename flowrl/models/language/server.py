@@ -1,8 +1,8 @@
-"""A server that draws completions in the model's place: vLLM, SGLang, or what speaks like them.
+"""A server that samples completions instead of the model: vLLM, SGLang, or a compatible one.
 
 Prompts and completions travel as tokens, never as text: another tokenization of the same text has
-another probability. The server's log-probabilities come along, and what its numbers differ from the
-trainer's is weighed in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
+another probability. The server returns log-probabilities, and their difference from the trainer's
+is corrected in the loss (`flowrl.losses.weights.Mismatch`). m rows, u new tokens.
 """
 
 import re
@@ -22,11 +22,11 @@ from rewards.serving.requests import Ask, Failure, Malformed
 from samplers.completions import TextPlan, TextRollout
 from samplers.generate import TokenRequest, Writer, WrittenTokens
 
-PROMPTS, TOKENS = 8, 8  # what is drawn to see that a server says what the model says
-ANOTHER = 1.0  # nats a token that only another model is away from ours
-APART = 0x9E3779B1  # odd, so that requests of one key and unlike `first` have unlike seeds
+PROMPTS, TOKENS = 8, 8  # of the comparison with the model at the start
+ANOTHER = 1.0  # mean |log p| difference per token, in nats, of another model
+STRIDE = 0x9E3779B1  # odd: requests of one key with unlike `first` get unlike seeds
 NUMBERED = re.compile("token_id:([0-9]{1,9})")
-PLAIN_SAMPLING: Mapping[str, Any] = {  # what servers else take from the model's generation settings
+PLAIN_SAMPLING: Mapping[str, Any] = {  # servers default to the model's generation settings
     "n": 1,
     "top_k": -1,
     "min_p": 0.0,
@@ -57,7 +57,7 @@ class CompletionChoice(BaseModel):
 
     @property
     def ids(self) -> list[int] | None:
-        """From whichever of the two places a server puts them in."""
+        """Token ids, from either field that servers put them in; None without them."""
         if self.token_ids is not None:
             return self.token_ids
         words = [] if self.logprobs is None else self.logprobs.tokens
@@ -80,13 +80,13 @@ DrawnTokens = tuple[list[int], list[float]]  # tokens of one row and their log-p
 
 @dataclass(frozen=True)
 class CompletionsServer:
-    """A `samplers.generate.Sampler`. One request a row, with a seed of its own.
+    """A `samplers.generate.Sampler`: one request per row, with its own seed.
 
-    model        the name that the server has for the base model
+    model        the server's name of the base model
     stop         tokens that end a completion
-    vocabulary   tokens that the model knows
-    temperature  of training: the log-probabilities must be those after it
-    adapters     keeps the server at the weights in force; None: it has weights of its own
+    vocabulary   size of the model's vocabulary
+    temperature  of training: the server's log-probabilities must include it
+    adapters     keeps the server at the current weights; None: the server keeps its own
     """
 
     client: Client
@@ -111,20 +111,21 @@ class CompletionsServer:
             failed = [one for one in outcomes if isinstance(one, Failure)]
             why = failed[0].words or failed[0].reason
             raise UserError(
-                f"model.server: {len(failed)} of {len(outcomes)} completions did not come from "
+                f"model.server: {len(failed)} of {len(outcomes)} completions failed at "
                 f"{self.client.url} ({why})"
             )
         return self._part(drawn, asked.noise.device)
 
     def close(self) -> None:
-        """The server keeps nothing of the run."""
+        """Remove the run's adapters from the server."""
         if self.adapters is not None:
             self.adapters.close()
 
     def _outcomes(self, asked: TokenRequest, again: bool = True) -> list[DrawnTokens | Failure]:
-        """Asked `again` of a server that was started anew: it has no adapter until it is told."""
+        """One outcome per row. `again`: reload the adapter and retry if the server restarted."""
         name = self.model if self.adapters is None else self.adapters.current()
-        seeds = ((asked.noise + asked.first * APART) & (2**31 - 1)).tolist()  # all engines take
+        # 31 bits: all engines accept such seeds
+        seeds = ((asked.noise + asked.first * STRIDE) & (2**31 - 1)).tolist()
         asks = [
             Ask("/completions", self._body(name, context, seed, room, asked), {"row": row})
             for row, (context, seed, room) in enumerate(
@@ -168,72 +169,72 @@ class CompletionsServer:
             same = read is None or read == len(prompt)
         if not same:
             raise UserError(
-                f"model.server: a prompt of {len(prompt)} tokens was read as others there; it must "
-                "take tokens as they are: switch templates and special tokens off"
+                f"model.server: the server read a prompt of {len(prompt)} tokens differently; it "
+                "must take tokens as they are: switch off its templates and special tokens"
             )
         ids, logp = choice.ids, None if choice.logprobs is None else choice.logprobs.token_logprobs
         if ids is None:
             raise UserError(
                 "model.server: its answers do not name tokens by number (return_token_ids); "
-                "take a newer vLLM or SGLang"
+                "use a newer vLLM or SGLang"
             )
         if not logp or None in logp:
             raise UserError(
-                "model.server: its answers have no log-probabilities of the tokens drawn, without "
-                "which nothing can be trained; take a server that gives logprobs"
+                "model.server: its answers have no log-probabilities of the sampled tokens, which "
+                "training needs; use a server that returns logprobs"
             )
-        found = [value for value in logp if value is not None]
-        self._check(ids, found, room, choice.finish_reason)
+        values = [value for value in logp if value is not None]
+        self._check(ids, values, room, choice.finish_reason)
         end = next((i for i, token in enumerate(ids) if token in self.stop), len(ids) - 1) + 1
-        return ids[:end], found[:end]
+        return ids[:end], values[:end]
 
     def _check(self, ids: list[int], logp: list[float], room: int, finish: str | None) -> None:
         if len(ids) != len(logp) or not 0 < len(ids) <= room:
             raise UserError(
                 f"model.server: an answer has {len(ids)} tokens and {len(logp)} log-probabilities, "
-                f"and 1 to {room} of both were asked for"
+                f"but 1 to {room} of both were requested"
             )
         if (most := max(ids)) >= self.vocabulary:
             raise UserError(
-                f"model.server: it names token {most}, and model.language has {self.vocabulary}: "
-                "is it another model?"
+                f"model.server: it returned token {most}, but the vocabulary of model.language has "
+                f"{self.vocabulary}: does it serve another model?"
             )
         if len(ids) == room or any(token in self.stop for token in ids):
             return
         if finish == "length":
             raise UserError(
-                f"model.server: it cut a completion at {len(ids)} of {room} tokens; give it room "
-                "for prompt and completion (vLLM: --max-model-len)"
+                f"model.server: it cut a completion at {len(ids)} of {room} tokens; raise its "
+                "limit for prompt and completion (vLLM: --max-model-len)"
             )
         raise UserError(
-            f"model.server: a completion ended ({finish}) at token {ids[-1]}, which ends none "
-            "here; add it to model.stop, or start the server without stop tokens of its own (vLLM: "
-            "--generation-config vllm)"
+            f"model.server: a completion ended ({finish}) at token {ids[-1]}, which is no stop "
+            "token here; add it to model.stop, or start the server without stop tokens of its own "
+            "(vLLM: --generation-config vllm)"
         )
 
     def _part(self, drawn: Sequence[DrawnTokens], device: torch.device) -> WrittenTokens:
         lengths = torch.tensor([len(ids) for ids, _ in drawn], device=device)
         there = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         flat = [token for ids, _ in drawn for token in ids]
-        said = [value for _, logp in drawn for value in logp]
+        values = [value for _, logp in drawn for value in logp]
         ids = torch.zeros(there.shape, dtype=torch.int64, device=device)
         logp = torch.zeros(there.shape, device=device)
         return WrittenTokens(
             ids.masked_scatter(there, torch.tensor(flat, device=device)),
-            logp.masked_scatter(there, torch.tensor(said, device=device)),
+            logp.masked_scatter(there, torch.tensor(values, device=device)),
             lengths,
             torch.tensor([ids[-1] in self.stop for ids, _ in drawn], device=device),
         )
 
     def proofs(
-        self, model: Any, contexts: Sequence[Sequence[int]], apart: bool, steps: int
+        self, model: Any, contexts: Sequence[Sequence[int]], separate_head: bool, steps: int
     ) -> list[str]:
-        """It is there, has the model, takes its weights, and says of tokens what the model says."""
+        """Check that the server runs, serves the model, loads its weights, and agrees on log p."""
         try:
             known = served(self.client)
         except ValueError as error:
             raise UserError(
-                f"model.server: {error}; start a server, or leave model.server out"
+                f"model.server: {error}; start a server, or remove model.server"
             ) from error
         if self.model not in known:
             raise UserError(
@@ -245,31 +246,36 @@ class CompletionsServer:
         writer = Writer(self, some, tuple(range(len(some))), 0, 0, model.device)
         plan = TextPlan(min(TOKENS, steps), (1,), temperature=self.temperature)
         rollout = writer.write(plan)
-        reader = ScoringPolicy(model, some, apart)
-        far = self._far(reader, rollout, self.temperature)
-        mean = float(far.mean())
-        if self.temperature != 1 and float(self._far(reader, rollout, 1.0).mean()) < mean / 2:
+        reader = ScoringPolicy(model, some, separate_head)
+        differences = self._differences(reader, rollout, self.temperature)
+        mean = float(differences.mean())
+        if (
+            self.temperature != 1
+            and float(self._differences(reader, rollout, 1.0).mean()) < mean / 2
+        ):
             raise UserError(
-                "model.server: its log-probabilities are those before the temperature, and "
-                f"training draws at {self.temperature:g}; start vLLM with --logprobs-mode "
+                "model.server: its log-probabilities do not include the temperature, and training "
+                f"samples at {self.temperature:g}; start vLLM with --logprobs-mode "
                 "processed_logprobs, or set recipe.temperature: 1"
             )
         if self.exact and not mean < ANOTHER:
             raise UserError(
-                f"model.server: its log-probabilities are {mean:.2f} nats a token away from the "
-                "model's own: does it serve another model?"
+                f"model.server: its log-probabilities differ from the model's own by {mean:.2f} "
+                "nats per token: does it serve another model?"
             )
-        said = (
-            f"{self.client.url} draws completions; its log-probabilities are {mean:.1e} from the "
-            f"model's on average, {float(far.max()):.1e} at most"
+        sentence = (
+            f"{self.client.url} draws completions; its log-probabilities differ from the "
+            f"model's by {mean:.1e} on average, {float(differences.max()):.1e} at most"
         )
-        own = "it keeps its own weights: the further training gets, the less its samples fit"
-        return [said] if self.exact else [said, own]
+        own = "the server keeps its own weights, so samples become more off-policy during training"
+        return [sentence] if self.exact else [sentence, own]
 
     @staticmethod
     @torch.no_grad()
-    def _far(reader: ScoringPolicy, rollout: TextRollout, temperature: float) -> torch.Tensor:
-        """|difference| of each token's log-probability, at this temperature here."""
+    def _differences(
+        reader: ScoringPolicy, rollout: TextRollout, temperature: float
+    ) -> torch.Tensor:
+        """|difference| of each token's log-probability from the model's, in nats."""
         blank = torch.zeros_like(rollout.logp)
         rows = TokenRows(
             rollout.prompt, blank, rollout.written, None, rollout.ids, rollout.lengths,

@@ -1,4 +1,4 @@
-"""Log-probabilities of completions, with gradients, without logits of a whole batch in memory.
+"""Log-probabilities of completions, with gradients, without a whole batch's logits in memory.
 
 b rows, t tokens, m tokens of all rows, d hidden width, v vocabulary.
 """
@@ -20,17 +20,17 @@ LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
 
 @dataclass(frozen=True)
 class ScoringPolicy:
-    """A `TokenPolicy`: what the model's present weights say of completions of `contexts`.
+    """A `TokenPolicy`: scores completions of `contexts` under the model's current weights.
 
-    Rows are padded on their right, where a causal model does not look. `apart` says that the
-    model's head on its last hidden states is all of its logits (`head_apart` proved it): then only
-    the tokens of completions get logits, `LOGITS_PER_CHUNK` at a time, and backward makes them
-    again.
+    Rows are padded on the right, which a causal model does not attend to. `separate_head`: the
+    logits are the head applied to the last hidden states, and nothing more (`has_separate_head`
+    proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
+    recomputes them.
     """
 
     model: Any
     contexts: Sequence[Sequence[int]]
-    apart: bool
+    separate_head: bool
 
     def __call__(self, rows: TokenRows, entropies: bool = False) -> Evaluation:
         written = rows.written
@@ -40,18 +40,18 @@ class ScoringPolicy:
         ids = padded_texts(contexts, rows.ids, rows.ends)
         last = self._last(ids)[row, starts[row] + place - 1]
         kept = None if rows.kept is None else rows.kept[row, place]
-        logp, spread = self._said(last, rows.ids[row, place], kept, rows.temperature, entropies)
+        logp, spread = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
         zeros = logp.new_zeros(written.shape)
-        said = zeros.masked_scatter(written, logp)
-        return Evaluation(said, zeros.masked_scatter(written, spread) if entropies else None)
+        whole = zeros.masked_scatter(written, logp)
+        return Evaluation(whole, zeros.masked_scatter(written, spread) if entropies else None)
 
     def _last(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s _"]:
-        """Hidden states, or logits where the head is not apart."""
-        if self.apart:
+        """Last hidden states, or logits without a separate head."""
+        if self.separate_head:
             return self.model.base_model(input_ids=ids, use_cache=False)[0]
         return self.model(input_ids=ids, use_cache=False).logits
 
-    def _said(
+    def _scores(
         self,
         last: Float[Tensor, "m _"],
         ids: Int[Tensor, " m"],
@@ -61,8 +61,8 @@ class ScoringPolicy:
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         head = self.model.get_output_embeddings()
 
-        def say(part: Tensor, token: Tensor, packed: Tensor | None) -> tuple[Tensor, Tensor]:
-            logits = head(part) if self.apart else part
+        def score(part: Tensor, token: Tensor, packed: Tensor | None) -> tuple[Tensor, Tensor]:
+            logits = head(part) if self.separate_head else part
             allowed = None if packed is None else unpack(packed, logits.shape[-1])
             logp = warp(logits, temperature, allowed)
             own = logp.gather(1, token[:, None])[:, 0]
@@ -74,7 +74,7 @@ class ScoringPolicy:
             part = slice(start, start + size)
             given = (last[part], ids[part], None if kept is None else kept[part])
             again = torch.is_grad_enabled()
-            parts.append(checkpoint(say, *given, use_reentrant=False) if again else say(*given))
+            parts.append(checkpoint(score, *given, use_reentrant=False) if again else score(*given))
         if not parts:
             return last.new_zeros(0), last.new_zeros(0)
         logp, spread = zip(*parts, strict=True)
@@ -84,7 +84,7 @@ class ScoringPolicy:
 def padded_texts(
     contexts: Sequence[Sequence[int]], ids: Int[Tensor, "b t"], ends: Int[Tensor, " b"]
 ) -> Int[Tensor, "b s"]:
-    """Prompts and their completions, padded on the right. The last token says nothing of others."""
+    """Prompts and completions, padded on the right, without the last token, which predicts none."""
     rows = [
         [*context, *row[: end - 1]]
         for context, row, end in zip(contexts, ids.tolist(), ends.tolist(), strict=True)
@@ -95,12 +95,12 @@ def padded_texts(
 
 
 @torch.no_grad()
-def head_apart(model: Any, ids: Sequence[int]) -> bool:
-    """Are the model's logits its head on its last hidden states, and nothing more?"""
+def has_separate_head(model: Any, ids: Sequence[int]) -> bool:
+    """Whether the logits are the head applied to the last hidden states, and nothing more."""
     head = model.get_output_embeddings()
     if head is None:
         return False
     given = torch.tensor([list(ids)], device=head.weight.device)
-    want = model(input_ids=given, use_cache=False).logits
-    got = head(model.base_model(input_ids=given, use_cache=False)[0])
-    return got.shape == want.shape and torch.allclose(got, want, rtol=1e-4, atol=1e-4)
+    logits = model(input_ids=given, use_cache=False).logits
+    own = head(model.base_model(input_ids=given, use_cache=False)[0])
+    return own.shape == logits.shape and torch.allclose(own, logits, rtol=1e-4, atol=1e-4)
