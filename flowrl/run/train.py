@@ -22,7 +22,13 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.failures import Told
 from flowrl.run.monitor import guard, look, prove_pipeline
-from flowrl.run.session import Session, on_cpu, open_accelerator, open_session
+from flowrl.run.session import (
+    Session,
+    check_reward_sources,
+    on_cpu,
+    open_accelerator,
+    open_session,
+)
 from flowrl.run.signals import Interrupt
 from flowrl.run.update import update
 from flowrl.settings import Run
@@ -159,6 +165,7 @@ def reserve(run: Run, folder: Path | None, name: str) -> Path:
 
     It is there at once with its run.yaml, so that a run can be resumed whenever it was killed.
     """
+    check_reward_sources((*run.rewards, *run.judges))
     chosen = folder or numbered(Path("runs"), name)
     settings = yaml.safe_dump(dump(run), sort_keys=False)
     try:
