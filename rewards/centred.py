@@ -2,7 +2,7 @@
 
 score = reward(x, prompt) - reward(reference, prompt). The part of a score that depends on the
 prompt alone cancels, so that prompts become comparable. The reference is in a column of the prompt
-file: the path of an image (relative to the working directory), or the text itself for texts. A sample
+file: the path of an image (relative to the working directory), or the text itself. A sample
 without a reference, or whose reference cannot be read or scored, is unscored. Each reference is
 scored once per call.
 
