@@ -1,7 +1,7 @@
-"""LAION's aesthetic score, about 1 to 10: how well people would like the picture, whatever it is.
+"""LAION's aesthetic score, about 1 to 10: how much people would like the image, without its prompt.
 
 Five linear layers, without a non-linearity between them, on the unit vector that CLIP ViT-L/14
-gives a picture (768, 1024, 128, 64, 16, 1). The prompt plays no part. The published file is
+returns for an image (768, 1024, 128, 64, 16, 1). The published file is
 `sac+logos+ava1-l14-linearMSE.pth` of christophschuhmann/improved-aesthetic-predictor; the hub's
 copy of the same layers is the default here.
 """
@@ -16,24 +16,26 @@ from torch import Tensor, nn
 from rewards.perception.embedding import (
     Placement,
     Towers,
-    embed_pictures,
-    pictures,
+    embed_images,
+    pil_images,
     transformers_towers,
-    weights_file,
 )
 from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.hub import HubName, weights_file
 from rewards.types import Reward, Samples
 
 REPOSITORY, FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
-LINEAR = (0, 2, 4, 6, 7)  # places of the linear layers in the file; dropout has the others
+LINEAR = (0, 2, 4, 6, 7)  # indices of the linear layers in the file; the others are dropout
 
 
 def head_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
-    """The layers `layers.<i>.weight` and `.bias`; their sizes are those of the file."""
+    """The layers `layers.<i>.weight` and `.bias`, with the sizes of the file."""
     wanted = {f"layers.{i}.{part}" for i in LINEAR for part in ("weight", "bias")}
     if set(state) != wanted:
         differ = ", ".join(sorted(set(state) ^ wanted)[:4])
-        raise ValueError(f"{place} is no head of five linear layers: {differ} missing or too many")
+        raise ValueError(
+            f"{place} is not a head of five linear layers: {differ} missing or unexpected"
+        )
     layers = nn.Sequential()
     for i in LINEAR:
         weight, bias = state[f"layers.{i}.weight"], state[f"layers.{i}.bias"]
@@ -53,11 +55,11 @@ class Aesthetic:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         if not samples.prompts:
             return torch.zeros(0)
-        return self.head(embed_pictures(self.towers, pictures(samples), self.batch)).squeeze(-1)
+        return self.head(embed_images(self.towers, pil_images(samples), self.batch)).squeeze(-1)
 
 
 def load(
-    model: str = "openai/clip-vit-large-patch14",
+    model: HubName = "openai/clip-vit-large-patch14",
     head: str | None = None,
     frames: str | int = "all",
     aggregate: str = "mean",

@@ -1,4 +1,4 @@
-"""Mean brightness of a picture: no weights, easy to learn, easy to check by eye."""
+"""Mean brightness of an image: no weights, easy to learn, easy to check by eye."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 @dataclass(frozen=True)
 class Brightness:
-    """Mean luma in 0..1 of images [n 3 h w] or videos [n f 3 h w]; `sign` -1 asks for dark ones."""
+    """Mean luma in 0..1 of images [n 3 h w] or videos [n f 3 h w]; `sign` -1 prefers dark ones."""
 
     sign: int = 1
 
@@ -29,10 +29,10 @@ class Brightness:
         return self.sign * (media * weights).sum(-3).flatten(1).mean(1).cpu()
 
     def examples(self) -> Samples:
-        """A light and a dark gray, the better one first."""
+        """A light and a dark gray image, the better one first."""
         light, dark = (0.75, 0.25) if self.sign > 0 else (0.25, 0.75)
         media = torch.tensor([light, dark]).view(2, 1, 1, 1).expand(2, 3, 8, 8)
-        return Samples(media, ["a picture"] * 2, torch.zeros(2, dtype=torch.long))
+        return Samples(media, ["an image"] * 2, torch.zeros(2, dtype=torch.long))
 
 
 def load(kind: Literal["bright", "dark"] = "bright") -> Reward:

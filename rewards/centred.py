@@ -1,10 +1,10 @@
 """A reward as the gain over a reference sample of the same prompt.
 
-score = reward(x, prompt) - reward(reference, prompt). What a reward gives to a prompt whatever is
-painted falls out, so that prompts become comparable. The reference is in a column of the prompt
-file: the path of a picture (seen from the working directory), or the text itself for texts. A
-sample without a reference, or whose reference cannot be read or scored, is unscored. Each reference
-is scored once a call.
+score = reward(x, prompt) - reward(reference, prompt). The part of a score that depends on the
+prompt alone cancels, so that prompts become comparable. The reference is in a column of the prompt
+file: the path of an image (relative to the working directory), or the text itself. A sample
+without a reference, or whose reference cannot be read or scored, is unscored. Each reference is
+scored once per call.
 
     {name: centred, reward: {name: pickscore}, column: reference}
 """
@@ -26,7 +26,7 @@ from rewards.types import Reward, Samples
 
 @dataclass(frozen=True)
 class Centred:
-    """For pointwise rewards: a reference stands in a group of its own."""
+    """Difference to the reference, for pointwise rewards: each reference is a group of its own."""
 
     reward: Reward
     column: str
@@ -49,7 +49,7 @@ class Centred:
         if len(rows) == 0:
             return found
         given = [reference for _, reference in first]
-        media: Sequence[Any] = _pictures(given) if kind == "image" else given
+        media: Sequence[Any] = _reference_images(given) if kind == "image" else given
         references = Samples(
             media,
             [prompt for prompt, _ in first],
@@ -62,11 +62,11 @@ class Centred:
         return found
 
 
-def _pictures(paths: Sequence[str]) -> list[Tensor | None]:
-    found = read_images(paths)
-    for sentence in found.broken.values():
+def _reference_images(paths: Sequence[str]) -> list[Tensor | None]:
+    files = read_images(paths)
+    for sentence in files.broken.values():
         warnings.warn(f"reference {sentence}", stacklevel=3)
-    return found.media
+    return files.media
 
 
 def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, str] | None:

@@ -1,6 +1,6 @@
-"""How well a picture fits its prompt, by a CLIP model: arXiv:2103.00020.
+"""Agreement of an image with its prompt by a CLIP model: arXiv:2103.00020.
 
-kind  cosine      cos(picture, prompt), about 0.1 to 0.4 for the published models
+kind  cosine      cos(image, prompt), about 0.1 to 0.4 for the published models
       logit       the trained scale times the cosine, at most 100 times it
       clipscore   2.5 max(cosine, 0), CLIPScore of arXiv:2104.08718 without its "A photo depicts"
 
@@ -10,6 +10,7 @@ flowrl/demo/shapes-clip); `library: open_clip` takes ViT-L-14/openai, hf-hub:...
 
 from rewards.perception.embedding import Cosine, Placement, open_clip_towers, transformers_towers
 from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.hub import HubName
 from rewards.types import Reward
 
 CLIPSCORE = 2.5  # arXiv:2104.08718, section 3
@@ -18,7 +19,7 @@ LIBRARIES = {"transformers": transformers_towers, "open_clip": open_clip_towers}
 
 
 def load(
-    model: str = "openai/clip-vit-large-patch14",
+    model: HubName = "openai/clip-vit-large-patch14",
     library: str = "transformers",
     kind: str = "cosine",
     frames: str | int = "all",
@@ -27,7 +28,7 @@ def load(
     device: str = "auto",
     dtype: str = "float32",
 ) -> Reward:
-    """The reward. `batch` pictures are computed at a time."""
+    """The reward. `batch` images are computed at a time."""
     if kind not in CLIP_KINDS:
         raise ValueError(f"clip: kind is {', '.join(CLIP_KINDS)}, not {kind!r}")
     if library not in LIBRARIES:

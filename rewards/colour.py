@@ -7,7 +7,7 @@ contrast        standard deviation of luma (ITU-R BT.601)
 colourfulness   sqrt(std(rg)^2 + std(yb)^2) + 0.3 sqrt(mean(rg)^2 + mean(yb)^2), where rg = R - G
                 and yb = (R + G) / 2 - B; Hasler and Suesstrunk 2003, whose 0..255 is 255 times ours
 hue             share of pixels with S >= 0.25 and max >= 0.2 whose hue is within `width` / 2
-                degrees of the colour that is asked for
+                degrees of the wanted colour
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def colourfulness(rgb: Float[Tensor, "n 3 p"]) -> Float[Tensor, " n"]:
 
 
 def hue(rgb: Float[Tensor, "n 3 p"]) -> Float[Tensor, "n p"]:
-    """Degrees, 0 is red and 120 green. Grays give 0."""
+    """Hue in degrees: 0 is red, 120 green; 0 for grays."""
     red, green, blue = rgb.unbind(1)
     high, low = rgb.amax(1), rgb.amin(1)
     span = (high - low).clamp(min=1e-6)
@@ -84,19 +84,19 @@ class Colour:
             return contrast(rgb)
         if self.kind == "colourfulness":
             return colourfulness(rgb)
-        apart = ((hue(rgb) - self.hue + 180) % 360 - 180).abs()
-        seen = (saturation(rgb) >= LEAST_SATURATION) & (rgb.amax(1) >= LEAST_VALUE)
-        return ((apart <= self.width / 2) & seen).float().mean(1)
+        distance = ((hue(rgb) - self.hue + 180) % 360 - 180).abs()
+        coloured = (saturation(rgb) >= LEAST_SATURATION) & (rgb.amax(1) >= LEAST_VALUE)
+        return ((distance <= self.width / 2) & coloured).float().mean(1)
 
     def examples(self) -> Samples:
-        """Half of the picture vivid, and a dull one; of the asked hue for `hue`."""
+        """A half vivid image (of the wanted hue for `hue`) and a dull one, the better one first."""
         flat = torch.tensor(DULL).view(3, 1, 1).expand(3, 16, 16)
         vivid = flat.clone()
         vivid[:, :, :8] = torch.tensor(VIVID if self.kind != "hue" else _pure(self.hue))[
             :, None, None
         ]
         pair = [vivid, flat] if self.sign > 0 else [flat, vivid]
-        return Samples(torch.stack(pair), ["a picture"] * 2, torch.zeros(2, dtype=torch.long))
+        return Samples(torch.stack(pair), ["an image"] * 2, torch.zeros(2, dtype=torch.long))
 
 
 def _pure(degrees: float) -> tuple[float, float, float]:
@@ -111,7 +111,7 @@ def load(
     hue: str | float = "red",
     width: float = 40.0,
 ) -> Reward:
-    """`more: false` asks for less of it. `hue` is a name or degrees."""
+    """A reward of one statistic. `more: false` prefers less of it; `hue` is a name or degrees."""
     if isinstance(hue, str) and hue not in HUES:
         raise ValueError(f"colour: hue is degrees or one of {', '.join(HUES)}, not {hue!r}")
     if not 0 < width <= 360:

@@ -1,9 +1,9 @@
-"""Several rewards as one that is harder to fool: a sample must please all of them.
+"""Several rewards combined into one that is harder to fool.
 
 mean      the mean of the members
-worst     the least of them
-cautious  mean - k * standard deviation over members (correction 0): what they disagree on counts
-          less. arXiv:2310.02743 compares the three, with the variance in place of the deviation
+worst     the lowest member
+cautious  mean - k * standard deviation over members (correction 0): samples on which they disagree
+          score less. arXiv:2310.02743 compares the three, with the variance for the deviation
 
 Members must be on one scale; `clipped` with `unit: true` brings one to 0..1. A sample that any
 member could not score is unscored.
@@ -44,13 +44,13 @@ class Ensemble:
 
 
 def member_scores(rewards: Sequence[Reward], samples: Samples) -> Float[Tensor, "r n"]:
-    """One row a member."""
+    """One row per member."""
     return torch.stack([scored(f"member {i}", r, samples) for i, r in enumerate(rewards)])
 
 
 def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0) -> Reward:
     if len(rewards) < 2:
-        raise ValueError(f"ensemble: an ensemble has two rewards or more, not {len(rewards)}")
+        raise ValueError(f"ensemble: two rewards or more are needed, not {len(rewards)}")
     if not k >= 0:
         raise ValueError(f"ensemble: k must be 0 or more, not {k}")
     return Ensemble(tuple(rewards), kind, k)

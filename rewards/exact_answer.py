@@ -1,7 +1,7 @@
-"""Is the answer in a text the one that the prompt file gives? 1 if it is, 0 if not. No weights.
+"""1 if the answer in a text is the one in the prompt file, otherwise 0. No weights.
 
-The answer is found by `find`, compared by `kind`, with what `column` of the prompt file says. A
-sample whose prompt has no answer in that column is unscored.
+`find` locates the answer, `kind` compares it with `column` of the prompt file. A sample whose
+prompt has no answer in that column is unscored.
 """
 
 import re
@@ -30,7 +30,7 @@ FIND = {  # the last match counts: models restate their answers
 
 
 def last_match(text: str, pattern: re.Pattern[str]) -> str | None:
-    """What the pattern's first group matched last; None without a match."""
+    """The last match of the pattern's first group; None without a match."""
     last = None
     for match in pattern.finditer(text):
         last = match[1]
@@ -85,7 +85,7 @@ class ExactAnswer:
         return float(answer is not None and same(answer, str(truth), self.kind))
 
     def examples(self) -> Samples | None:
-        """The right answer and a wrong one; none where the pattern is the user's own."""
+        """The right answer and a wrong one; None for a pattern of the user's."""
         forms = {FIND["boxed"]: r"\boxed{{{}}}", FIND["tag"]: "<answer>{}</answer>"}
         if self.pattern.pattern not in FIND.values():
             return None
@@ -107,7 +107,7 @@ def load(
     try:
         pattern = re.compile(FIND.get(find, find))
     except re.error as error:
-        raise ValueError(f"exact_answer: find: {find!r} is no pattern: {error}") from error
+        raise ValueError(f"exact_answer: find: {find!r} is not a pattern: {error}") from error
     if pattern.groups < 1:
         raise ValueError(
             f"exact_answer: find is one of {', '.join(FIND)} or a regular expression with a group "

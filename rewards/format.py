@@ -1,4 +1,4 @@
-r"""Does a text have the form that was asked for? 1 if the whole text has it, 0 if not. No weights.
+r"""1 if a whole text has the requested form, otherwise 0. No weights.
 
 think_answer   <think>...</think> then <answer>...</answer>, each once, nothing around them
 boxed          one \boxed{...} somewhere
@@ -27,7 +27,7 @@ GOOD = {
     "number": "-7.5",
     "json": '{"sum": 7}',
 }
-BAD = "It is {seven"  # in none of the forms
+BAD = "It is {seven"  # has none of the forms
 
 
 def is_think_answer(text: str) -> bool:
@@ -70,7 +70,7 @@ class Format:
         return torch.tensor([float(self.fits(text)) for text in samples.media])
 
     def examples(self) -> Samples | None:
-        """A text in the form and one that is not; none for a pattern of the user's."""
+        """A text in the form and one that is not; None for a pattern of the user's."""
         if self.kind not in GOOD:
             return None
         return Samples([GOOD[self.kind], BAD], ["3 + 4"] * 2, torch.zeros(2, dtype=torch.long))
@@ -84,5 +84,5 @@ def load(kind: FormatKind = "think_answer", pattern: str | None = None) -> Rewar
     try:
         form = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise ValueError(f"format: {pattern!r} is no pattern: {error}") from error
+        raise ValueError(f"format: {pattern!r} is not a pattern: {error}") from error
     return Format(kind, lambda text: form.fullmatch(text) is not None)

@@ -1,8 +1,8 @@
 """A reward that counts only where another passes.
 
 score = reward(x) if where(x) >= above else floor; unscored where `where` is unscored. The reward is
-not asked about samples that do not pass, so that a costly one is spared; a groupwise one compares
-those that pass.
+not called for samples that do not pass, which saves the cost of an expensive one; a groupwise
+reward compares those that pass.
 
     {name: gate, reward: {name: pickscore}, where: {name: ocr, kind: strict}, above: 1, floor: 0}
 """

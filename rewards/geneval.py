@@ -1,18 +1,18 @@
-"""GenEval, arXiv:2310.11513: are the prompt's things there, in number, colour and place?
+"""GenEval, arXiv:2310.11513: presence, number, colour and place of the prompt's objects.
 
-A detector finds things, CLIP names their colours, rules compare them with the prompt's row:
+A detector finds objects, CLIP names their colours, rules compare them with the prompt's row:
 `include` (class, count, color, position), `exclude` (class, count) and `tag`, the columns of
 GenEval's own metadata files. A sample without `include` is unscored.
 
-kind  graded    partial credit as in Flow-GRPO's reward server, arXiv:2505.05470: for each wanted
-                class 1 - |found - wanted| / wanted (below 0 if many too many are found), the same
+kind  graded    partial credit, as in Flow-GRPO's reward server, arXiv:2505.05470: for each wanted
+                class 1 - |found - wanted| / wanted (below 0 for more than twice as many), the same
                 for the colour, 0 or 1 for the place; the mean of all of these
       strict    1 if every count, colour and place is exactly right, else 0
       official  GenEval's own verdict: 1 if at least the wanted number is there and right, and no
                 `exclude` holds, else 0
 
-What differs from the published code: the weights of the same Mask2Former are transformers' own, not
-mmdet's; where the place is wrong the reward server adds a 1 after the 0, here it is 0.
+Differences from the published code: the weights of the same Mask2Former are transformers' own, not
+mmdet's; for a wrong place the reward server adds a 1 after the 0, this code adds 0.
 """
 
 import difflib
@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards.perception.detect import Box, Detection, Detector, detector
-from rewards.perception.embedding import Cosine, Placement, Towers, pictures, transformers_towers
+from rewards.perception.embedding import Cosine, Placement, Towers, pil_images, transformers_towers
 from rewards.perception.frames import OverFrames, check_frames, over_frames
+from rewards.perception.hub import HubName
 from rewards.self_test import ChecksPrompts
 from rewards.types import Reward, Samples
 
@@ -46,9 +47,9 @@ COLOUR_NAMES = (
     "white",
 )
 TEMPLATES = ("a photo of a {c} {n}", "a photo of a {c}-colored {n}", "a photo of a {c} object")
-MASK_BACKGROUND = "#999"  # painted over what is not the thing before its colour is named
-MOST_BOXES = 16  # things of a class, the surest
-OFFSET = 0.1  # two centres must be farther apart than this share of the boxes' sizes
+MASK_BACKGROUND = "#999"  # colour of the pixels outside an object's mask when CLIP names its colour
+MOST_BOXES = 16  # objects per class, the most certain ones
+OFFSET = 0.1  # least distance of two centres, as a share of the boxes' sizes
 _SPELLINGS = {  # other names of COCO's classes, of GenEval's files and of mmdet's label list
     "aeroplane": "airplane",
     "motorbike": "motorcycle",
@@ -78,7 +79,7 @@ def coco_class(name: str) -> str:
 
 
 def relations(a: Box, b: Box) -> set[str]:
-    """Where a is, seen from b: left of, right of, above, below; at most one of each pair."""
+    """Relations of a to b: left of, right of, above, below; at most one of each opposite pair."""
     centres = [((box[0] + box[2]) / 2, (box[1] + box[3]) / 2) for box in (a, b)]
     sizes = [(box[2] - box[0], box[3] - box[1]) for box in (a, b)]
     offset = [centres[0][axis] - centres[1][axis] for axis in (0, 1)]
@@ -92,7 +93,7 @@ def relations(a: Box, b: Box) -> set[str]:
 
 
 def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detection]]:
-    """The things above `least`, the surest first, by their class."""
+    """The objects above `least` by class, the most certain first."""
     by_name: dict[str, list[Detection]] = {}
     for thing in sorted(things, key=lambda thing: -thing.score):
         if thing.score <= least:
@@ -105,7 +106,7 @@ def surest(things: Sequence[Detection], least: float) -> dict[str, list[Detectio
 
 @dataclass(frozen=True)
 class Colours:
-    """Names the colours of things by CLIP, as GenEval does: three templates, their mean."""
+    """Colours of objects by CLIP, as in GenEval: the mean vector of three templates per colour."""
 
     towers: Towers
 
@@ -118,7 +119,7 @@ class Colours:
 
 
 def cut_out(image: Image.Image, thing: Detection) -> Image.Image:
-    """The thing's box, gray where its mask is not; at least a pixel."""
+    """The object's box, gray outside its mask; at least one pixel."""
     if thing.mask is not None:
         blank = Image.new("RGB", image.size, MASK_BACKGROUND)
         image = Image.composite(image, blank, Image.fromarray(thing.mask))
@@ -128,7 +129,7 @@ def cut_out(image: Image.Image, thing: Detection) -> Image.Image:
 
 @dataclass(frozen=True)
 class Scene:
-    """What was found in one picture, and who names its colours."""
+    """The objects found in one image, and the function that names their colours."""
 
     image: Image.Image
     things: Mapping[str, Sequence[Detection]]
@@ -138,7 +139,7 @@ class Scene:
         return self.things.get(coco_class(wanted["class"]), ())
 
     def in_colour(self, things: Sequence[Detection], wanted: GenEvalRow) -> int:
-        """How many of the things have the wanted colour."""
+        """The number of objects that have the wanted colour."""
         named = self.colours(self.image, things, wanted["class"]) if things else []
         return named.count(wanted["color"])
 
@@ -146,7 +147,7 @@ class Scene:
 def in_place(
     things: Sequence[Detection], wanted: GenEvalRow, groups: Sequence[Sequence[Detection] | None]
 ) -> bool:
-    """Is every thing in the wanted relation to every thing of the group that it names?"""
+    """Whether every object has the wanted relation to every object of the named group."""
     relation, group = wanted["position"]
     others = groups[int(group)]
     return others is not None and all(
@@ -177,7 +178,7 @@ def grade_objects(scene: Scene, include: Sequence[GenEvalRow]) -> tuple[float, b
 
 
 def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenEvalRow]) -> bool:
-    """GenEval's verdict. Colour and place are those of the surest things."""
+    """GenEval's verdict. Colour and place are those of the most certain objects."""
     groups: list[Sequence[Detection] | None] = []
     for wanted in include:
         things = scene.of(wanted)[: wanted["count"]]
@@ -193,7 +194,7 @@ def official(scene: Scene, include: Sequence[GenEvalRow], exclude: Sequence[GenE
 
 @dataclass(frozen=True)
 class GenEval:
-    """threshold: least score of a thing; counting: the same where the row's tag is counting."""
+    """threshold: least score of an object; counting: the same for rows with the tag counting."""
 
     detect: Detector
     colours: Any
@@ -206,7 +207,7 @@ class GenEval:
         rows = [row for row, meta in enumerate(samples.meta) if meta.get("include")]
         if not rows:
             return score
-        images = pictures(samples.take(rows))
+        images = pil_images(samples.take(rows))
         seen = self.detect(images, min(self.threshold, self.counting))
         for row, image, things in zip(rows, images, seen, strict=True):
             score[row] = self._score(image, things, samples.meta[row])
@@ -260,8 +261,8 @@ class Tested(OverFrames):
 
 
 def load(
-    model: str = "facebook/mask2former-swin-small-coco-instance",
-    clip: str = "openai/clip-vit-large-patch14",
+    model: HubName = "facebook/mask2former-swin-small-coco-instance",
+    clip: HubName = "openai/clip-vit-large-patch14",
     kind: str = "graded",
     threshold: float = 0.3,
     counting: float = 0.9,

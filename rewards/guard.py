@@ -28,7 +28,7 @@ _BESIDE = _Beside()
 def beside_sampling() -> None:
     """Mark this thread: sampling runs beside its rewards, and may set the default dtype itself.
 
-    Whoever starts the thread compares with `SharedState.check` once both have ended.
+    The code that starts the thread calls `SharedState.check` once both have ended.
     """
     _BESIDE.sampling = True
 

@@ -1,10 +1,10 @@
 """Human preference score v2 and v2.1: arXiv:2306.09341.
 
 An open_clip ViT-H-14 with weights of its own; the score is the cosine, about 0.2 to 0.4 on real
-samples (`kind: percent` is 100 times it, as in the benchmark's tables). Its pictures are prepared
-in its own way: as floats, the longer side brought to the model's size, the rest filled with black
-before colours are normalised. A resize of floats was not antialiased in the torchvision of the
-time; here it is, as in every torchvision since 0.17.
+samples (`kind: percent` is 100 times that, as in the benchmark's tables). Images are resized as
+floats, the longer side to the model's size, and the rest is filled with black before colours are
+normalised. The torchvision of that time resized floats without antialiasing; this code antialiases,
+as torchvision does since 0.17.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from rewards.perception.embedding import (
     OpenClipTowers,
     Placement,
     open_clip_library,
-    weights_file,
 )
 from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.hub import weights_file
 from rewards.perception.media import to_tensor
 from rewards.types import Reward
 
@@ -36,7 +36,7 @@ FACTORS = {"cosine": 1.0, "percent": 100.0}
 
 @dataclass(frozen=True)
 class Letterbox:
-    """A picture as [3 size size]: its longer side is `size`, black around it, then normalised."""
+    """An image as [3 size size]: longer side resized to `size`, padded with black, normalised."""
 
     size: int
 

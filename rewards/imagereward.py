@@ -1,8 +1,8 @@
-"""ImageReward v1.0: human preference by a BLIP that reads the prompt with the picture at hand.
+"""ImageReward v1.0, arXiv:2304.05977: human preference by a BLIP.
 
-arXiv:2304.05977. A ViT-L/16 sees the picture (224 pixels, the middle square); a BERT reads the
-prompt (35 tokens, the rest is cut) and attends to the picture; five linear layers score its first
-token; then the authors' mean and spread are taken out, so real samples lie in about -2 to 2.
+A ViT-L/16 encodes the image (224 pixels, the central square); a BERT reads the prompt (35 tokens,
+the rest is cut) and attends to the image; five linear layers score its first token; the authors'
+mean and standard deviation normalise the score, so real samples lie in about -2 to 2.
 
 The released file has the names of the original BLIP code. transformers has the same network under
 other names; sizes are those of the file's tensors, heads are 64 wide as in both ViT-L and BERT.
@@ -23,12 +23,11 @@ from rewards.perception.embedding import (
     OPENAI_MEAN,
     OPENAI_STD,
     Placement,
-    model_path,
-    pictures,
+    pil_images,
     tokenize,
-    weights_file,
 )
 from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.media import to_tensor
 from rewards.types import Reward, Samples
 
@@ -58,7 +57,7 @@ def part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def renamed(name: str) -> str:
-    """The name that transformers' BlipVisionModel has for an entry of BLIP's vision tower."""
+    """The name in transformers' BlipVisionModel of an entry of BLIP's vision tower."""
     for old, new in _RENAMED:
         name = re.sub(old, new, name)
     return name
@@ -104,7 +103,7 @@ def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
         max_position_embeddings=state["embeddings.position_embeddings.weight"].shape[0],
         layer_norm_eps=1e-12,
         hidden_act="gelu",
-        is_decoder=True,  # what gives it cross attention; its masks stay two-sided
+        is_decoder=True,  # adds the cross attention; the masks stay bidirectional
     )
     model = BlipTextModel(config, add_pooling_layer=False)
     counted = {k: v for k, v in state.items() if not k.endswith("position_ids")}
@@ -113,7 +112,7 @@ def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
 
 
 def middle(image: Image.Image, side: int) -> Float[Tensor, "3 side side"]:
-    """The middle square, the shorter side made `side` (bicubic, PIL), normalised as CLIP's."""
+    """The central square, the shorter side resized to `side` (bicubic, PIL), normalised as CLIP."""
     width, height = image.size
     if width <= height:
         size = (side, int(side * height / width))
@@ -136,7 +135,7 @@ class ImageReward:
     batch: int = 32
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        images, prompts = pictures(samples), samples.prompts
+        images, prompts = pil_images(samples), samples.prompts
         parts = [
             self._score(images[start : start + self.batch], prompts[start : start + self.batch])
             for start in range(0, len(images), self.batch)
@@ -158,7 +157,7 @@ class ImageReward:
 
 def load(
     checkpoint: str | None = None,
-    tokenizer: str = "bert-base-uncased",
+    tokenizer: HubName = "bert-base-uncased",
     frames: str | int = "all",
     aggregate: str = "mean",
     batch: int = 32,

@@ -1,4 +1,4 @@
-"""How large a picture is as a JPEG file: DDPO's compressibility, arXiv:2305.13301. No weights.
+"""Size of an image as a JPEG file: DDPO's compressibility, arXiv:2305.13301. No weights.
 
 score = sign * bytes / 1000 / unit, at JPEG quality 95. DDPO's incompressibility is `large`; the
 compressibility of Flow-GRPO's code is `small` with a `unit` of 500.
@@ -20,7 +20,7 @@ QUALITY = 95
 
 @dataclass(frozen=True)
 class JpegSize:
-    """Of images; kilobytes of 1000 bytes, divided by `unit`."""
+    """Kilobytes (1000 bytes) of images, divided by `unit`."""
 
     sign: int
     unit: float
@@ -31,11 +31,11 @@ class JpegSize:
         return self.sign * torch.tensor(sizes, dtype=torch.float64) / self.unit
 
     def examples(self) -> Samples:
-        """Noise and a flat picture; noise has the larger file."""
+        """Noise and a flat image; noise has the larger file."""
         noise = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         pair = torch.cat([noise, torch.full_like(noise, 0.5)])
         media = pair if self.sign > 0 else pair.flip(0)
-        return Samples(media, ["a picture"] * 2, torch.zeros(2, dtype=torch.long))
+        return Samples(media, ["an image"] * 2, torch.zeros(2, dtype=torch.long))
 
 
 def _bytes(image: Float[Tensor, "3 h w"]) -> int:

@@ -1,7 +1,7 @@
 """A vision-language model as a judge, behind any server that speaks OpenAI's chat completions.
 
-vLLM and SGLang do. A pointwise reward (`load`) and a judge of pairs (`judge`) for `win_rate`. What
-could not be had after all tries, or could not be read, is unscored and counted, never a half.
+vLLM and SGLang do. `load` is a pointwise reward, `judge` a judge of pairs for `win_rate`. An answer
+that did not arrive after all tries, or could not be read, is unscored and counted.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ COMPARINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Pointwise:
-    """One question a sample, answered in 0..1."""
+    """One question per sample, answered in 0..1."""
 
     panel: Panel
     template: str
@@ -65,9 +65,10 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Pairwise:
-    """P(a is better). With `both_orders` a pair is asked twice, and is judged if both answer:
+    """P(a is better). With `both_orders` each pair is judged twice, with the places swapped.
 
-    the mean of P(a first wins) and 1 - P(b first wins) does not see a liking for the first place.
+    The mean of P(a first wins) and 1 - P(b first wins) cancels a preference for the first place; a
+    pair needs both verdicts.
     """
 
     panel: Panel
@@ -127,14 +128,14 @@ def load(  # noqa: PLR0913
 ) -> Reward:
     """Scores in 0..1. url: ends with /v1. key: name of an environment variable with the API key.
 
-    kind: score reads `Score: N` of 1..5 from a reasoned answer; expected takes the mean digit under
+    kind: score reads `Score: N` in 1..5 from a reasoned answer; expected takes the mean digit under
     the model's probabilities; yes_no P(yes); checklist the share of yes over questions.
-    question: other words for it, in which {prompt} stands for the prompt. body: merged into every
+    question: replaces the built-in question; {prompt} is the prompt. body: merged into every
     request, such as {temperature: 0.3, max_tokens: 4096}.
     """
     known("kind", kind, (*SCORINGS, "checklist"))
     if question is not None and kind == "checklist":
-        raise ValueError("judge: a checklist makes its own questions; leave out question")
+        raise ValueError("judge: a checklist writes its own questions; leave out question")
     client = Client(url, key, Patience(timeout, tries, at_once), log)
     panel = Panel(client, model, votes, body or {}, frames, media)
     greet(panel)
@@ -160,8 +161,8 @@ def judge(  # noqa: PLR0913
     at_once: int = 64,
     log: str | None = None,
 ) -> Judge:
-    """Judges pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability takes the
-    model's own of 1 and 2. The other settings are those of `load`.
+    """A judge of pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability takes
+    the model's probability of 1 and 2. The other settings are those of `load`.
     """
     known("kind", kind, tuple(COMPARINGS))
     client = Client(url, key, Patience(timeout, tries, at_once), log)

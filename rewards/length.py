@@ -1,8 +1,8 @@
-"""How long a text is, in characters, words or tokens. With l its length:
+"""Length of a text in characters, words or tokens. With l the length:
 
 overlong   DAPO's soft penalty (arXiv:2503.14476, equation 13): 0 up to most - soft, then falling by
            1 / soft for each unit to -1 at `most`, and -1 beyond
-near       max(0, 1 - |l - target| / target): 1 at the target, 0 for nothing and for twice as much
+near       max(0, 1 - |l - target| / target): 1 at the target, 0 at length 0 and twice the target
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
@@ -21,7 +22,7 @@ Unit = Literal["characters", "words", "tokens"]
 
 @dataclass(frozen=True)
 class Length:
-    """`most` and `soft` are units of text; for `near`, `most` is the target."""
+    """Score by length. `most` and `soft` are in units of text; for `near`, `most` is the target."""
 
     kind: Literal["overlong", "near"]
     measure: Callable[[str], int]
@@ -44,7 +45,7 @@ class Length:
         texts = [good, "one " * (3 * self.most + 1)]
         if self.kind == "near" and self.measure is len:
             texts = [text[: len(text) // 4] for text in texts]
-        return Samples(texts, ["tell"] * 2, torch.zeros(2, dtype=torch.long))
+        return Samples(texts, ["a prompt"] * 2, torch.zeros(2, dtype=torch.long))
 
 
 def words(text: str) -> int:
@@ -52,10 +53,10 @@ def words(text: str) -> int:
 
 
 def tokens(tokenizer: str) -> Callable[[str], int]:
-    """Counts a tokenizer's tokens of a text, without special ones."""
+    """Function that counts the tokens of a text, without special ones."""
     from transformers import AutoTokenizer
 
-    encode = AutoTokenizer.from_pretrained(tokenizer)
+    encode = AutoTokenizer.from_pretrained(model_path(tokenizer))
     return lambda text: len(encode(text, add_special_tokens=False)["input_ids"])
 
 
@@ -64,7 +65,7 @@ def load(
     soft: int = 0,
     kind: Literal["overlong", "near"] = "overlong",
     unit: Unit = "words",
-    tokenizer: str | None = None,
+    tokenizer: HubName | None = None,
 ) -> Reward:
     """`soft` is the length of DAPO's slope; `tokenizer` a folder or hub name, for tokens only."""
     if most < 1 or not 0 <= soft <= most:

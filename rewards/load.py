@@ -1,12 +1,13 @@
-"""Name to reward. The folder is the registry: `rewards/<name>.py` with a function `load`.
+"""Rewards by name. The folder is the registry: `rewards/<name>.py` with a function `load`.
 
-`load(**settings)` of such a file gives a `Reward`; heavy libraries are imported inside it only. A
-file may also, or only, have `judge(**settings)`, which gives a `Judge`. What a setting is made of
-is read from its annotation: one that is annotated `Reward`, `Judge` or `Sequence[Reward]` takes
+`load(**settings)` of such a file returns a `Reward` and is the only place that imports heavy
+libraries. A file may also, or only, have `judge(**settings)`, which returns a `Judge`. Settings are
+checked against their annotations; one annotated `Reward`, `Judge` or `Sequence[Reward]` takes
 another reward, as `{name: ocr, kind: exact}` or as `ocr`.
 
-A user's own needs no registration: `my_rewards.py:sharpness` is the function
-`sharpness(samples, setting=...) -> scores` of that file, and `my_rewards.py` a file like ours.
+A user's reward needs no registration: `my_rewards.py:sharpness` is the function
+`sharpness(samples, setting=...) -> scores` of that file (`rewards.user_function` has the other
+signatures), and `my_rewards.py` is a file with `load`.
 """
 
 import difflib
@@ -24,6 +25,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.combine import ByScore
+from rewards.perception.hub import is_hub_name, model_path
 from rewards.types import Judge, Reward
 from rewards.user_function import function_parameters, function_settings, user_reward
 
@@ -34,7 +36,7 @@ Want = Literal["load", "judge"]
 
 
 def names() -> list[str]:
-    """All rewards of the folder: its files with a function `load` or `judge`."""
+    """All rewards of the folder: files with a function `load` or `judge`."""
     found = {
         module.name: Path(folder) / f"{module.name}.py"
         for folder in REWARD_FOLDERS
@@ -55,15 +57,15 @@ def load(name: str, **settings: Any) -> Reward:
 
 
 def load_judge(name: str, **settings: Any) -> Judge:
-    """The judge `name`; a file without one gives its pointwise reward as a judge."""
+    """The judge `name`; for a file without one, its pointwise reward as a judge."""
     check_reward(name, settings, "judge")
     return _make(name, settings, "judge")
 
 
 def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
-    """ValueError if `name` is no reward, or takes no such settings, or lacks one.
+    """ValueError for an unknown reward, an unknown setting, or a missing one.
 
-    Walks into the rewards that a reward is made of. Loads no weights; a user's file is imported.
+    Includes the rewards that a reward is made of. Loads no weights; a user's file is imported.
     """
     parameters = _parameters(name, want)
     place = f"reward {name!r}"
@@ -86,16 +88,31 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
                 raise ValueError(f"{place}: {setting}: {error}") from error
 
 
+def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
+    """ValueError if a model that the reward would load is in no folder, no cache and no reach.
+
+    Includes the rewards that a reward is made of. Needs a network only for what is not local.
+    """
+    for setting, parameter in _parameters(name, want).items():
+        value = settings.get(setting, parameter.default)
+        if (kind := _nested(parameter.annotation)) is not None:
+            for spec in _specs(setting, settings.get(setting), kind):
+                check_sources(*spec, "judge" if kind is Judge else "load")
+        elif is_hub_name(parameter.annotation) and isinstance(value, str):
+            if settings.get("library", "transformers") == "transformers":
+                model_path(value)
+
+
 def own_function(name: str) -> Callable[..., Any]:
     """A function of a user's file, `my_file.py:function`. ValueError if there is none."""
     path, colon, function = name.rpartition(":")
     if not (colon and path.endswith(".py")):
-        raise ValueError(f"{name!r} names no function; give FILE.py:FUNCTION")
+        raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
     return vars(_found(name)[0])[function]
 
 
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
-    """What the file's function gives, its nested rewards built first. Settings are checked."""
+    """Call the file's function, after its nested rewards are built. Settings must be checked."""
     parameters = _parameters(name, want)
     built = {
         setting: _built(f"reward {name!r}: {setting}", value, parameters[setting].annotation)
@@ -122,7 +139,7 @@ def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
 
 
 def _found(name: str) -> tuple[ModuleType, str | None]:
-    """The module of a reward, and for a user's own function its name."""
+    """The module of a reward, and the name of a user's function or None."""
     stem, colon, function = name.rpartition(":")
     path = stem if colon else name
     if path.endswith(".py"):
@@ -143,14 +160,14 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
 def _imported(path: Path) -> ModuleType:
     """A user's file as a module, imported once. Errors name the file and the line."""
     if not path.is_file():
-        raise ValueError(f"there is no file {path}; give it as seen from {Path.cwd()}")
+        raise ValueError(f"there is no file {path}; paths are relative to {Path.cwd()}")
     name = "rewards_of_" + re.sub(r"\W", "_", str(path.resolve()))
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: dataclasses look themselves up
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
     whole = False
     try:
         spec.loader.exec_module(module)
@@ -174,7 +191,7 @@ def _nested(annotation: Any) -> Any:
 
 
 def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(name, settings) of each reward that a setting names; what is built already is passed by."""
+    """(name, settings) of each reward that a setting names; built rewards are skipped."""
     many = isinstance(value, Sequence) and not isinstance(value, str)
     for one in value if many else [value]:
         if one is None or callable(one):
@@ -204,9 +221,9 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
 
 
 def _fitted(place: str, value: Any, annotation: Any) -> Any:
-    """The value as the annotation wants it (1 as 1.0, a text as a path). ValueError if it is not.
+    """The value converted to the annotation (1 as 1.0, a text as a path). ValueError if it fails.
 
-    What has no annotation, or one that cannot be checked, is taken as it is.
+    Without an annotation, or with one that cannot be checked, the value stays as it is.
     """
     if annotation is inspect.Parameter.empty:
         return value

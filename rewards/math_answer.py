@@ -1,10 +1,9 @@
-"""Is the answer in a text mathematically the right one? 1 if it is, 0 if not; no part marks.
+"""1 if the answer in a text is mathematically the right one, otherwise 0.
 
-Read and compared by the package math-verify: 0.5, 1/2 and a TeX fraction are the same, so are
-sets, intervals, matrices and expressions that simplify to each other. A completion in which no
-mathematics is found scores 0, and so does one that takes longer than `seconds` to read or compare.
-No signals are used, so any thread may ask: reading and comparing is done by processes of our own,
-which are killed when they are late.
+The package math-verify parses and compares: 0.5, 1/2 and a TeX fraction are the same, so are sets,
+intervals, matrices and expressions that simplify to each other. A completion without mathematics
+scores 0, and so does one that takes longer than `seconds`. Worker processes do the work and are
+killed when they are late; no signals are used, so any thread may call the reward.
 """
 
 import importlib.util
@@ -21,7 +20,7 @@ from rewards.perception.media import expect
 from rewards.serving.workers import Workers
 from rewards.types import Reward, Samples
 
-SHOWN = 256  # right answers that are read before a run; the others when they are drawn
+SHOWN = 256  # right answers that are parsed before a run; the others when their prompt is used
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,12 @@ class MathAnswer:
         golds = self._golds(samples.prompts, samples.meta)
         scores = torch.full((len(golds),), torch.nan, dtype=torch.float64)
         rows = [row for row, gold in enumerate(golds) if gold is not None]
-        asked = [(golds[row], samples.media[row]) for row in rows]
-        unlike = list(dict.fromkeys(asked))
+        pairs = [(golds[row], samples.media[row]) for row in rows]
+        unlike = list(dict.fromkeys(pairs))
         boxed = self.find == "boxed"
-        said = self.workers.ask([{"gold": g, "text": t, "boxed": boxed} for g, t in unlike])
-        right = dict(zip(unlike, said, strict=True))
-        for row, pair in zip(rows, asked, strict=True):
+        verdicts = self.workers.ask([{"gold": g, "text": t, "boxed": boxed} for g, t in unlike])
+        right = dict(zip(unlike, verdicts, strict=True))
+        for row, pair in zip(rows, pairs, strict=True):
             scores[row] = float(right[pair] is True)
         return scores
 
@@ -54,7 +53,7 @@ class MathAnswer:
         self._golds(prompts[:SHOWN], meta[:SHOWN])
 
     def _golds(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """The right answers, None where there is none. All are read before anything is scored."""
+        """The right answers, None where there is none. All are parsed before anything is scored."""
         if not meta:
             self.check_prompts(prompts, meta)
         given = [row.get(self.column) for row in meta]
@@ -65,13 +64,13 @@ class MathAnswer:
             if gold is not None and read[gold] is not True:
                 raise ValueError(
                     f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): no mathematics "
-                    f"can be read in its {self.column} {gold[:60]!r}; mend the prompt file, or "
-                    "leave the row's answer out, and it is unscored"
+                    f"can be read in its {self.column} {gold[:60]!r}; fix the prompt file, or "
+                    "leave the row's answer out to have it unscored"
                 )
         return golds
 
     def report(self) -> dict[str, float]:
-        """`late`: comparisons that were stopped, and scored 0."""
+        """`late`: the number of comparisons that were stopped and scored 0."""
         late, self.workers.late = self.workers.late, 0
         return {"late": float(late)}
 
@@ -91,7 +90,7 @@ def load(
     r"""find       any: a box first, then TeX, then numbers, the last of its kind; boxed: TeX's
                   \boxed{} only
     column     holds the right answer: TeX or a number, alone, in $$ or \boxed{}, or after ####
-    seconds    for one comparison; what is later scores 0
+    seconds    for one comparison; a later result scores 0
     processes  that compare at the same time, some 100 MB each
     """
     if importlib.util.find_spec("math_verify") is None:

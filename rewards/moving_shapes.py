@@ -1,17 +1,17 @@
-"""Do the shapes of a film look and move as its prompt says?
+"""A rule-based checker for videos of moving coloured shapes.
 
-For films of coloured shapes whose prompt names one or two of them and how each moves: "a red circle
-moving right and a blue square moving left", "a green triangle standing still". Objects are found
-frame by frame (`rewards.shapes`) and followed by their colour. Two things are asked:
+A prompt names one or two shapes and their motions: "a red circle moving right and a blue square
+moving left", "a green triangle standing still". Objects are found in each frame (`rewards.shapes`)
+and tracked by their colour. Two parts are scored:
 
 * identity: every frame has exactly the objects of the prompt, by their colours, and in three
   quarters of the frames their shapes are recognised too;
-* motion: each object's centre goes the right way, far enough, straight, never back and without a
-  leap; or stays where it is.
+* motion: each object's centre moves in the right direction, far enough, straight, never back and
+  without a jump; or stays where it is.
 
 *graded* is the mean of the two, each with part of the credit, in 0..1; *strict* is 1 where graded
-is exactly 1, otherwise 0. Of 1,500 drawn films strict accepts 0.998. With another prompt for as
-many objects it accepts 2 in 5,970: the two whose prompts say the same in the other order.
+is exactly 1, otherwise 0. Of 1,500 rendered videos strict accepts 0.998. With another prompt for
+as many objects it accepts 2 in 5,970: the two with the same objects in the other order.
 """
 
 import re
@@ -38,17 +38,17 @@ MOTIONS = {  # x runs to the right, y down
     "standing still": (0, 0),
 }
 STEADY = 0.75  # of the frames must show every shape
-# lengths are shares of the picture's side
+# lengths are shares of the image's side
 LEAST_TRAVEL = 0.18
 MOST_SIDEWAYS = 0.08
-MOST_WOBBLE = 0.06  # of what stands still, from its mean place
-BACK = 0.02  # a step back, or beyond the longest step, that only the pixels may make
+MOST_WOBBLE = 0.06  # distance of a still object from its mean place
+BACK = 0.02  # tolerance of a step back or beyond the longest step, for rounding to pixels
 LEAP = 3.0  # the longest step, in mean steps
-LOST = 0.25  # beyond a limit by this much of the side, nothing is left of a score
-CHUNK_SIZE = 2**24  # of frames that are looked at in one go
+LOST = 0.25  # the score falls to 0 this far beyond a limit
+CHUNK_SIZE = 2**24  # values of frames that are processed at once
 
 _ONE = rf"an? ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) ({'|'.join(MOTIONS)})"
-_FILM = re.compile(rf"{_ONE}(?: and {_ONE})?")
+_PROMPT = re.compile(rf"{_ONE}(?: and {_ONE})?")
 
 Centre = tuple[float, float]
 
@@ -61,11 +61,11 @@ class Actor:
 
 
 def parse_motion(prompt: str) -> tuple[Actor, ...] | None:
-    """One or two actors of different colours; None where the prompt names no such thing.
+    """One or two actors of different colours; None for any other prompt.
 
     Capitals, spaces and a full stop at the end do not matter.
     """
-    match = _FILM.fullmatch(" ".join(prompt.lower().split()).rstrip("."))
+    match = _PROMPT.fullmatch(" ".join(prompt.lower().split()).rstrip("."))
     if match is None:
         return None
     actors = [Actor(*match.groups()[:3])]
@@ -74,22 +74,22 @@ def parse_motion(prompt: str) -> tuple[Actor, ...] | None:
     return tuple(actors) if len({actor.colour for actor in actors}) == len(actors) else None
 
 
-def identity(film: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
-    """1 where the same actors are there throughout; otherwise the frames' mean partial credit."""
+def identity(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
+    """1 if the same actors are in all frames; otherwise the mean partial credit of the frames."""
     wanted = shapes.WantedShapes(tuple((actor.colour, actor.shape) for actor in actors))
     colours = Counter(actor.colour for actor in actors)
-    there = all(Counter(thing.colour for thing in frame) == colours for frame in film)
-    exact = sum(shapes.is_exact(frame, wanted) for frame in film)
-    if there and exact >= STEADY * len(film):
+    there = all(Counter(thing.colour for thing in frame) == colours for frame in video)
+    exact = sum(shapes.is_exact(frame, wanted) for frame in video)
+    if there and exact >= STEADY * len(video):
         return 1.0
-    credit = sum(shapes.grade_shapes(frame, wanted) for frame in film) / len(film)
+    credit = sum(shapes.grade_shapes(frame, wanted) for frame in video) / len(video)
     return min(credit, 1 - 1e-6)
 
 
 def motion(path: Sequence[Centre | None], name: str) -> float:
-    """How well a centre's path is the motion of that name, in 0..1; None where it was not seen.
+    """Score in 0..1 of a centre's path as the motion of that name; None in frames without it.
 
-    A product of shares, each 1 where its limit is kept: seen, far enough, straight, steps forward.
+    A product of shares, each 1 within its limit: presence, distance, straightness, forward steps.
     """
     seen = [place for place in path if place is not None]
     if len(seen) < 2:
@@ -114,38 +114,38 @@ def _within(length: float, limit: float) -> float:
     return 1.0 if length <= limit else max(0.0, 1 - (length - limit) / LOST)
 
 
-def follow(film: Sequence[Sequence[DetectedShape]], colour: str) -> list[Centre | None]:
+def follow(video: Sequence[Sequence[DetectedShape]], colour: str) -> list[Centre | None]:
     """The centre of the largest object of a colour in each frame."""
     path: list[Centre | None] = []
-    for frame in film:
+    for frame in video:
         own = [thing for thing in frame if thing.colour == colour]
         largest = max(own, key=lambda thing: thing.area, default=None)
         path.append(None if largest is None else (largest.x, largest.y))
     return path
 
 
-def grade_motion(film: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
-    """Partial credit in 0..1; exactly 1 where actors and motions are what is wanted."""
-    moves = [motion(follow(film, actor.colour), actor.motion) for actor in actors]
-    return (identity(film, actors) + sum(moves) / len(moves)) / 2
+def grade_motion(video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor]) -> float:
+    """Partial credit in 0..1; exactly 1 if actors and motions are the wanted ones."""
+    moves = [motion(follow(video, actor.colour), actor.motion) for actor in actors]
+    return (identity(video, actors) + sum(moves) / len(moves)) / 2
 
 
 def watch(
     media: Float[Tensor, "n f 3 h w"], iou: float, aspect: float
 ) -> list[list[list[DetectedShape]]]:
-    """The objects of each frame of each film."""
+    """The objects of each frame of each video."""
     size = max(1, CHUNK_SIZE // media[0].numel()) if len(media) else 1
-    films: list[list[list[DetectedShape]]] = []
+    videos: list[list[list[DetectedShape]]] = []
     for part in media.split(size):
         found = shapes.detect(part.flatten(0, 1), iou, aspect)
         frames = media.shape[1]
-        films += [found[i : i + frames] for i in range(0, len(found), frames)]
-    return films
+        videos += [found[i : i + frames] for i in range(0, len(found), frames)]
+    return videos
 
 
 @dataclass(frozen=True)
 class MovingShapesReward:
-    """One number a film; NaN where the prompt is none that `parse_motion` can read."""
+    """One number per video; NaN for a prompt that `parse_motion` cannot read."""
 
     kind: Literal["graded", "strict"] = "graded"
     iou: float = 0.80
@@ -156,26 +156,26 @@ class MovingShapesReward:
         return each_size(samples, self._score)
 
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
-        films = watch(samples.media, self.iou, self.aspect)
-        pairs = zip(films, samples.prompts, strict=True)
-        return torch.tensor([self._one(film, parse_motion(prompt)) for film, prompt in pairs])
+        videos = watch(samples.media, self.iou, self.aspect)
+        pairs = zip(videos, samples.prompts, strict=True)
+        return torch.tensor([self._one(video, parse_motion(prompt)) for video, prompt in pairs])
 
     def _one(
-        self, film: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor] | None
+        self, video: Sequence[Sequence[DetectedShape]], actors: Sequence[Actor] | None
     ) -> float:
         if actors is None:
             return float("nan")
-        score = grade_motion(film, actors)
+        score = grade_motion(video, actors)
         return score if self.kind == "graded" else float(score == 1)
 
     def examples(self) -> Samples:
-        """A red square that goes right, asked for as it is and as what it is not."""
-        film = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(5, 1, 32, 32)
+        """A red square that moves right, with its own prompt and with another."""
+        video = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(5, 1, 32, 32)
         for frame in range(5):
             place = slice(3 + 3 * frame, 14 + 3 * frame)
-            film[frame, :, 10:21, place] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
+            video[frame, :, 10:21, place] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
         prompts = ["a red square moving right", "a blue circle moving left"]
-        return Samples(torch.stack([film, film]), prompts, torch.arange(2))
+        return Samples(torch.stack([video, video]), prompts, torch.arange(2))
 
 
 def load(kind: str = "graded", iou: float = 0.80, aspect: float = 0.75) -> Reward:

@@ -1,18 +1,18 @@
-"""How well a picture shows the texts that its prompt quotes, read by an OCR engine.
+"""Agreement of the text in an image with the texts that its prompt quotes, by an OCR engine.
 
 The engine is rapidocr (PP-OCR on onnxruntime); its weights are in its package. `pip install
-"flowrl[ocr]"`. All lines that it reads are joined, and compared without blanks and case:
+"flowrl[ocr]"`. All recognised lines are joined and compared without blanks and case:
 
 * graded     1 - sum_i d_i / sum_i len_i over the quoted texts i, where d_i is the edit distance of
-             text i from the part of what was read that is nearest to it. What else is written in
-             the picture costs nothing;
-* strict     1 if the quoted texts, in any order, are all that was read, otherwise 0;
-* published  Flow-GRPO's (arXiv:2505.05470, its code): the first quoted text alone; 1 where it is a
-             part of what was read, otherwise 1 - min(d, len) / len with d from all that was read.
-             Videos: every fourth frame, no part is enough, mean of the frames above 0.
+             text i from the nearest part of the recognised text. Other text in the image costs
+             nothing;
+* strict     1 if the recognised text is the quoted texts, in any order, otherwise 0;
+* published  Flow-GRPO's (arXiv:2505.05470, its code): the first quoted text alone; 1 if it is
+             part of the recognised text, otherwise 1 - min(d, len) / len with d from all of it.
+             Videos: every fourth frame, without the rule for parts, mean of the frames above 0.
 
-A prompt that quotes nothing is unscored. Graded and published can be fooled by a picture full of
-text; hold `strict` out to see it.
+A prompt that quotes nothing is unscored. An image full of text can fool graded and published;
+hold `strict` out to detect it.
 """
 
 import itertools
@@ -37,7 +37,7 @@ MOST_PERMUTED = 5  # texts whose orders `strict` tries
 
 
 def score_texts(lines: Sequence[str], wanted: Sequence[str], kind: OcrKind = "graded") -> float:
-    """The formulas above, of what was read in one picture; `wanted` has at least one text."""
+    """The formulas above for the lines of one image; `wanted` has at least one text."""
     read = normalise("".join(lines))
     texts = [normalise(text) for text in wanted]
     if kind == "graded":
@@ -49,15 +49,15 @@ def score_texts(lines: Sequence[str], wanted: Sequence[str], kind: OcrKind = "gr
 
 
 def score_frames(frames: Sequence[Sequence[str]], wanted: Sequence[str], kind: OcrKind) -> float:
-    """Of a video, by what was read in some of its frames: the mean over frames.
+    """Score of a video from the lines of some of its frames: the mean over frames.
 
     The published rule leaves out frames of score 0, so that one right frame is enough.
     """
     if kind != "published":
         return float(np.mean([score_texts(lines, wanted, kind) for lines in frames]))
     text = normalise(wanted[0])
-    found = [_from_all(normalise("".join(lines)), text) for lines in frames]
-    return float(np.mean([f for f in found if f > 0] or [0.0]))
+    scores = [_from_all(normalise("".join(lines)), text) for lines in frames]
+    return float(np.mean([score for score in scores if score > 0] or [0.0]))
 
 
 def _from_all(read: str, text: str) -> float:
@@ -73,7 +73,7 @@ def _is_all(read: str, texts: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class Ocr:
-    """`every`: of a video, each so many-th frame is read."""
+    """`every`: the step between the frames of a video that are read."""
 
     reader: ImageReader
     kind: OcrKind
@@ -94,7 +94,7 @@ class Ocr:
         return torch.tensor(found, dtype=torch.float64)
 
     def examples(self) -> Samples:
-        """A picture of the quoted word, and one without it."""
+        """An image of the quoted word, and one without it."""
         from PIL import Image, ImageDraw, ImageFont
 
         from rewards.perception.media import to_tensor
@@ -106,7 +106,7 @@ class Ocr:
 
 
 def reader(side: int) -> ImageReader:
-    """The engine. Pictures whose shorter side is below `side` pixels are enlarged to it first."""
+    """The engine. Images whose shorter side is below `side` pixels are enlarged to it first."""
     try:
         from rapidocr import RapidOCR
     except ImportError as error:

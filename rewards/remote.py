@@ -1,4 +1,4 @@
-"""A reward, or a judge, that another process or machine serves: `flowrl serve-reward NAME`.
+"""A reward or judge in another process or on another machine: `flowrl serve-reward NAME`.
 
 Groups are sent whole, so that a groupwise reward may be served too. Samples that the server could
 not score, and those of a request that failed after all its tries, are unscored (NaN) and counted.
@@ -21,9 +21,9 @@ from rewards.types import Judge, Reward, Samples
 
 @dataclass(frozen=True)
 class RemoteReward:
-    """As a reward: one number a sample, NaN where there is none.
+    """One number per sample from the server, NaN where it has none.
 
-    batch: samples a request, more only where one group is larger.
+    batch: samples per request; more only if one group is larger.
     """
 
     client: Client
@@ -38,7 +38,7 @@ class RemoteReward:
         return _gather(self.client, asks, parts)
 
     def examples(self) -> Samples | None:
-        """Two samples that the served reward tells apart, the better first; if it knows such."""
+        """Examples of the served reward, if it has some."""
         known = self.client.get("/examples")
         return (
             None if known is None else wire.decode_samples(wire.WireSamples.model_validate(known))
@@ -51,7 +51,7 @@ class RemoteReward:
 
 @dataclass(frozen=True)
 class RemoteJudge:
-    """As a judge: P(a is preferred) for each pair. A picture travels once for all its pairs."""
+    """P(a is preferred) for each pair. An image is sent once for all its pairs."""
 
     remote: RemoteReward
 
@@ -74,7 +74,7 @@ class RemoteJudge:
 
 
 def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> Float[Tensor, " m"]:
-    """Part i of the values is the answer to ask i; NaN where it failed."""
+    """Values of all requests, in the rows of their parts; NaN for requests that failed."""
     values = torch.full((sum(map(len, parts)),), torch.nan, dtype=torch.float64)
 
     def read(ask: Ask, body: Any) -> list[float | None]:
@@ -91,7 +91,7 @@ def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> Float[Te
 
 
 def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:
-    """Rows in parts of at most `most`, or of one group that is larger."""
+    """Rows in parts of whole groups, with at most `most` rows unless one group is larger."""
     part: list[int] = []
     start = 0
     while start < len(group):
@@ -132,10 +132,10 @@ def load(  # noqa: PLR0913
     at_once: int = 8,
     log: str | None = None,
 ) -> Reward:
-    """The reward that a server at `url` scores with. ValueError if it does not answer now.
+    """The reward of a server at `url`. ValueError if it does not answer now.
 
-    key: name of an environment variable with the token. batch: samples a request. timeout: seconds
-    of one try. at_once: most requests in flight. log: a file that gets one JSON line a request.
+    key: name of an environment variable with the token. batch: samples per request. timeout:
+    seconds per try. at_once: most requests in flight. log: a file for one JSON line per request.
     """
     remote = _remote(
         Client(url, key, Patience(timeout, tries, at_once), log), batch, pictures, videos
@@ -176,16 +176,14 @@ def _remote(client: Client, batch: int, pictures: str, videos: str) -> RemoteRew
 
 
 def _greet(client: Client, does: str) -> None:
-    """Is there a server of ours, of our format, that does this?"""
+    """Raise ValueError unless a reward server of our format at the URL does this."""
     try:
         health = client.get("/health")
     except ValueError as error:
         raise ValueError(
-            f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or mend url"
+            f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or fix url"
         ) from error
     if not isinstance(health, dict) or health.get("format") != wire.FORMAT:
-        raise ValueError(
-            f"remote: what answers at {client.url} is no reward server of format {wire.FORMAT}"
-        )
+        raise ValueError(f"remote: {client.url} is not a reward server of format {wire.FORMAT}")
     if not health.get(does):
         raise ValueError(f"remote: {health.get('reward')} at {client.url} has no {does}")

@@ -1,4 +1,4 @@
-"""What rewards have to say beside their scores: requests, failures, tokens, spreads of votes."""
+"""Numbers that rewards report beside their scores: requests, failures, tokens, spread of votes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -9,13 +9,13 @@ from rewards.types import Judge, Reward
 
 @runtime_checkable
 class Reports(Protocol):
-    """Has numbers for the log. `report` gives those since it was last asked, and begins anew."""
+    """A reward with numbers for the log. `report` returns and resets those since its last call."""
 
     def report(self) -> dict[str, float]: ...
 
 
 def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
-    """`calls/<label>/<number>` of all rewards; those that are made of others are looked into."""
+    """`calls/<label>/<number>` of all rewards, including those that a reward is made of."""
     found: dict[str, float] = {}
     for label, reward in rewards.items():
         for part in _within(reward):

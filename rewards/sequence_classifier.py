@@ -1,9 +1,9 @@
-"""A text's score by any transformers sequence-classification model: the reward models of RLHF.
+"""Score of a text by a transformers sequence-classification model: the reward models of RLHF.
 
-The prompt and the text are the two turns of the tokenizer's chat template, or where it has none
+The prompt and the text are the two turns of the tokenizer's chat template, or without a template
 the two parts of a pair (BERT's [SEP] between them, nothing for GPT-2). The score is the model's
-one logit, or that of a `label` of several. Rows are padded on their right and masked, so a batch
-changes nothing. Weights without a trained head are refused: their scores would be random.
+only logit, or that of a `label`. Rows are padded on the right and masked, so the batch has no
+effect. Weights without a trained head are an error: their scores would be random.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.perception.embedding import Placement, model_path
+from rewards.perception.embedding import Placement
+from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
 from rewards.types import Reward, Samples
 
@@ -47,15 +48,15 @@ class SequenceClassifier:
         return scores
 
     def _encode(self, prompt: str, text: str) -> Encoded | None:
-        """None for what cannot be scored: nothing at all, or too long."""
+        """The tokens, or None for a text that cannot be scored: empty or too long."""
         if self.tokenizer.chat_template is None:
             types = getattr(self.model.config, "type_vocab_size", 0) > 1
             # lists, since an empty text alone is not taken for the second part of a pair
             pair = self.tokenizer([prompt], [text], return_token_type_ids=types, verbose=False)
             given = {name: ids[0] for name, ids in pair.items()}
         else:
-            said = zip(("user", "assistant"), (prompt, text), strict=True)
-            turns = [{"role": role, "content": content} for role, content in said]
+            pairs = zip(("user", "assistant"), (prompt, text), strict=True)
+            turns = [{"role": role, "content": content} for role, content in pairs]
             given = self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
         row = {k: list(v) for k, v in given.items() if k in ("input_ids", "token_type_ids")}
         length = len(row["input_ids"])
@@ -93,20 +94,22 @@ class SequenceClassifier:
         return logits[:, self.label].sigmoid() if self.kind == "sigmoid" else logits[:, self.label]
 
     def report(self) -> dict[str, float]:
-        """`long`: samples of more tokens than the model reads."""
+        """`long`: the number of samples with more tokens than the model reads."""
         long, self.met["long"] = self.met["long"], 0
         return {"long": float(long)}
 
 
 def _unused(rows: Sequence[Encoded]) -> int:
-    """A token that none of the rows has: it can pad them without being taken for theirs."""
+    """A token that none of the rows has, and which can therefore pad them."""
     used = {token for row in rows for token in row["input_ids"]}
     return next(token for token in range(len(used) + 1) if token not in used)
 
 
 def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
-    """Tokens that the model reads; None where neither it nor its tokenizer says. ValueError for a
-    `most` beyond that."""
+    """Most tokens that the model reads; None if neither it nor its tokenizer has a limit.
+
+    ValueError for a `most` beyond that.
+    """
     known = [getattr(model.config.get_text_config(), "max_position_embeddings", None)]
     known += [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None]
     known = [size for size in known if size is not None and size > 0]
@@ -118,7 +121,7 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
 
 
 def label_index(model: Any, label: int | str | None) -> int:
-    """The place of a label's logit. ValueError where it must be said, or is none of the model's."""
+    """Index of a label's logit. ValueError if it is required, or is none of the model's."""
     names = model.config.id2label
     if label is None and len(names) == 1:
         return 0
@@ -132,7 +135,7 @@ def label_index(model: Any, label: int | str | None) -> int:
 
 
 def load(
-    model: str,
+    model: HubName,
     label: int | str | None = None,
     kind: HeadKind = "logit",
     most: int | None = None,
@@ -145,9 +148,9 @@ def load(
     label  the place or name of a logit; not needed where there is one only
     kind   the logit, its softmax among the labels, or its sigmoid
     most   tokens of prompt and text, the template's included; what the model reads by default
-    long   of more tokens than that: unscored, or cut at the start (the prompt goes first, and the
-           template with it) or at the end (of no use to decoders, which score at the last token)
-    batch  samples in one call; another number changes no score
+    long   longer samples: unscored, or cut at the start (which loses the prompt and the template
+           first) or at the end (useless for decoders, which score at the last token)
+    batch  samples per call; it has no effect on scores
     """
     if batch < 1:
         raise ValueError(f"sequence_classifier: `batch` is at least 1, not {batch}")

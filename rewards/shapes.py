@@ -1,10 +1,10 @@
-"""A rule-based checker for pictures of coloured shapes, in the manner of GenEval, arXiv:2310.11513.
+"""A rule-based checker for images of coloured shapes, like GenEval, arXiv:2310.11513.
 
-A prompt names objects, colours, a number and a relation. The checker finds the objects of the
-picture and compares: no network, no judgement of taste. It has two scores of the same facts:
+A prompt names objects, colours, a number and a relation. The checker finds the objects of the image
+and compares them, without a network. It has two scores of the same facts:
 
-* strict is 1 if the picture shows exactly what the prompt names and nothing else, otherwise 0;
-* graded is in 0..1 and gives part of the credit for each part that is right.
+* strict is 1 if the image shows exactly what the prompt names and nothing else, otherwise 0;
+* graded is in 0..1, with partial credit for each part that is right.
 
 graded == 1 exactly where strict == 1. To read a curve: the demo model before RL has 0.68 strict and
 0.83 graded on held-out prompts (10 steps, no guidance); drawn scenes have 0.996 strict, their
@@ -13,7 +13,7 @@ copies through its autoencoder 0.98, drawn scenes with a wrong prompt of the sam
 How objects are found: each pixel takes its nearest palette colour if one is near; connected pixels
 of one colour are an object; its mask is compared with a circle, a square and an upright triangle
 that fill the same box. A large area of no palette colour counts as an object without colour, so
-that a smudge is an extra object and not invisible. All lengths are shares of the picture's size.
+that a smudge is an extra object and not invisible. All lengths are shares of the image's size.
 """
 
 import re
@@ -46,10 +46,10 @@ RELATIONS = ("left of", "right of", "above", "below")
 NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
 
 NEAR_COLOUR = 0.275  # a pixel has a colour if it is nearer than this to it (L2, RGB in 0..1)
-LEAST_AREA = 14 / 1024  # smaller objects are specks; share of the picture's area
-LEAST_OFFSET = 1 / 16  # of the picture's size: objects nearer than this are in no relation
+LEAST_AREA = 14 / 1024  # smaller objects are specks; share of the image's area
+LEAST_OFFSET = 1 / 16  # of the image's size: objects closer than this are in no relation
 DIAGONAL = 0.8  # |offset along the relation's axis| >= this times |offset across it|
-LONGEST_SIDE = 64  # larger pictures are made smaller first
+LONGEST_SIDE = 64  # larger images are downscaled first
 EXTRA = 0.7  # factor of the graded score for each object too many
 OBJECTS_SHARE = 0.6  # of the graded score of a prompt with a relation; the relation has the rest
 
@@ -63,7 +63,7 @@ ColouredShape = tuple[str, str]  # colour, shape
 
 @dataclass(frozen=True)
 class WantedShapes:
-    """What a prompt asks for: the first thing stands in `relation` to the second."""
+    """The objects of a prompt; the first has `relation` to the second."""
 
     things: tuple[ColouredShape, ...]
     relation: str | None = None
@@ -77,9 +77,9 @@ class WantedShapes:
 
 @dataclass(frozen=True)
 class DetectedShape:
-    """An object of a picture. x runs to the right, y down; x, y in 0..1, area a share of all."""
+    """An object of an image. x to the right, y down, both in 0..1; area as a share of the image."""
 
-    colour: str | None  # None: of no palette colour
+    colour: str | None  # None: not a palette colour
     shape: str | None  # None: no template fits
     x: float
     y: float
@@ -89,7 +89,7 @@ class DetectedShape:
 def parse_shapes(prompt: str) -> WantedShapes | None:
     """Read "a red circle", "a red circle left of a blue square" or "three green triangles".
 
-    Capitals, spaces and a full stop at the end do not matter. None where it is none of these.
+    Capitals, spaces and a full stop at the end do not matter. None for anything else.
     """
     text = " ".join(prompt.lower().split()).rstrip(".")
     if match := _ONE.fullmatch(text):
@@ -119,7 +119,7 @@ def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
 def detect(
     images: Float[Tensor, "n 3 h w"], iou: float = 0.80, aspect: float = 0.75
 ) -> list[list[DetectedShape]]:
-    """The objects of each picture (0..1), at 32 x 32 about 0.1 ms each in a batch.
+    """The objects of each image (0..1); about 0.1 ms per image of 32 x 32 in a batch.
 
     iou: least overlap of an object's mask with its best template (intersection over union).
     aspect: least ratio of its box's sides; a mask that fails either has shape None.
@@ -135,15 +135,15 @@ def detect(
     labels = np.zeros((n * planes, height, width), np.int32)
     ndimage.label(masks.reshape(labels.shape), structure=in_plane, output=labels)
     names = (*COLOURS, None)
-    found: list[list[DetectedShape]] = [[] for _ in range(n)]
+    detected: list[list[DetectedShape]] = [[] for _ in range(n)]
     for label, box in enumerate(ndimage.find_objects(labels), start=1):
         mask = labels[box][0] == label
         area = mask.sum() / (height * width)
         if area < LEAST_AREA:
             continue
-        picture, plane = divmod(box[0].start, planes)
+        image, plane = divmod(box[0].start, planes)
         rows, columns = np.nonzero(mask)
-        found[picture].append(
+        detected[image].append(
             DetectedShape(
                 colour=names[plane],
                 shape=_shape(mask, iou, aspect),
@@ -152,11 +152,11 @@ def detect(
                 area=float(area),
             )
         )
-    return found
+    return detected
 
 
 def _masks(images: Float[Tensor, "n 3 h w"]) -> np.ndarray:
-    """Which pixels have which colour [n len(COLOURS)+1 h w]; the last plane: none of them."""
+    """Masks of the colours [n len(COLOURS)+1 h w]; the last plane is pixels of no colour."""
     from scipy import ndimage
 
     images = images.detach().float().cpu().nan_to_num(0.5).clamp(0, 1)
@@ -189,7 +189,7 @@ def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
 
 
 def in_relation(a: DetectedShape, b: DetectedShape, relation: str) -> bool:
-    """Is a's centre left of, right of, above or below b's, and more so than across?"""
+    """Whether a's centre has the relation to b's, and is farther along its axis than across it."""
     dx, dy = b.x - a.x, b.y - a.y
     along, across = {
         "left of": (dx, dy),
@@ -201,11 +201,11 @@ def in_relation(a: DetectedShape, b: DetectedShape, relation: str) -> bool:
 
 
 def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
-    """Partial credit in 0..1; exactly 1 where the picture shows what is wanted and nothing else.
+    """Partial credit in 0..1; exactly 1 if the image shows the wanted objects and nothing else.
 
-    Each wanted thing takes one object: of its colour and shape for 1, of its colour for 1/2, of its
-    shape for 1/4, none for 0. With a relation the mean of that counts 0.6 and the relation 0.4,
-    which needs both things' colours. Every object that nothing took multiplies the score by 0.7.
+    Each wanted object is matched with one detected object: the same colour and shape for 1, the
+    colour for 1/2, the shape for 1/4, none for 0. With a relation the mean of these counts 0.6 and
+    the relation 0.4, which needs both colours. Each unmatched object multiplies the score by 0.7.
     """
     credit, taken = _match(found, wanted)
     score = sum(credit) / len(credit)
@@ -225,7 +225,7 @@ def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
 def _match(
     found: Sequence[DetectedShape], wanted: WantedShapes
 ) -> tuple[list[float], list[DetectedShape | None]]:
-    """Credit and object of each wanted thing; the best matches are made first."""
+    """Credit and matched object of each wanted object; the best matches are made first."""
     left = list(found)
     credit = [0.0] * len(wanted.things)
     taken: list[DetectedShape | None] = [None] * len(wanted.things)
@@ -245,7 +245,7 @@ def _match(
 
 
 def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
-    """The same objects, colours, shapes and number, in the relation that was asked for."""
+    """Whether objects, colours, shapes and number are the same, in the wanted relation."""
     if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
         return False
     if wanted.relation is None:
@@ -256,7 +256,7 @@ def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
 
 @dataclass(frozen=True)
 class ShapesReward:
-    """One number a picture; NaN where the prompt is none that `parse_shapes` can read."""
+    """One number per image; NaN for a prompt that `parse_shapes` cannot read."""
 
     kind: Literal["graded", "strict"] = "graded"
     iou: float = 0.80
@@ -278,7 +278,7 @@ class ShapesReward:
         )
 
     def examples(self) -> Samples:
-        """A red square, asked for as it is and as what it is not."""
+        """A red square, with its own prompt and with another."""
         image = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(1, 32, 32)
         image[:, 9:23, 9:23] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
         media = torch.stack([image, image])

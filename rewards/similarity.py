@@ -1,8 +1,8 @@
-"""How like a picture is to a reference picture, for edits: the cosine of two embeddings.
+"""Similarity of an image to a reference image, for edits: the cosine of two embeddings.
 
-The reference is a file named by a column of the prompt file. kind clip compares CLIP's image
-vectors (what is shown; CLIP-I), dino the class token of a DINO or DINOv2 (which thing it is, and
-its make; DINO-I): both of DreamBooth, arXiv:2208.12242. 1 is the same picture.
+A column of the prompt file names the reference file. kind clip compares CLIP's image vectors
+(semantic content; CLIP-I), dino the class tokens of a DINO or DINOv2 (identity and appearance of
+the subject; DINO-I): both of DreamBooth, arXiv:2208.12242. 1 is the same image.
 """
 
 import warnings
@@ -18,12 +18,12 @@ from torch.nn import functional
 from rewards.perception.embedding import (
     Placement,
     image_processor,
-    model_path,
-    pictures,
+    pil_images,
     transformers_towers,
 )
 from rewards.perception.files import read_images
 from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import to_pil
 from rewards.types import Reward, Samples
 
@@ -33,7 +33,7 @@ Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]
 
 @dataclass(frozen=True)
 class Similarity:
-    """Samples without the column, or whose reference cannot be read, are unscored (NaN)."""
+    """Cosine to the reference; NaN for samples without one, or whose reference cannot be read."""
 
     embed: Embed
     column: str
@@ -55,7 +55,7 @@ class Similarity:
         if not rows:
             return score
         references = self._embed([to_pil(pixels) for pixels in there.values()])
-        own = self._embed(pictures(samples.take(rows)))
+        own = self._embed(pil_images(samples.take(rows)))
         place = {path: number for number, path in enumerate(there)}
         score[rows] = (own * references[[place[paths[row]] for row in rows]]).sum(-1)
         return score
@@ -67,7 +67,7 @@ class Similarity:
 
 
 def dino(model: str, place: Placement) -> Embed:
-    """Unit class tokens of the last layer, after its norm."""
+    """Function from images to the unit class tokens of the last layer, after its norm."""
     from transformers import AutoModel
 
     loaded, processor = place.put(AutoModel.from_pretrained(model)), image_processor(model)
@@ -83,7 +83,7 @@ def dino(model: str, place: Placement) -> Embed:
 
 def load(
     kind: str = "clip",
-    model: str | None = None,
+    model: HubName | None = None,
     column: str = "reference",
     frames: str | int = "all",
     aggregate: str = "mean",
@@ -91,7 +91,7 @@ def load(
     device: str = "auto",
     dtype: str = "float32",
 ) -> Reward:
-    """The reward; `column` holds the path of each prompt's reference picture."""
+    """The reward; `column` holds the path of each prompt's reference image."""
     if kind not in MODELS:
         raise ValueError(f"similarity: kind is {' or '.join(MODELS)}, not {kind!r}")
     check_frames("similarity", frames, aggregate)

@@ -1,8 +1,8 @@
-"""Several rewards of which the lowest counts most, smoothly.
+"""Smooth minimum of several rewards.
 
-score = -T log( mean_i exp(-s_i / T) ) over the members i: their least for T -> 0, their mean for
-T -> infinity, and s where all are s. A small gain in the worst member is worth more than the same
-in a better one: the weight of member i in the gradient is softmax(-s / T)_i.
+score = -T log( mean_i exp(-s_i / T) ) over the members i: their minimum for T -> 0, their mean for
+T -> infinity, and s if all are s. A gain in the worst member is worth more than the same gain in a
+better one: the weight of member i in the gradient is softmax(-s / T)_i.
 
 Members must be on one scale, as in `ensemble`. A sample that any could not score is unscored.
 """
@@ -37,7 +37,7 @@ class SoftMinimum:
 def load(rewards: Sequence[Reward], temperature: float = 0.1) -> Reward:
     """`temperature` is in units of the members' scores."""
     if len(rewards) < 2:
-        raise ValueError(f"soft_minimum: give two rewards or more, not {len(rewards)}")
+        raise ValueError(f"soft_minimum: two rewards or more are needed, not {len(rewards)}")
     if not temperature > 0:
         raise ValueError(f"soft_minimum: temperature must be above 0, not {temperature}")
     return SoftMinimum(tuple(rewards), temperature)

@@ -1,4 +1,4 @@
-"""The contracts: samples in, one number a sample out. n samples, r rewards, p pairs."""
+"""The contracts: samples in, one number per sample out. n samples, r rewards, p pairs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ class Samples:
     """n decoded samples. Samples of one group are contiguous.
 
     media   images [n 3 h w] or videos [n f 3 h w], floats in 0..1; or n tensors [3 h w] or
-            [f 3 h w] of any sizes; or n strings. An entry of a sequence that is None could not be
-            read: `score_all` leaves it out, so that no reward sees it
-    group   an id a sample; the same prompt drawn twice is two groups
-    meta    the other columns of the prompt file, one mapping a sample; or nothing
+            [f 3 h w] of any sizes; or n strings. None in a sequence is a sample that could not be
+            read; `score_all` removes it before it calls a reward
+    group   an id per sample; two draws of the same prompt are two groups
+    meta    the other columns of the prompt file, one mapping per sample; or empty
     """
 
     media: Any
@@ -34,20 +34,22 @@ class Samples:
             counts.pop("meta")
         for name, count in counts.items():
             if count != n:
-                raise ValueError(f"Samples: {n} prompts but {count} {name}; give one a sample")
+                raise ValueError(
+                    f"Samples: {n} prompts but {count} {name}; one per sample is needed"
+                )
 
     @property
     def kind(self) -> Kind:
-        """What the media are. ValueError if they are nothing that can be scored, or of two kinds.
+        """The kind of the media. ValueError if they cannot be scored, or are of two kinds.
 
-        Of no samples at all it is "image", as of an empty tensor.
+        "image" if there are no samples.
         """
         if isinstance(self.media, Tensor):
             return _kind(self.media[0] if len(self.media) else torch.empty(self.media.shape[1:]))
         readable = [item for item in self.media if item is not None]
         kinds = {_kind(item) for item in readable}
         if len(kinds) > 1:
-            raise ValueError(f"Samples: {' and '.join(sorted(kinds))} in one batch; part them")
+            raise ValueError(f"Samples: {' and '.join(sorted(kinds))} in one batch; separate them")
         return _kind(readable[0]) if readable else "image"
 
     def take(self, rows: Sequence[int] | Int[Tensor, " m"]) -> "Samples":
@@ -82,10 +84,10 @@ def _kind(item: Any) -> Kind:
 
 @runtime_checkable
 class Reward(Protocol):
-    """Higher is better. NaN says that this reward cannot score the sample: it is then left out.
+    """Scores, higher is better. NaN marks a sample that the reward cannot score.
 
-    Pointwise rewards ignore `samples.group`; groupwise ones compare inside it. Scores are float
-    numbers on the CPU, without gradient.
+    Pointwise rewards ignore `samples.group`; groupwise ones compare inside it. Scores are floats on
+    the CPU, without gradient. A reward must not change what it is given.
     """
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]: ...
@@ -93,9 +95,9 @@ class Reward(Protocol):
 
 @runtime_checkable
 class Judge(Protocol):
-    """P(sample a is preferred to sample b), for pairs given as rows of `samples`.
+    """P(sample a is preferred to sample b), for pairs of rows of `samples`.
 
-    NaN says that there is no verdict: the pair is then left out.
+    NaN marks a pair without a verdict, which is left out.
     """
 
     def __call__(
@@ -105,7 +107,7 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Scores:
-    """What the rewards gave, one column a reward. `values` is 0 where `scored` is False."""
+    """Scores, one column per reward. `values` is 0 where `scored` is False."""
 
     values: Float[Tensor, "n r"]
     scored: Bool[Tensor, "n r"]
@@ -113,6 +115,6 @@ class Scores:
 
     @property
     def unscored(self) -> dict[str, int]:
-        """How many samples each reward could not score."""
+        """The number of samples that each reward could not score."""
         missing = (~self.scored).sum(0).tolist()
         return dict(zip(self.names, missing, strict=True))

@@ -1,8 +1,8 @@
-"""Rank the samples of a group by comparisons: Pref-GRPO, arXiv:2508.20751.
+"""Scores from comparisons within a group: Pref-GRPO, arXiv:2508.20751.
 
-A win rate says which sample of a group is better, never that groups are better than before: its
-mean is one half by construction. Put a pointwise reward beside it to see a run improve, as a
-held-out reward or with weight 0. Both orders and several votes are settings of the judge.
+A win rate ranks the samples of a group but cannot show that groups improve: its mean is one half by
+construction. Add a pointwise reward, held out or with weight 0, to see a run improve. Both orders
+and several votes are settings of the judge.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,11 @@ from rewards.types import Judge, Reward, Samples
 
 @dataclass(frozen=True)
 class Tournament:
-    """One number a sample from the verdicts of its pairs; NaN for who has none."""
+    """One number per sample from the verdicts of its pairs; NaN without any verdict.
+
+    A pair is judged once, the earlier sample first. A pair without a verdict is left out; the
+    authors' code counts half a win for both: return 0.5 for that.
+    """
 
     judge: Judge
     budget: PairBudget
@@ -37,7 +41,7 @@ class Tournament:
         return bradley_terry(n, a, b, p, self.prior)
 
     def examples(self) -> Samples | None:
-        """Those of the judge, or of the reward that it is made of, as one group."""
+        """Examples of the judge, or of the reward that it is made of, as one group."""
         source = self.judge.reward if isinstance(self.judge, ByScore) else self.judge
         known = source.examples() if isinstance(source, Exemplary) else None
         if known is None:
@@ -55,8 +59,8 @@ def load(
 ) -> Reward:
     """The reward. pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
 
-    score: win_rate is 0..1; bradley_terry is a log-strength, which knows whom one has beaten, and
-    is the fairer of the two where not all pairs are judged. prior: see `rewards.judging.pairs`.
+    score: win_rate is 0..1; bradley_terry is a log-strength that weighs the strength of opponents,
+    and is the fairer of the two if not all pairs are judged. prior: see `rewards.judging.pairs`.
     """
     if score not in ("win_rate", "bradley_terry"):
         raise ValueError(f"win_rate: score is win_rate or bradley_terry, not {score!r}")

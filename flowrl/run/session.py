@@ -25,6 +25,7 @@ from flowrl.run.policies import Policies
 from flowrl.run.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
+from rewards.load import check_sources
 from rewards.self_test import Prompts, self_test
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
@@ -66,6 +67,15 @@ class Session:
     def weights(self, iteration: int) -> torch.Tensor:
         """Return the weights [r] of the rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
+
+
+def check_reward_sources(specs: Sequence[RewardSpec]) -> None:
+    """UserError if a reward's model is in no folder and no cache and the hub does not answer."""
+    for spec in specs:
+        try:
+            check_sources(spec.name, spec.settings)
+        except ValueError as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
 
 
 def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:

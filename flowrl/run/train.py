@@ -23,7 +23,14 @@ from flowrl.run.collect import collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
 from flowrl.run.monitor import evaluate_and_keep, guard, prove_pipeline
-from flowrl.run.session import Session, hardware, on_cpu, open_accelerator, open_session
+from flowrl.run.session import (
+    Session,
+    check_reward_sources,
+    hardware,
+    on_cpu,
+    open_accelerator,
+    open_session,
+)
 from flowrl.run.signals import Interrupt
 from flowrl.run.update import update
 from flowrl.settings import Run
@@ -167,6 +174,7 @@ def reserve(run: Run, folder: Path | None, name: str) -> Path:
 
     It appears with its run.yaml inside, so that a run can be resumed whenever it was killed.
     """
+    check_reward_sources((*run.rewards, *run.judges))
     chosen = folder or numbered(Path("runs"), name)
     settings = yaml.safe_dump(dump(run), sort_keys=False)
     try:

@@ -1,1 +1,1 @@
-"""Models that judge: what they are asked, and what their answers mean."""
+"""Judging by models: prompts, readers of answers, votes, and pairs."""

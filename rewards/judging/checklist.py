@@ -1,4 +1,4 @@
-"""A prompt as a list of questions that a picture answers by yes or no."""
+"""Scores by a list of yes-or-no questions about the sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ from rewards.types import Kind, Samples
 
 @dataclass(frozen=True)
 class Checklist:
-    """The share of yes over questions that a prompt is broken into, as in DSG, arXiv:2310.18235.
+    """The share of yes over the questions of a prompt, as in DSG, arXiv:2310.18235.
 
-    Questions are those of the prompt file's column `questions` (a list), or made by the model once
-    a prompt. A sample is scored if more than half of its questions have an answer.
+    Questions are in the prompt file's column `questions` (a list), or the model writes them once
+    per prompt. A sample is scored if more than half of its questions have an answer.
     """
 
     panel: Panel
@@ -43,8 +43,8 @@ class Checklist:
         known = (~yes.isnan()).double()
         none = torch.zeros(n, dtype=torch.float64)
         total, answered = (none.index_add(0, rows, v) for v in (yes.nan_to_num(0.0), known))
-        asked = torch.tensor([len(each) for each in lists])
-        return torch.where(2 * answered > asked, total / answered, torch.nan)
+        questions = torch.tensor([len(each) for each in lists])
+        return torch.where(2 * answered > questions, total / answered, torch.nan)
 
     def _make(self, prompts: Sequence[str], kind: Kind) -> None:
         new = [p for p in dict.fromkeys(prompts) if p not in self.made]
@@ -57,11 +57,11 @@ class Checklist:
             )
             for prompt in new
         ]
-        found = self.panel.client.ask(
+        outcomes = self.panel.client.ask(
             asks, lambda _, answer: answers.questions_in(chat.completion(answer))
         )
-        for prompt, questions in zip(new, found, strict=True):
-            if not isinstance(questions, Failure):  # else asked again next time
+        for prompt, questions in zip(new, outcomes, strict=True):
+            if not isinstance(questions, Failure):  # otherwise requested again next time
                 self.made[prompt] = questions
 
     def examples(self) -> Samples:

@@ -1,8 +1,8 @@
-"""Which pairs of a group to compare, and what the verdicts say of each sample.
+"""The pairs of a group to compare, and scores of samples from the verdicts.
 
-A group of G has G (G - 1) / 2 pairs; a judge that takes seconds cannot see them all for large G.
-Designs with fewer are drawn by a key of the prompt's text: they do not depend on the batch, and in
-a tree of samples they do not favour neighbours.
+A group of G has G (G - 1) / 2 pairs; a judge that takes seconds cannot compare all of them for
+large G. Designs with fewer pairs are random, keyed by the prompt's text: they do not depend on the
+batch, and in a tree of samples they do not favour neighbours.
 """
 
 import random
@@ -23,12 +23,12 @@ MOST_SWEEPS = 10_000
 
 @dataclass(frozen=True)
 class PairBudget:
-    """How many pairs of a group are judged. Every design is connected.
+    """The number of pairs per group. Every design is connected.
 
     all      every pair once
-    each     every sample stands in `count` pairs (one sample in one more where G and count are
-             odd), as often first as second where count is even
-    anchors  `count` samples of the group meet all the others and each other
+    each     every sample is in `count` pairs (one sample in one more if G and count are odd), as
+             often first as second if count is even
+    anchors  `count` samples of the group are compared with all others and with each other
     """
 
     design: str = "all"
@@ -48,14 +48,14 @@ class PairBudget:
             raise ValueError("pairs: all takes no count; set pairs to each or anchors")
 
     def pairs(self, samples: Samples) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
-        """Rows a and b of the pairs, group by group; a is to be shown first."""
-        found: list[Pair] = []
+        """Rows a and b of the pairs, group by group; a is shown first."""
+        chosen: list[Pair] = []
         group = samples.group.tolist()
         for rows in _groups(group):
-            # text seeds of `random` are hashed with SHA-512: the same everywhere and for ever
+            # `random` hashes text seeds with SHA-512: the same on all machines and versions
             rng = random.Random(f"{self.seed}/{samples.prompts[rows[0]]}")
-            found += [(rows[i], rows[j]) for i, j in self.design_of(len(rows), rng)]
-        table = torch.tensor(found, dtype=torch.long).reshape(-1, 2)
+            chosen += [(rows[i], rows[j]) for i, j in self.design_of(len(rows), rng)]
+        table = torch.tensor(chosen, dtype=torch.long).reshape(-1, 2)
         return table[:, 0], table[:, 1]
 
     def design_of(self, n: int, rng: random.Random) -> list[Pair]:
@@ -75,11 +75,11 @@ def _groups(group: Sequence[int]) -> list[list[int]]:
 
 
 def _ring(n: int, count: int, rng: random.Random) -> list[Pair]:
-    """A circulant graph: everyone meets those at a few distances around a ring, both ways.
+    """A circulant graph: each sample meets those at a few distances around a ring, on both sides.
 
-    Distance 1 connects the ring; the others are drawn, which makes the paths short. 2 <= count
-    < n - 1. An odd count takes half the pairs of the longest distance: opposite ones where n is
-    even; where it is odd, every second pair along its cycle.
+    Distance 1 connects the ring; the others are random, which makes the paths short. 2 <= count
+    < n - 1. An odd count takes half the pairs of the longest distance: opposite ones for even n,
+    every second pair along its cycle for odd n.
     """
     longest = n // 2
     others = list(range(2, (n - 1) // 2 + 1))
@@ -95,7 +95,7 @@ def _ring(n: int, count: int, rng: random.Random) -> list[Pair]:
 
 
 def _star(n: int, count: int) -> list[Pair]:
-    """The first `count` meet everybody; who is first alternates."""
+    """The first `count` samples meet all others; the order within the pairs alternates."""
     pairs = [(i, j) for i in range(count) for j in range(i + 1, n)]
     return [(i, j) if (i + j) % 2 else (j, i) for i, j in pairs]
 
@@ -118,14 +118,16 @@ def bradley_terry(
     """Log-strengths t with P(i preferred to j) = 1 / (1 + exp(t_j - t_i)); NaN without a verdict.
 
     The maximum of the likelihood (verdicts between 0 and 1 count in part on both sides) plus a
-    prior: everyone also won and lost `prior` games against a player of log-strength 0. Without it
-    who wins all has no finite strength, and parts that never met no common scale. The more pairs,
-    the less it weighs. Found by minorise-maximise (Hunter 2004, Annals of Statistics 32, eq. 3):
-    strength <- wins / sum over games of 1 / (own + opponent's strength). Each sweep
-    raises the likelihood.
+    prior: each sample also won and lost `prior` games against a player of log-strength 0. Without
+    it a sample that wins all games has no finite strength, and parts of the group that never met
+    have no common scale. The more pairs, the less it weighs. Solved by minorise-maximise
+    (Hunter 2004, Annals of Statistics 32, eq. 3): strength <- wins / sum over games of
+    1 / (own + opponent's strength). Each sweep raises the likelihood.
     """
     if prior <= 0:
-        raise ValueError(f"prior must be above 0, not {prior}: who wins all would diverge")
+        raise ValueError(
+            f"prior must be above 0, not {prior}: a sample that wins all games would diverge"
+        )
     won, met = _tally(n, a, b, p)
     known = ~p.isnan()
     a, b = a[known].cpu(), b[known].cpu()

@@ -1,4 +1,4 @@
-"""A model that is asked, several times if wanted, and what is made of its votes."""
+"""Several requests per question to one model, and the mean of its votes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,9 @@ LONG_ANSWER: dict[str, Any] = {"max_tokens": 2048}
 
 @dataclass(frozen=True)
 class Panel:
-    """A model that is asked `votes` times. `body` is merged into every request.
+    """A model that votes `votes` times per question. `body` is merged into every request.
 
-    frames: pictures that stand for a video. media: what it will be shown, for its self-test only.
+    frames: images per video. media: the kind of the samples, for the self-test only.
     """
 
     client: Client
@@ -45,14 +45,22 @@ class Panel:
     def values(
         self, about: Sequence[Messages], read: AnswerReader, body: Mapping[str, Any]
     ) -> Float[Tensor, " q"]:
-        """Mean of a question's votes; NaN where not more than half of them could be read."""
-        drawn: dict[str, Any] = {"temperature": 0.0}
+        """Mean of a question's votes; NaN unless more than half of them could be read."""
+        sampling: dict[str, Any] = {"temperature": 0.0}
         asks: list[Ask] = []
         for place, messages in enumerate(about):
             for vote in range(self.votes):
-                if self.votes > 1:  # alike at temperature 0; a seed each makes them repeatable
-                    drawn = {"temperature": 0.7, "seed": vote}
-                request = {"model": self.model, "messages": messages, **drawn, **body, **self.body}
+                if (
+                    self.votes > 1
+                ):  # equal at temperature 0; one seed per vote keeps them repeatable
+                    sampling = {"temperature": 0.7, "seed": vote}
+                request = {
+                    "model": self.model,
+                    "messages": messages,
+                    **sampling,
+                    **body,
+                    **self.body,
+                }
                 asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
         given = self.client.ask(asks, lambda _, answer: read(chat.completion(answer)))
         flat = [torch.nan if isinstance(value, Failure) else value for value in given]
@@ -66,16 +74,16 @@ class Panel:
         return torch.where(2 * known.sum(1) > self.votes, mean, torch.nan)
 
     def report(self) -> dict[str, float]:
-        """The client's counts; the mean spread (std) of votes; how often the first shown wins."""
-        found = self.client.report()
+        """The client's counts, the mean standard deviation of votes, the win rate of the first."""
+        report = self.client.report()
         for name, count in (("spread", "spreads"), ("first_wins", "verdicts")):
             if self.notes[count]:
-                found[name] = self.notes[name] / self.notes[count]
+                report[name] = self.notes[name] / self.notes[count]
         self.notes.clear()
-        return found
+        return report
 
     def examples(self) -> Samples:
-        """A red disc on white and noise, for a prompt that asks for the disc; or two texts."""
+        """A red disc on white and noise, for a prompt that describes the disc; or two texts."""
         group = torch.zeros(2, dtype=torch.long)
         if self.media == "text":
             question = "What is two plus two? Answer in one short sentence."
@@ -91,20 +99,23 @@ class Panel:
         return Samples(media, ["a large red circle on a white background"] * 2, group)
 
 
-def known(setting: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"judge: {setting} is one of {', '.join(known)}, not {value!r}")
+def known(setting: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ValueError for a value that is not one of the choices."""
+    if value not in choices:
+        raise ValueError(f"judge: {setting} is one of {', '.join(choices)}, not {value!r}")
 
 
 def greet(panel: Panel) -> None:
-    """Is there a server, and has it this model?"""
+    """Raise ValueError unless a server answers and has this model."""
     try:
         answer = panel.client.get("/models")
     except ValueError as error:
         raise ValueError(
-            f"judge: {error}; start one, such as `vllm serve MODEL`, and end url with /v1"
+            f"judge: {error}; start one, such as `vllm serve MODEL`; url must end with /v1"
         ) from error
     data = answer.get("data") if isinstance(answer, dict) else None
     names = [str(m["id"]) for m in data or [] if isinstance(m, dict) and "id" in m]
     if names and panel.model not in names:
-        raise ValueError(f"judge: there is no model {panel.model!r} there; {', '.join(names[:9])}")
+        raise ValueError(
+            f"judge: the server has no model {panel.model!r}; it has {', '.join(names[:9])}"
+        )

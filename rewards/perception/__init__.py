@@ -1,1 +1,1 @@
-"""What rewards see: pictures and frames in tensors, embeddings, detections, strings."""
+"""Perception: embeddings, detection, and images, videos and texts as rewards need them."""

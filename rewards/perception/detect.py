@@ -1,4 +1,4 @@
-"""Things in pictures by detectors of transformers: boxes, and masks where the model has them."""
+"""Object detection by models of transformers: boxes, and masks if the model has them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from rewards.perception.embedding import Placement, image_processor, model_path
+from rewards.perception.embedding import Placement, image_processor
+from rewards.perception.hub import model_path
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
 @dataclass(frozen=True)
 class Detection:
-    """Something found: what, how sure (0..1), where; mask [h w] of the whole picture, or None."""
+    """One object: class, certainty in 0..1, box; mask [h w] of the whole image, or None."""
 
     name: str
     score: float
@@ -25,7 +26,7 @@ class Detection:
 
 @runtime_checkable
 class Detector(Protocol):
-    """All things above `least` in each picture, in any order."""
+    """All objects above `least` in each image, in any order."""
 
     @property
     def names(self) -> frozenset[str]: ...
@@ -87,7 +88,7 @@ class Masks:
 
 
 def box_of(mask: np.ndarray) -> Box:
-    """The least box around a mask's pixels; right and bottom are just beyond the last one."""
+    """The smallest box around a mask's pixels; right and bottom are exclusive."""
     rows, columns = np.nonzero(mask)
     left, right = columns.min(), columns.max() + 1
     return float(left), float(rows.min()), float(right), float(rows.max() + 1)
@@ -96,7 +97,7 @@ def box_of(mask: np.ndarray) -> Box:
 def _batches(
     detector: Boxes | Masks, images: Sequence[Image.Image]
 ) -> Iterator[tuple[list[int], Any, list[tuple[int, int]]]]:
-    """Rows, the model's outputs and heights x widths; a batch has one size: nothing is padded."""
+    """Rows, the model's outputs and (height, width); a batch has one size, so nothing is padded."""
     by_size: dict[tuple[int, int], list[int]] = {}
     for row, image in enumerate(images):
         by_size.setdefault((image.height, image.width), []).append(row)
@@ -111,7 +112,7 @@ def _batches(
 
 
 def detector(model: str, place: Placement) -> Detector:
-    """By hub name or folder; whether it gives masks is told by its configuration."""
+    """Load a detector from a hub name or folder; its configuration decides if it has masks."""
     import transformers
 
     model = model_path(model)

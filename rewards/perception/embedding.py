@@ -1,14 +1,13 @@
-"""Models that put pictures and prompts into one space, and the cosine between the two.
+"""Models that embed images and prompts in one space, and the cosine between the two.
 
-Pictures go through PIL in 8 bits, as the published processors do: resizing a float tensor gives
-other numbers. Two libraries load such models, transformers and open_clip; both give `Towers`.
+Images pass through PIL in 8 bits, as in the published processors: resizing a float tensor returns
+other numbers. Two libraries load such models as `Towers`: transformers and open_clip.
 """
 
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
 from rewards.types import Samples
 
@@ -27,8 +27,10 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a reward model computes, wherever the samples are; `auto` is the process's GPU if there
-    is one. ValueError for a device that is not there."""
+    """Device and dtype of a reward model, independent of the samples'.
+
+    `auto` is the process's GPU if there is one. ValueError for a device that does not exist.
+    """
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -42,7 +44,7 @@ class Placement:
         return cls(_device(device), REWARD_DTYPES[dtype])
 
     def put(self, model: Any) -> Any:
-        """The model here, for inference only."""
+        """Move the model here, for inference only."""
         return model.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
 
 
@@ -58,12 +60,12 @@ def _device(name: str) -> torch.device:
 
 @runtime_checkable
 class Towers(Protocol):
-    """Unit vectors of pictures and prompts [n e], float32; `scale` is the trained exp(logit)."""
+    """Unit vectors of images and prompts [n e], float32; `scale` is the trained exp(logit)."""
 
     @property
     def scale(self) -> float: ...
 
-    def images(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n e"]: ...
+    def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]: ...
 
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]: ...
 
@@ -87,8 +89,8 @@ class TransformersTowers:
         return min(longest, self.tokenizer.model_max_length)
 
     @torch.no_grad()
-    def images(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
-        pixels = self.processor(list(pictures), return_tensors="pt")["pixel_values"]
+    def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        pixels = self.processor(list(images), return_tensors="pt")["pixel_values"]
         pixels = pixels.to(self.place.device, self.place.dtype)
         pooled = self.model.vision_model(pixel_values=pixels).pooler_output
         return functional.normalize(self.model.visual_projection(pooled).float(), dim=-1)
@@ -102,7 +104,7 @@ class TransformersTowers:
 
 @dataclass(frozen=True)
 class OpenClipTowers:
-    """A model of open_clip. `prepare` makes a picture [3 s s] of a PIL image."""
+    """A model of open_clip. `prepare` turns a PIL image into a tensor [3 s s]."""
 
     model: Any
     tokenizer: Any
@@ -114,8 +116,8 @@ class OpenClipTowers:
         return float(self.model.logit_scale.exp())
 
     @torch.no_grad()
-    def images(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
-        pixels = torch.stack([self.prepare(picture) for picture in pictures])
+    def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        pixels = torch.stack([self.prepare(image) for image in images])
         pixels = pixels.to(self.place.device, self.place.dtype)
         return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
 
@@ -140,41 +142,16 @@ def tokenize(
 
 
 def warn_if_cut(lengths: Sequence[int], limit: int) -> None:
-    """Said once a process and place: Python's default filter drops a repeated warning."""
+    """Warn once per process and place: Python's default filter drops a repeated warning."""
     if max(lengths, default=0) > limit:
         warnings.warn(
-            f"prompts of more than {limit} tokens are cut there: the reward does not see the rest",
+            f"prompts of more than {limit} tokens are cut there; the reward ignores the rest",
             stacklevel=3,
         )
 
 
-def model_path(model: str) -> str:
-    """A folder as written, or below the project's own folder; anything else is a hub name."""
-    own = Path(__file__).resolve().parents[2] / model
-    return str(own) if own.is_dir() and not Path(model).exists() else model
-
-
-def weights_file(who: str, setting: str, given: str | None, published: tuple[str, str]) -> str:
-    """The file `given` for a reward's `setting`, or the `published` one: repository and name on the
-    hub. ValueError where there is none."""
-    from huggingface_hub import hf_hub_download
-
-    if given is None:
-        repository, name = published
-        try:
-            return hf_hub_download(repository, name)
-        except OSError as error:
-            raise ValueError(
-                f"{who}: {name} of {repository} could not be fetched; name a file of yours with "
-                f"`{setting}` ({error})"
-            ) from error
-    if not Path(given).is_file():
-        raise ValueError(f"{who}: no such file: {given}")
-    return given
-
-
 def transformers_towers(model: str, place: Placement, processor: str | None = None) -> Towers:
-    """`model` and its `processor` (the same unless told) are hub names or folders."""
+    """`model` and its `processor` (by default the same) are hub names or folders."""
     from transformers import AutoTokenizer, CLIPModel
 
     model, source = model_path(model), model_path(processor or model)
@@ -187,7 +164,7 @@ def transformers_towers(model: str, place: Placement, processor: str | None = No
 
 
 def image_processor(source: str) -> Any:
-    """The processor of a hub name or folder, on PIL whether or not torchvision is installed."""
+    """The processor of a hub name or folder; it uses PIL even if torchvision is installed."""
     import transformers
 
     modern = int(transformers.__version__.split(".")[0]) >= 5
@@ -196,7 +173,7 @@ def image_processor(source: str) -> Any:
 
 
 def open_clip_library() -> Any:
-    """The module open_clip; ValueError with the way out where it is not installed."""
+    """The module open_clip. ValueError if it is not installed."""
     if importlib.util.find_spec("open_clip") is None:
         raise ValueError("this reward needs open_clip: pip install 'flowrl[rewards]'")
     return importlib.import_module("open_clip")
@@ -217,15 +194,13 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
     return OpenClipTowers(place.put(loaded), open_clip.get_tokenizer(name), prepare, place)
 
 
-def pictures(samples: Samples) -> list[Image.Image]:
-    """The samples as PIL images, 8 bits a channel, whatever their sizes."""
+def pil_images(samples: Samples) -> list[Image.Image]:
+    """The samples as PIL images, 8 bits per channel, of any sizes."""
     return [to_pil(pixels) for pixels in items(samples)]
 
 
-def embed_pictures(
-    towers: Towers, images: Sequence[Image.Image], batch: int
-) -> Float[Tensor, "n e"]:
-    """Unit vectors on the CPU, `batch` pictures at a time."""
+def embed_images(towers: Towers, images: Sequence[Image.Image], batch: int) -> Float[Tensor, "n e"]:
+    """Unit vectors on the CPU, `batch` images at a time."""
     parts = [
         towers.images(images[start : start + batch]).cpu() for start in range(0, len(images), batch)
     ]
@@ -233,7 +208,7 @@ def embed_pictures(
 
 
 def embed_prompts(towers: Towers, prompts: Sequence[str], batch: int) -> Float[Tensor, "n e"]:
-    """Unit vectors on the CPU; a prompt that comes often is computed once."""
+    """Unit vectors on the CPU; a repeated prompt is computed once."""
     unique = list(dict.fromkeys(prompts))
     parts = [
         towers.texts(unique[start : start + batch]).cpu() for start in range(0, len(unique), batch)
@@ -244,7 +219,7 @@ def embed_prompts(towers: Towers, prompts: Sequence[str], batch: int) -> Float[T
 
 @dataclass(frozen=True)
 class Cosine:
-    """factor * cos(picture, prompt); with `floor` the cosine is at least that."""
+    """factor * max(cos(image, prompt), floor)."""
 
     towers: Towers
     factor: float = 1.0
@@ -254,6 +229,6 @@ class Cosine:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         if not samples.prompts:
             return torch.zeros(0)
-        images = embed_pictures(self.towers, pictures(samples), self.batch)
+        images = embed_images(self.towers, pil_images(samples), self.batch)
         words = embed_prompts(self.towers, samples.prompts, self.batch)
         return self.factor * (images * words).sum(-1).clamp(min=self.floor)

@@ -11,7 +11,7 @@ from torch import Tensor
 from rewards.perception.media import to_tensor
 
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
-MOST_PIXELS = 2**26  # 8192 x 8192: 67 million
+MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
 _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
 
 
@@ -39,7 +39,7 @@ def read_images(paths: Sequence[str | Path]) -> Read:
     return Read(media, broken)
 
 
-def open_image_file(path: str | Path, most_pixels: int = MOST_PIXELS) -> Image.Image:
+def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Image.Image:
     """The decoded, upright image of a PNG, JPEG or WebP file, with at most `most_pixels`.
 
     ValueError, one sentence with the path, if the file is missing, empty, too large, damaged or of

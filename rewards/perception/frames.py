@@ -1,4 +1,4 @@
-"""Rewards of single pictures on videos: which frames are scored, and how a clip's score is made."""
+"""Image rewards on videos: the choice of frames and the aggregation of their scores."""
 
 import re
 from collections.abc import Callable
@@ -39,9 +39,9 @@ AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def frame_indices(count: int, frames: str | int) -> list[int]:
-    """Which of `count` frames `frames` names: all, first, every k, or a number evenly spread.
+    """Indices among `count` frames: all, first, every k, or a number of frames, evenly spread.
 
-    A number takes the middles of as many equal parts, and all frames where there are fewer.
+    A number takes the middles of as many equal parts, or all frames if there are fewer.
     """
     if isinstance(frames, int):
         taken = min(frames, count)
@@ -51,16 +51,15 @@ def frame_indices(count: int, frames: str | int) -> list[int]:
     if frames == "first":
         return [0]
     match = _EVERY.fullmatch(frames)
-    assert match is not None  # check_frames has looked
+    assert match is not None  # check_frames has passed
     return list(range(0, count, int(match[1])))
 
 
 @dataclass(frozen=True)
 class OverFrames:
-    """`reward` on pictures as it is; on videos, its scores of the chosen frames made into one.
+    """`reward` itself on images; on videos the aggregate of its scores of the chosen frames.
 
-    Frames that the reward leaves unscored (NaN) do not count; without any scored frame the video
-    is unscored.
+    Unscored frames (NaN) do not count; a video without any scored frame is unscored.
     """
 
     reward: Reward
@@ -91,7 +90,7 @@ class OverFrames:
 
 
 def check_frames(name: str, frames: str | int, aggregate: str) -> None:
-    """ValueError, in the reward's name, for settings that mean nothing; before weights are read."""
+    """ValueError, naming the reward, for invalid settings; called before weights are loaded."""
     right = frames in ("all", "first") or (
         frames >= 1 if isinstance(frames, int) else bool(_EVERY.fullmatch(frames))
     )
@@ -102,6 +101,6 @@ def check_frames(name: str, frames: str | int, aggregate: str) -> None:
 
 
 def over_frames(reward: Reward, name: str, frames: str | int, aggregate: str) -> Reward:
-    """`reward`, a reward of pictures, made one of pictures and videos."""
+    """Turn a reward of images into one of images and videos."""
     check_frames(name, frames, aggregate)
     return OverFrames(reward, name, frames, aggregate)

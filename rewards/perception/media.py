@@ -1,4 +1,4 @@
-"""Pictures in and out of tensors, and batches whose samples differ in size."""
+"""Conversion of images to tensors and back, and batches whose samples differ in size."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,14 @@ from rewards.types import Kind, Samples
 
 
 class WrongMedia(ValueError):
-    """A reward was given what it does not score, such as text instead of images."""
+    """A reward was called with media that it does not score, such as text instead of images."""
 
 
-WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes of 16 bits a pixel
+_WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # PIL's modes of 16 bits a pixel
 
 
 def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
-    """The kind of the media. WrongMedia, in the reward's name, where it is none of `kinds`."""
+    """The kind of the media. WrongMedia, naming the reward, if it is none of `kinds`."""
     if samples.kind not in kinds:
         wanted = " or ".join("text" if kind == "text" else f"{kind}s" for kind in kinds)
         given = "text" if samples.kind == "text" else f"{samples.kind}s"
@@ -28,14 +28,14 @@ def expect(samples: Samples, name: str, *kinds: Kind) -> Kind:
 
 
 def items(samples: Samples) -> list[Any]:
-    """One tensor (or string) a sample, however they are stored."""
+    """One tensor (or string) per sample, however they are stored."""
     return list(samples.media)
 
 
 def each_size(
     samples: Samples, score: Callable[[Samples], Float[Tensor, " m"]]
 ) -> Float[Tensor, " n"]:
-    """Calls `score` once for every size among the samples, with media that are one tensor."""
+    """Call `score` once per size among the samples, with media that are one tensor."""
     if isinstance(samples.media, Tensor):
         return score(samples)
     by_size: dict[tuple[int, ...], list[int]] = {}
@@ -58,7 +58,7 @@ def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
 def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
     """Floats in 0..1. Gray becomes three equal channels, transparent parts become white."""
     image = ImageOps.exif_transpose(image)
-    if image.mode in WIDE:
+    if image.mode in _WIDE:
         import numpy as np
 
         gray = torch.from_numpy(np.asarray(image).astype(np.float32)) / 65535

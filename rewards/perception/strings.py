@@ -1,4 +1,4 @@
-"""Texts that were asked for and texts that were read: normal form, quotations, edit distance."""
+"""Comparison of requested and recognised texts: normal form, quotations, edit distance."""
 
 import re
 import unicodedata
@@ -7,7 +7,7 @@ _QUOTED = re.compile('"([^"]*)"|“([^”]*)”')
 
 
 def normalise(text: str) -> str:
-    """Lower case without any blanks, in Unicode's compatible form: what a reader cannot confuse.
+    """Lower case without any blanks, in Unicode's compatibility form (NFKC).
 
     "Ｈello \\n World" and "helloworld" are the same.
     """
@@ -26,12 +26,12 @@ def edit_distance(a: str, b: str) -> int:
 
 
 def distance_within(text: str, whole: str) -> int:
-    """The edit distance of `text` from the part of `whole` that is nearest to it; <= len(text)."""
+    """The edit distance of `text` from its nearest substring of `whole`; at most len(text)."""
     return min(_last_row(text, whole, [0] * (len(whole) + 1)))
 
 
 def _last_row(a: str, b: str, first: list[int]) -> list[int]:
-    """Distances of a from the prefixes of b; `first` is what skipping a prefix of b costs."""
+    """Distances of a from the prefixes of b; `first` is the cost of skipping each prefix of b."""
     row = first
     for i, x in enumerate(a, start=1):
         above, row = row, [i]

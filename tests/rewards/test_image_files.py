@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rewards.perception.files import MOST_PIXELS, open_image_file, read_images
+from rewards.perception.files import MOST_FILE_PIXELS, open_image_file, read_images
 
 
 def encoded(form: str, mode: str = "RGB", **more) -> bytes:
@@ -70,7 +70,7 @@ def test_large_images_are_refused_before_they_are_decoded(tmp_path):
     path.write_bytes(GOOD["png"])
     with pytest.raises(ValueError, match=r"24 x 16 pixels; at most 383 are read"):
         open_image_file(path, 24 * 16 - 1)
-    assert MOST_PIXELS == 8192**2
+    assert MOST_FILE_PIXELS == 8192**2
 
 
 def test_missing_empty_and_folders_are_named(tmp_path):

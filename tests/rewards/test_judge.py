@@ -295,7 +295,7 @@ def test_slips_are_told_before_anything_is_judged(monkeypatch):
     with ChatServer(compare) as server:
         good = {"url": server.url, "model": "tiny"}
         for changed, message in (
-            ({"model": "giant"}, "no model 'giant' there; tiny"),
+            ({"model": "giant"}, "no model 'giant'; it has tiny"),
             ({"url": "localhost:8000"}, "must begin with http"),
             ({"key": "NO_SUCH_KEY"}, "variable NO_SUCH_KEY has no token"),
             ({"kind": "stars"}, "kind is one of score, expected, yes_no, checklist, not 'stars'"),

@@ -83,7 +83,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
         ("{own}:twice", {"base": "brightnes"}, "base: there is no reward 'brightnes'; did you"),
         ("{own}:nothing", {}, "takes no arguments; a reward takes"),
         ("{own}", {}, "has no 'load'; name one: .*:FUNCTION"),
-        ("{own}x.py:f", {}, "there is no file .*; give it as seen from"),
+        ("{own}x.py:f", {}, "there is no file .*; paths are relative to"),
         ("gate", {"reward": "brightness"}, "'gate' needs the setting 'where'"),
         (
             "gate",

@@ -106,7 +106,7 @@ def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
     media = torch.full((2, 3, 8, 8), 0.7)
     samples = Samples(media, ["a"] * 2, torch.zeros(2, dtype=torch.long), meta)
     reward = load("centred", reward="brightness")
-    with pytest.warns(UserWarning, match=r"reference .*cut\.png: not a readable picture"):
+    with pytest.warns(UserWarning, match=r"reference .*cut\.png: not a readable image"):
         scores = score_all({"centred": reward}, samples)
     assert scores.scored[:, 0].tolist() == [True, False]
     assert float(scores.values[0, 0]) == pytest.approx(0.5, abs=1e-6)
@@ -117,7 +117,7 @@ def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("ensemble", {"rewards": ["jpeg"]}, "two rewards or more, not 1"),
+        ("ensemble", {"rewards": ["jpeg"]}, "two rewards or more are needed, not 1"),
         ("ensemble", {"rewards": ["jpeg", "jpeg"], "kind": "best"}, "kind: wanted 'mean', 'worst'"),
         ("ensemble", {"rewards": ["jpeg", "jpeg"], "k": -1}, "k must be 0 or more"),
         ("soft_minimum", {"rewards": ["jpeg"]}, "two rewards or more"),

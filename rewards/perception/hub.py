@@ -1,0 +1,98 @@
+"""Model weights in folders, in the hub's cache or on the hub, found without a long wait."""
+
+import functools
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+HUB_NAME = "a hub name or a folder"
+HubName = Annotated[str, HUB_NAME]  # marks settings that `check_hub_settings` looks up
+
+_TIMEOUT = 5.0  # seconds; the hub's own client retries for half a minute per file
+
+
+@functools.cache
+def hub_reachable() -> bool:
+    """Whether the hub answers at all. Compared once per process."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+        urllib.request.urlopen(request, timeout=_TIMEOUT).close()
+    except urllib.error.HTTPError:
+        return True  # an answer, whatever it says
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def model_path(model: str) -> str:
+    """A folder as written or below the project's folder, or a name on the hub.
+
+    The folder of the hub's cache if the hub cannot be reached. ValueError if the model is in none
+    of these places.
+    """
+    own = Path(__file__).resolve().parents[2] / model
+    if Path(model).is_dir():
+        return model
+    if own.is_dir():
+        return str(own)
+    return _hub_path(model, "config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+def _hub_path(model: str, *files: str) -> str:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = [try_to_load_from_cache(model, file) for file in files]
+    except HFValidationError as error:
+        raise ValueError(f"there is no folder {model}, and it is no name on the hub") from error
+    if hub_reachable():
+        return model
+    folders = [str(Path(found).parent) for found in cached if isinstance(found, str)]
+    if not folders:
+        raise ValueError(
+            f"there is no folder {model}, and the hub, which may have it, cannot be reached: "
+            "download it where there is a network, and name the folder"
+        )
+    return folders[0]
+
+
+def weights_file(who: str, setting: str, given: str | None, published: tuple[str, str]) -> str:
+    """The file `given` for a reward's `setting`, or the `published` one: (repository, file).
+
+    ValueError if it does not exist or cannot be fetched.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    if given is not None:
+        if not Path(given).is_file():
+            raise ValueError(f"{who}: no such file: {given}")
+        return given
+    repository, name = published
+    cached = try_to_load_from_cache(repository, name)
+    if isinstance(cached, str):
+        return cached
+    way_out = f"name a file with `{setting}`"
+    if not hub_reachable():
+        raise ValueError(
+            f"{who}: {name} of {repository} is not in the cache, and the hub cannot be reached; "
+            f"{way_out}"
+        )
+    try:
+        return hf_hub_download(repository, name)
+    except OSError as error:
+        raise ValueError(
+            f"{who}: {name} of {repository} could not be fetched; {way_out} ({error})"
+        ) from error
+
+
+def is_hub_name(annotation: Any) -> bool:
+    """Whether a setting with this annotation is a model on the hub or in a folder."""
+    if HUB_NAME in getattr(annotation, "__metadata__", ()):
+        return True
+    return any(is_hub_name(part) for part in get_args(annotation))
