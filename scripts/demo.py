@@ -1,4 +1,4 @@
-"""`make demo`: align the shapes world, then say what came of it and which picture to open."""
+"""`make demo`: align the shapes world, then print the result and the image to open."""
 
 import json
 import subprocess

@@ -10,6 +10,7 @@ import yaml
 
 from flowrl.cli.steer import Painter, SteeredSampler, drivable, paint_steered
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.suites import load_suite, suite_summary
 from flowrl.media.pages import Page
 from flowrl.models.policy import Policy
@@ -108,6 +109,8 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
 
 
 def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
+    if given.out is not None:
+        check_output_file(given.out)
     source = given.prompts or run.prompts.held_out
     suite = None if given.suite is None else load_suite(given.suite)
     if suite is not None and given.prompts is not None:

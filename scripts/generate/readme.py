@@ -2,7 +2,7 @@
 
     python scripts/generate/readme.py
 
-A test holds README.md against this, so a new file or recipe cannot be forgotten.
+A test compares README.md with this, so no new file or recipe can be forgotten.
 """
 
 import ast

@@ -13,7 +13,7 @@ from PIL import Image
 from flowrl.evaluation.agreement import Resamples, credits
 from flowrl.evaluation.measure import Gallery, scores
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
-from flowrl.evaluation.reward_evaluation import EvaluateRewards, ask_judge, plain, robust_rows
+from flowrl.evaluation.reward_evaluation import EvaluateRewards, judge_pairs, plain, robust_rows
 from flowrl.evaluation.reward_report import headline, results, sentences
 from flowrl.paths import PROJECT
 from rewards import load as load_reward
@@ -188,7 +188,7 @@ def test_a_judge_that_likes_what_it_sees_first_is_found_out(preferences):
         return torch.where(verdict == 0.5, 0.6, 0.3 + 0.6 * verdict)
 
     gallery = Gallery(preferences.items)
-    asked = ask_judge("biased", judge, 0.0, preferences, gallery, given)
+    asked = judge_pairs("biased", judge, 0.0, preferences, gallery, given)
     resamples = Resamples.draw(preferences.clusters, 200, 0.99, 0)
     ties = headline(preferences, None)
     found = results(preferences, [asked], resamples, ties)
