@@ -66,7 +66,7 @@ class Arguments:
     recipes: tuple[str, ...] = tuple(RECIPES)
     ways: tuple[str, ...] = ("plain", "checkpointing", "compile", "both")
     rows: int | None = None
-    """Rows a call; by default 4 pictures, or 1 film."""
+    """Rows per call; by default 4 images, or 1 video."""
     frames: int = 81
     """Of Wan; as many as the memory allows."""
     iterations: int = 3

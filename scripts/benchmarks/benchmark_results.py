@@ -46,8 +46,10 @@ class Results:
         return line
 
     def fits(self, case: Case, remaining: float, whole: float) -> bool:
-        """Would a case end in the remaining seconds of a call? The first one of a model, whose time
-        nobody knows, may take most of a whole call."""
+        """Whether a case would end in the remaining seconds of a call.
+
+        The first one of a model, whose time is unknown, may take most of a whole call.
+        """
         known = [line["wall"] for line in self.lines()
                  if line["model"] == case.model and "wall" in line]  # fmt: skip
         return (max(known) if known else 0.7 * whole) < remaining

@@ -30,10 +30,10 @@ class Arguments:
     latency: float = 1.0
     """Seconds that the server takes for each."""
     waves: int = 8
-    """Requests are at_once times this."""
+    """Requests, as a multiple of at_once."""
     repeats: int = 5
     side: int = 256
-    """Pixels a side of the pictures, which are noise: the largest PNGs there are."""
+    """Pixels per side of the images, which are noise: the largest PNGs possible."""
 
 
 def serve(latency: float) -> None:

@@ -127,7 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
         seconds = (time.perf_counter() - began) / count
         print(
             f"{condition.name}: {exact} of {count} exact, {exact / count:.3f} "
-            f"({low:.3f} to {high:.3f}), graded {graded / count:.3f}, {seconds:.2f} s a picture"
+            f"({low:.3f} to {high:.3f}), graded {graded / count:.3f}, {seconds:.2f} s per image"
         )
     got, due = (sum(column) / len(near) for column in zip(*near, strict=True))
     print(f"one letter in ten wrong: {got:.3f} over {len(near)} texts; {due:.3f} by their lengths")

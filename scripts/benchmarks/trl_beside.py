@@ -5,7 +5,7 @@
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
 sample, score, credit, one optimizer step. The first two steps are not counted. The model is random
-and never stops by itself, so that both sides generate the same number of tokens. Needs the extra trl.
+and never stops by itself, so both sides generate the same number of tokens. Needs the extra trl.
 """
 
 import argparse

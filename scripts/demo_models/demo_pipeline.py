@@ -28,7 +28,7 @@ HEADS, HEAD_WIDTH, LAYERS = 3, 32, 4
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of words, with start and end around a prompt; the end token also pads, as in CLIP."""
+    """A tokenizer of words, with start and end around a prompt; the end also pads, as in CLIP."""
     words = sorted({word for prompt in world.all_prompts() for word in prompt.split()})
     vocabulary = {word: i for i, word in enumerate(["<unk>", "<start>", *words, "<end>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -54,7 +54,7 @@ def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
 
 
 def train_autoencoder(vae: AutoencoderTiny, pictures: Tensor, work: Work) -> None:
-    """Reconstruct pictures from noisy latents of about unit variance (the flow's errors are noise).
+    """Reconstruct images from noisy latents of about unit variance (the flow's errors are noise).
 
     The learning rate falls linearly; latents' mean and spread are held by a weak penalty, so that
     the pipeline's scaling factor is 1.
@@ -231,7 +231,7 @@ def main(
     save(pipe, out)
     accuracy = judge(out, out.with_suffix(".png"), work)
     print(
-        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} pictures of held-out "
+        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} images of held-out "
         f"prompts are right; {clock}"
     )
 

@@ -64,9 +64,9 @@ def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
 
 
 def train_autoencoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
-    """Reconstruct videos from noisy latents of about unit variance; noise, as the flow's errors are.
+    """Reconstruct videos from noisy latents of about unit variance: the flow's errors are noise.
 
-    A weak penalty holds the latents' mean and spread; what they end with is written to the
+    A weak penalty holds the latents' mean and spread; their final values are written to the
     settings. Weights are left as their half precision.
     """
     vae.train()
@@ -230,7 +230,7 @@ def main(
     save(pipe, out)
     accuracy = judge(out, out.with_suffix(".png"), work)
     print(
-        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} films of held-out "
+        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} videos of held-out "
         f"prompts are right; {clock}"
     )
 

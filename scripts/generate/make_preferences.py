@@ -39,7 +39,7 @@ EQUAL = 0.2  # share of prompts that may also have a tie
 
 
 def paint(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"]:
-    """Sample one image per prompt and number of steps, prompts outermost; 8 bits as on the sheet."""
+    """Sample one image per prompt and number of steps, prompts outermost; 8 bits deep."""
     pipe = DiffusionPipeline.from_pretrained("flowrl/demo/shapes-sd3")
     pipe.set_progress_bar_config(disable=True)
     shape = (pipe.transformer.config.in_channels, SIZE // 4, SIZE // 4)
@@ -142,7 +142,7 @@ def main() -> None:
     (given.out / "ranks.json").write_text(json.dumps(ranks(prompts, scores), indent=0) + "\n")
     ties = sum(row["label"] == 0.5 for row in rows)
     size = sum(path.stat().st_size for path in given.out.iterdir())
-    print(f"{len(prompts)} prompts, {len(images)} pictures, {len(rows)} pairs, {ties} of them ties")
+    print(f"{len(prompts)} prompts, {len(images)} images, {len(rows)} pairs, {ties} of them ties")
     print(
         f"{given.out}: {size / 1e3:.0f} kB; mean graded score by steps: {scores.mean(0).round(3)}"
     )

@@ -1,4 +1,4 @@
-"""flowrl on the machines of a Ray cluster: one Ray task per machine, which starts accelerate's launcher.
+"""flowrl on a Ray cluster: one Ray task per machine, which starts accelerate's launcher.
 
     python scripts/launch/on_ray.py --nodes 2 --gpus 8 configs/papers/flow_grpo_flux.yaml
     python scripts/launch/on_ray.py --nodes 2 --gpus 8 -- --resume runs/flux
