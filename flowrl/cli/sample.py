@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.suites import load_suite, suite_summary
 from flowrl.media.pages import Page
 from flowrl.models.policy import Policy
@@ -130,6 +131,8 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
 
 def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
     """Print the mean of each reward over samples of held-out prompts, or of a suite."""
+    if given.out is not None:
+        check_output_file(given.out)
     source = given.prompts or run.prompts.held_out
     suite = None if given.suite is None else load_suite(given.suite)
     if suite is not None and given.prompts is not None:

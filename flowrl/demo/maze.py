@@ -1,8 +1,8 @@
 """The world of the demo of several turns: find the way through a maze, one move a turn.
 
 The maze has 25 cells, A to Y in rows of five from the north-west, and walls. A prompt such as `CH:`
-says from where to where. A turn is a move, n, e, s or w; who runs into a wall stays, and the reply
-is the cell that one is then in. `flowrl/demo/maze.py:reply` is the environment, `reached` a reward.
+names the start and the goal. A turn is a move, n, e, s or w; a wall stops it, and the reply is the
+cell after it. `flowrl/demo/maze.py:reply` is the environment, `reached` a reward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ MazeSplit = Literal["train", "held_out"]
 
 
 def move(cell: str, move: str) -> str:
-    """The cell behind a move; the same one where a wall is."""
+    """The cell after a move; the same cell if there is a wall."""
     at, to = CELLS.index(cell), CELLS.index(cell) + MOVES[move]
     inside = to // MAZE_SIZE == at // MAZE_SIZE if move in "ew" else 0 <= to < len(CELLS)
     if not inside or "".join(sorted(cell + CELLS[to])) in WALLS:
@@ -33,7 +33,7 @@ def move(cell: str, move: str) -> str:
 
 
 def walk(start: str, text: str) -> str:
-    """The cell that one ends in. Letters that are no moves count for nothing."""
+    """The last cell of a walk. Letters that are no moves are ignored."""
     cell = start
     for letter in text:
         cell = move(cell, letter) if letter in MOVES else cell
@@ -41,7 +41,7 @@ def walk(start: str, text: str) -> str:
 
 
 def reply(prompt: str, meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, str] | None:
-    """The state is the cell; who comes back to the start is in the state that the prompt is."""
+    """The reply to the last turn, with its state: the cell, or the prompt at the start."""
     start, goal = prompt[:2]
     cell = walk(start, "".join(turns))
     if cell == goal:
@@ -56,19 +56,19 @@ def reached(samples: Samples) -> list[float]:
 
 
 def examples() -> Samples:
-    """The better one first."""
+    """Two transcripts, the better one first."""
     return Samples(["sFs", "sFe"], ["AK:"] * 2, torch.zeros(2, dtype=torch.long))
 
 
 def compass(cell: str, goal: str, dice: Random) -> str:
-    """A move towards the goal, by someone who does not know of walls."""
+    """A move towards the goal, as if there were no walls."""
     (y, x), (v, u) = (divmod(CELLS.index(place), MAZE_SIZE) for place in (cell, goal))
     return dice.choice("s" * (v > y) + "n" * (v < y) + "e" * (u > x) + "w" * (u < x))
 
 
 def prompts(split: MazeSplit) -> list[str]:
-    """All pairs of cells in a fixed order without meaning; one in eight is held out."""
-    found = ["".join(pair) + ":" for pair in permutations(CELLS, 2)]
-    found = [p for p in found if (key_hash("maze", p) % 8 == 0) == (split == "held_out")]
-    Random(0).shuffle(found)
-    return found
+    """All pairs of cells in a fixed random order; one in eight is held out."""
+    pairs = ["".join(pair) + ":" for pair in permutations(CELLS, 2)]
+    pairs = [p for p in pairs if (key_hash("maze", p) % 8 == 0) == (split == "held_out")]
+    Random(0).shuffle(pairs)
+    return pairs

@@ -1,7 +1,7 @@
-"""The video demo's world: short films of moving shapes, their prompts and the splits of prompts.
+"""The video demo's world: short videos of moving shapes, their prompts and the splits of prompts.
 
-As `flowrl.demo.world`, whose frames and splits it uses: a prompt is read by the code that checks
-films (`rewards.moving_shapes`), and a film is drawn for it at random places, sizes and speeds.
+It uses the frames and splits of `flowrl.demo.world`. `rewards.moving_shapes`, which checks videos,
+also reads the prompts; this module draws their videos at random places, sizes and speeds.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from rewards.moving_shapes import MOTIONS, Actor, parse_motion
 from rewards.shapes import COLOURS, SHAPES
 
 VIDEO_FRAMES = 5
-ACTOR_SHARES = {1: 0.3, 2: 0.7}  # by number of actors, among the films of pre-training
+ACTOR_SHARES = {1: 0.3, 2: 0.7}  # by number of actors, among the videos of pre-training
 TRAVEL = (9.0, 14.0)  # pixels from the first frame to the last
 RADIUS = {1: (5.2, 7.5), 2: (4.8, 5.8)}
 OPPOSITES = (
@@ -41,14 +41,14 @@ def all_moving_prompts() -> list[str]:
 
 
 def moving_prompts_of(name: Split) -> list[str]:
-    """In an order that mixes the kinds."""
+    """All prompts of a split, in an order that mixes the kinds."""
     prompts = [prompt for prompt in all_moving_prompts() if split(prompt) == name]
     random.Random(0).shuffle(prompts)
     return prompts
 
 
 def write_moving_prompts(folder: Path) -> None:
-    """Rows {"prompt": ...} of each split."""
+    """Write the rows {"prompt": ...} of each split."""
     for name in get_args(Split):
         lines = [json.dumps({"prompt": prompt}) for prompt in moving_prompts_of(name)]
         (folder / f"moving_{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -71,7 +71,7 @@ def play(actors: Sequence[Actor], rng: random.Random) -> list[list[PlacedObject]
 
 
 def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[PlacedObject]:
-    """A thing at even steps along its motion's axis, somewhere in its lane across it."""
+    """An actor at even steps along its motion's axis, at a random place across its lane."""
     radius, travel = rng.uniform(*RADIUS[lanes]), rng.uniform(*TRAVEL)
     dx, dy = MOTIONS[actor.motion]
     travel = travel if dx or dy else 0.0
@@ -89,7 +89,7 @@ def _path(actor: Actor, lane: int, lanes: int, rng: random.Random) -> list[Place
 
 
 def draw_moving_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
-    """n prompts of a split, one and two actors in the shares of SHARES."""
+    """n prompts of a split, one and two actors in the shares ACTOR_SHARES."""
     by_number: dict[int, list[str]] = {number: [] for number in ACTOR_SHARES}
     for prompt in moving_prompts_of(name):
         by_number[len(wanted_actors(prompt))].append(prompt)
@@ -98,10 +98,10 @@ def draw_moving_prompts(n: int, rng: random.Random, name: Split = "train") -> li
 
 
 def render_videos(prompts: Sequence[str], rng: random.Random) -> Float[Tensor, "n 5 3 32 32"]:
-    """One random film in 0..1 of each prompt."""
-    films = [play(wanted_actors(prompt), rng) for prompt in prompts]
-    frames = render([frame for film in films for frame in film])
-    return frames.unflatten(0, (len(films), VIDEO_FRAMES))
+    """One random video in 0..1 per prompt."""
+    videos = [play(wanted_actors(prompt), rng) for prompt in prompts]
+    frames = render([frame for video in videos for frame in video])
+    return frames.unflatten(0, (len(videos), VIDEO_FRAMES))
 
 
 if __name__ == "__main__":  # python -m flowrl.demo.moving_world

@@ -35,12 +35,12 @@ class Addition:
 
     @property
     def carries(self) -> bool:
-        """Do the ones make a ten?"""
+        """Whether the sum of the ones carries."""
         return self.a % 10 + self.b % 10 >= 10
 
     @property
     def careless(self) -> str:
-        """The answer of a writer who forgets that ten."""
+        """The answer of a writer who forgets the carry."""
         return str(self.a + self.b - 10 * self.carries)
 
     @property
@@ -51,21 +51,21 @@ class Addition:
 
 
 def problems(split: SumSplit) -> list[Addition]:
-    """All of a split, in a fixed order without meaning. a + b and b + a are in the same split."""
-    found = [Addition(a, b) for a, b in product(range(10, 100), repeat=2)]
-    found = [problem for problem in found if problem.split == split]
-    Random(0).shuffle(found)
-    return found
+    """All of a split, in a fixed random order. a + b and b + a are in the same split."""
+    sums = [Addition(a, b) for a, b in product(range(10, 100), repeat=2)]
+    sums = [problem for problem in sums if problem.split == split]
+    Random(0).shuffle(sums)
+    return sums
 
 
 def questions(split: Literal["train", "held_out"]) -> list[Addition]:
     """All sums of two numbers of 1 to 12 in a fixed order; one in four is held out."""
-    found = [Addition(a, b) for a, b in product(range(1, 13), repeat=2)]
-    found = [
+    sums = [Addition(a, b) for a, b in product(range(1, 13), repeat=2)]
+    sums = [
         problem
-        for problem in found
+        for problem in sums
         if (key_hash("questions", min(problem.a, problem.b), max(problem.a, problem.b)) % 4 == 0)
         == (split == "held_out")
     ]
-    Random(0).shuffle(found)
-    return found
+    Random(0).shuffle(sums)
+    return sums

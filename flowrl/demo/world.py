@@ -1,7 +1,7 @@
-"""The demo's world: pictures of coloured shapes, their prompts and the three splits of prompts.
+"""The demo's world: images of coloured shapes, their prompts and the three splits of prompts.
 
-A prompt is read into `WantedShapes` by the same code that checks pictures (`rewards.shapes`). Here
-a scene is drawn for it: places and sizes are random, what is to be seen is not.
+`rewards.shapes`, which checks images, also reads a prompt into `WantedShapes`. This module draws a
+scene for it, with random places and sizes.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from torch import Tensor
 from rewards.shapes import BACKGROUND, COLOURS, RELATIONS, SHAPES, WantedShapes, parse_shapes
 
 SIZE = 32  # pixels a side
-MARGIN = 1.0  # least distance, in pixels, of an object from the picture's edge
-GAP = 1.2  # least distance of two objects' boxes
+MARGIN = 1.0  # least distance, in pixels, of an object from the image's edge
+GAP = 1.2  # least distance between the boxes of two objects
 PROMPT_KINDS = ("single", "two", "count")
-KIND_SHARES = (0.2, 0.6, 0.2)  # of the kinds among the pictures of pre-training
+KIND_SHARES = (0.2, 0.6, 0.2)  # of the kinds among the images of pre-training
 
 Split = Literal["train", "held_out", "test"]
 
 
 @dataclass(frozen=True)
 class PlacedObject:
-    """An object to draw; centre and radius in pixels of a SIZE x SIZE picture."""
+    """An object to draw; centre and radius in pixels of a SIZE x SIZE image."""
 
     colour: str
     shape: str
@@ -51,7 +51,7 @@ def all_prompts() -> list[str]:
 
 
 def split(prompt: str) -> Split:
-    """Where a prompt belongs, by a hash of its text: an eighth held out, an eighth for the test.
+    """The split of a prompt, by a hash of its text: an eighth held out, an eighth for the test.
 
     Neither pre-training nor RL sees a held-out or a test prompt.
     """
@@ -87,7 +87,7 @@ def wanted_shapes(prompt: str) -> WantedShapes:
 
 
 def arrange(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
-    """Places and sizes for what is wanted; nothing overlaps or leaves the picture."""
+    """Place the wanted objects at random; none overlap or leave the image."""
     if wanted.relation is not None:
         return _arrange_pair(wanted, rng)
     low, high = (5.0, 8.0) if len(wanted.things) == 1 else (4.4, 5.6)
@@ -99,7 +99,7 @@ def arrange(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject]:
         if all(max(abs(x - t.x), abs(y - t.y)) > radius + t.radius + GAP for t in placed):
             placed.append(PlacedObject(*wanted.things[len(placed)], x, y, radius))
         tries += 1
-        if tries % 60 == 0:  # the first ones may leave no room for the last
+        if tries % 60 == 0:  # the first objects may leave no room for the last
             placed.clear()
     return placed
 
@@ -126,7 +126,7 @@ def _arrange_pair(wanted: WantedShapes, rng: random.Random) -> list[PlacedObject
 def render(
     scenes: Sequence[Sequence[PlacedObject]], size: int = SIZE
 ) -> Float[Tensor, "n 3 size size"]:
-    """Pictures in 0..1, edges smooth over one pixel; later objects of a scene cover earlier ones.
+    """Images in 0..1, edges smooth over one pixel; later objects of a scene cover earlier ones.
 
     `size` other than 32 draws the same scenes larger or smaller.
     """
@@ -159,7 +159,7 @@ def _distance(shape: Tensor, dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
 
 
 def draw_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]:
-    """n prompts of a split, the kinds in the shares of SHARES."""
+    """n prompts of a split, the kinds in the shares KIND_SHARES."""
     by_kind: dict[str, list[str]] = {kind: [] for kind in PROMPT_KINDS}
     for prompt in prompts_of(name):
         by_kind[wanted_shapes(prompt).kind].append(prompt)
@@ -167,7 +167,7 @@ def draw_prompts(n: int, rng: random.Random, name: Split = "train") -> list[str]
 
 
 def render_images(prompts: Sequence[str], rng: random.Random) -> Float[Tensor, "n 3 32 32"]:
-    """One random picture in 0..1 of each prompt."""
+    """One random image in 0..1 per prompt."""
     return render([arrange(wanted_shapes(prompt), rng) for prompt in prompts])
 
 

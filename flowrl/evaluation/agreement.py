@@ -1,14 +1,14 @@
-"""How well scores agree with what people preferred: pure functions on arrays.
+"""Agreement of scores with the preferences of people: pure functions on arrays.
 
 p pairs, n samples, c prompts. Of a pair (a, b):
 
 margin  score of a minus score of b, for a judge P(a preferred) - 1/2; NaN where there is none
-label   P(a preferred) as people said: 1, 0, or 1/2 for a tie; shares of voters may stand between
+label   P(a preferred) by people: 1, 0, or 1/2 for a tie; between them for shares of voters
 cluster the prompt's number. Pairs of one prompt are not independent, so prompts are resampled
 
 Intervals are percentile bootstraps over prompts (Efron 1979), the quantiles widened for few prompts
-as in Hesterberg, arXiv:1411.5279, section 5.3. All rewards are seen on the same resamples, so that
-their differences have intervals too.
+as in Hesterberg, arXiv:1411.5279, section 5.3. All rewards are evaluated on the same resamples, so
+that their differences have intervals too.
 """
 
 from collections.abc import Sequence
@@ -37,13 +37,13 @@ def preferred(label: Values) -> Float[np.ndarray, " p"]:
 
 
 def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -> Values:
-    """What each pair counts towards the accuracy: 0..1, NaN for a pair that is left out.
+    """The share of each pair in the accuracy: 0..1, NaN for a pair that is left out.
 
-    half        1 for the same verdict (two ties too), 1/2 where only one side says tie. Pick-a-Pic,
+    half        1 for the same verdict (two ties too), 1/2 if only one side is a tie. Pick-a-Pic,
                 arXiv:2305.01569, section 4. A reward that always ties has 1/2
-    excluded    pairs that people found equal are left out; a tie of the reward is wrong.
+    excluded    ties of people are left out; a tie of the reward is wrong.
                 ImageReward, arXiv:2304.05977; "without ties" of VideoGen-RewardBench
-    calibrated  three verdicts, of which a, b or tie must be hit; the reward says tie where
+    calibrated  three verdicts: a, b or tie must be right; the reward's verdict is a tie if
                 |margin| <= threshold. "With ties" of GenAI-Bench and VideoGen-RewardBench
                 (arXiv:2501.13918) after Deutsch et al., arXiv:2305.14324; see `tie_threshold`
     """
@@ -58,10 +58,10 @@ def credits(margin: Values, label: Values, ties: Ties, threshold: float = 0.0) -
 
 
 def tie_threshold(margin: Values, label: Values) -> float:
-    """The |margin| up to which saying "tie" gives the most right verdicts of three: >= 0.
+    """The threshold >= 0 of |margin| for a tie that makes the most of the three verdicts right.
 
     Exact, over every threshold that changes a verdict; the smallest of equals. It is chosen on the
-    pairs that it is then used on, as in the papers, so that the accuracy is a little too kind.
+    pairs that it is then used on, as in the papers, so the accuracy is slightly too high.
     """
     known = ~np.isnan(margin)
     size, people = np.abs(margin[known]), preferred(label[known])
@@ -81,7 +81,7 @@ def tie_threshold(margin: Values, label: Values) -> float:
 
 @dataclass(frozen=True)
 class Resamples:
-    """How often each of c prompts is drawn in each resample, and the level of intervals."""
+    """Counts of each of c prompts in each resample, and the level of intervals."""
 
     weights: Float[np.ndarray, "draws c"]
     level: float
@@ -102,16 +102,16 @@ class Resamples:
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(drawn > 0, self.weights @ sums / drawn, np.nan)
 
-    def interval(self, found: Float[np.ndarray, " draws"]) -> tuple[float, float]:
+    def interval(self, means: Float[np.ndarray, " draws"]) -> tuple[float, float]:
         from scipy import stats
 
-        found = found[~np.isnan(found)]
+        means = means[~np.isnan(means)]
         c = self.weights.shape[1]
-        if not len(found) or c < 2:
+        if not len(means) or c < 2:
             return float("nan"), float("nan")
         wide = stats.t.ppf((1 + self.level) / 2, c - 1) * (c / (c - 1)) ** 0.5
         tail = float(stats.norm.cdf(-wide))
-        low, high = np.quantile(found, [tail, 1 - tail])
+        low, high = np.quantile(means, [tail, 1 - tail])
         return float(low), float(high)
 
     def estimate(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
@@ -122,15 +122,15 @@ class Resamples:
         return MeanInterval(float(values[known].mean()), low, high, int(known.sum()))
 
     def share(self, values: Values, cluster: Int[np.ndarray, " p"]) -> MeanInterval:
-        """`estimate` for values in 0..1. Where all are 0 or all are 1 the bootstrap sees no spread;
-        the far end is then the exact bound for as many independent draws as prompts."""
-        found = self.estimate(values, cluster)
-        if found.n and found.value in (0.0, 1.0):
+        """`estimate` for values in 0..1. If all are 0 or all are 1 the bootstrap has no spread; the
+        far end is then the exact bound for as many independent draws as prompts."""
+        mean = self.estimate(values, cluster)
+        if mean.n and mean.value in (0.0, 1.0):
             prompts = len(np.unique(cluster[~np.isnan(values)]))
             reach = ((1 - self.level) / 2) ** (1 / prompts)
-            ends = (reach, 1.0) if found.value == 1.0 else (0.0, 1 - reach)
-            return MeanInterval(found.value, *ends, found.n)
-        return found
+            ends = (reach, 1.0) if mean.value == 1.0 else (0.0, 1 - reach)
+            return MeanInterval(mean.value, *ends, mean.n)
+        return mean
 
 
 def rank_correlations(
@@ -140,8 +140,8 @@ def rank_correlations(
 ) -> tuple[Float[np.ndarray, " g"], Float[np.ndarray, " g"]]:
     """Kendall's tau-b and Spearman's rho of each group's scores with its order by people.
 
-    rank 1 is best. 0 where the reward gives all of a group one score: it orders nothing. NaN where
-    people do so, or where fewer than two samples are scored.
+    rank 1 is best. 0 if the reward gives a whole group one score: it has no order. NaN if people
+    give it one rank, or if fewer than two samples are scored.
     """
     from scipy import stats
 
@@ -159,9 +159,9 @@ def rank_correlations(
 
 
 class Calibration(NamedTuple):
-    """Of probabilities p that a is preferred, against labels in 0..1."""
+    """Calibration of probabilities p that a is preferred, against labels in 0..1."""
 
-    brier: float  # mean (p - label)^2: 0 is best, 1/4 is always saying 1/2
+    brier: float  # mean (p - label)^2: 0 is best, a constant 1/2 has 1/4
     ece: float  # expected calibration error: mean |said - seen| over bins, by their counts
     said: tuple[float, ...]  # mean p of each bin that is not empty
     seen: tuple[float, ...]  # mean label there
@@ -169,7 +169,7 @@ class Calibration(NamedTuple):
 
 
 def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
-    """Each pair counts in both orders (p and 1 - p), so that nothing depends on who stood first."""
+    """Calibration with each pair in both orders (p and 1 - p), so that no order is preferred."""
     known = ~np.isnan(p)
     p, label = np.append(p[known], 1 - p[known]), np.append(label[known], 1 - label[known])
     if not len(p):
@@ -187,7 +187,7 @@ def calibration(p: Values, label: Values, bins: int = 10) -> Calibration:
 def fitted_scale(margin: Values, label: Values) -> float:
     """s of P(a preferred) = 1 / (1 + exp(-margin / s)), by maximum likelihood (Bradley-Terry).
 
-    Small where small margins decide; infinite where the margins say nothing or the opposite.
+    Small if small margins decide; infinite if the margins are uninformative or reversed.
     """
     from scipy import optimize
 
@@ -206,11 +206,11 @@ def fitted_scale(margin: Values, label: Values) -> float:
 
 
 class OrderAgreement(NamedTuple):
-    """What a judge says of the same pairs in both orders."""
+    """Verdicts of a judge on the same pairs in both orders."""
 
     toward_first: float  # mean P(the first shown is preferred) - 1/2
     consistent: float  # share of pairs with the same winner (or tie) in both orders
-    to_first: float  # share where whichever stood first won both times
+    to_first: float  # share where the first shown won both times
     to_second: float
     n: int
 
@@ -230,12 +230,12 @@ def position(p_ab: Values, p_ba: Values) -> OrderAgreement:
 
 
 def agreement(margins: Sequence[Values]) -> Float[np.ndarray, "r r"]:
-    """Share of pairs with the same winner, of those where both name one; NaN without any."""
+    """Share of pairs with the same winner, among those where both have one; NaN without any."""
     decided: list[Bool[np.ndarray, " p"]] = [~np.isnan(m) & (m != 0) for m in margins]
-    found = np.full((len(margins), len(margins)), np.nan)
+    share = np.full((len(margins), len(margins)), np.nan)
     for i, first in enumerate(margins):
         for j, second in enumerate(margins):
             both = decided[i] & decided[j]
             if both.any():
-                found[i, j] = (np.sign(first[both]) == np.sign(second[both])).mean()
-    return found
+                share[i, j] = (np.sign(first[both]) == np.sign(second[both])).mean()
+    return share

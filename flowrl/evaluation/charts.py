@@ -1,6 +1,6 @@
-"""Pieces of a page: HTML and SVG text without scripts or anything from elsewhere.
+"""Pieces of a page: HTML and SVG text without scripts or external files.
 
-Every text that is not this file's own is escaped here.
+All text from outside is escaped here.
 """
 
 import base64
@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.evaluation.agreement import MeanInterval
 from rewards.perception.media import to_pil
 
-LARGEST = 192  # pixels of a picture's longer side on the page
+LARGEST = 192  # pixels of an image's longer side on the page
 
 
 def table_number(x: float, digits: int = 1, scale: float = 100.0) -> str:
@@ -24,7 +24,7 @@ def table_number(x: float, digits: int = 1, scale: float = 100.0) -> str:
 
 
 def dots(rows: Sequence[tuple[str, MeanInterval]], mark: float | None = 0.5) -> str:
-    """A line each: name, dot with its interval on 0..1, number. `mark` is a dashed line.
+    """Rows of name, dot with its interval on 0..1, and number. `mark` is a dashed line.
 
     The axis begins and ends at tens of percent around all intervals.
     """
@@ -55,7 +55,7 @@ def dots(rows: Sequence[tuple[str, MeanInterval]], mark: float | None = 0.5) -> 
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls by itself. Cells are HTML; those that begin with <td are taken whole."""
+    """A table that scrolls by itself. Cells are HTML, wrapped in <td> if they are not yet."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     lines = [
         "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row)
@@ -66,20 +66,20 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def matrix(names: Sequence[str], share: Sequence[Sequence[float]]) -> str:
-    """Shares of agreement; the more above one half, the deeper the cell's colour."""
+    """A table of shares of agreement: the farther above one half, the deeper the cell's colour."""
     rows = []
     for i, name in enumerate(names):
         cells = [f"<td>{escape(name)}</td>"]
         for j, x in enumerate(share[i]):
             depth = 0 if i == j or not math.isfinite(x) else max(0.0, 2 * x - 1) * 70
-            paint = f"background:color-mix(in srgb, var(--mark) {depth:.0f}%, transparent)"
-            cells.append(f'<td style="{paint}">{"" if i == j else table_number(x, 0)}</td>')
+            style = f"background:color-mix(in srgb, var(--mark) {depth:.0f}%, transparent)"
+            cells.append(f'<td style="{style}">{"" if i == j else table_number(x, 0)}</td>')
         rows.append(cells)
     return html_table(["", *names], rows)
 
 
 def reliability(said: Sequence[float], seen: Sequence[float], count: Sequence[int]) -> str:
-    """What was said (across) against what was seen (up); a bin's area is its number of pairs."""
+    """A plot of predicted (across) against observed shares (up); a dot's area is its pairs."""
     size, edge = 200, 28
     span, most = size - edge - 8, max(count, default=1)
 

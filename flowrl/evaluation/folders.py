@@ -1,5 +1,5 @@
-"""A folder of pictures and videos as items with prompts: from a table, from what the files say of
-themselves, or from their names."""
+"""A folder of images and videos as items with prompts: from a table, from the metadata of the
+files, or from their names."""
 
 import json
 import re
@@ -19,21 +19,21 @@ Where = Literal["auto", "table", "metadata", "names"]
 
 FILE_COLUMNS = ("file", "file_name", "image", "video", "path")
 PROMPT_COLUMNS = ("prompt", "text", "caption")
-TABLES = ("prompts", "metadata")  # names of tables that are found by themselves
+TABLES = ("prompts", "metadata")  # names of tables that need no option
 DESCRIPTION, COMMENT = 0x010E, 0x9286  # EXIF
 
 
 class FolderItems(NamedTuple):
     items: list[Item]
-    told: str  # where the prompts came from, for the terminal
+    origin: str  # of the prompts, for the terminal
 
 
 def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
-    """Every picture and video below `folder`, those of one prompt together.
+    """Collect every image and video below `folder`, those of one prompt together.
 
-    auto takes a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), else what the
-    files say of themselves, else their names. UserError: no folder, no pictures, a table that lacks
-    its columns, a file without a prompt where one was asked for.
+    auto takes a table if there is one (`prompts.jsonl`, `metadata.jsonl` or csv), else the metadata
+    of the files, else their names. UserError: no folder, no images, a table that lacks its columns,
+    a file without metadata although `where` requires it.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
@@ -42,24 +42,24 @@ def find_items(folder: Path, table: Path | None, where: Where) -> FolderItems:
         raise UserError(f"{folder} has no prompts.jsonl; name a table with --prompts FILE")
     if table is not None:
         rows = _from_table(folder, table)
-        told = f"prompts from {table}"
+        origin = f"prompts from {table}"
     else:
         files = sorted(
             p for p in folder.rglob("*") if p.suffix.lower() in MEDIA_SUFFIXES and p.is_file()
         )
         rows = [(path, *_of_file(path, where), {}) for path in files]
-        told = "prompts from " + ", ".join(
+        origin = "prompts from " + ", ".join(
             f"{name} ({count})" for name, count in Counter(row[2] for row in rows).items()
         )
         rows = [(path, prompt, meta) for path, prompt, _, meta in rows]
     if not rows:
-        raise UserError(f"{folder} has no pictures or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")
+        raise UserError(f"{folder} has no images or videos ({', '.join(sorted(MEDIA_SUFFIXES))})")
     group = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompt for _, prompt, _ in rows))}
     items = [
         Item(Source(_name(path, folder), path), prompt, group[prompt], meta)
         for path, prompt, meta in rows
     ]
-    return FolderItems(sorted(items, key=lambda item: item.group), told)
+    return FolderItems(sorted(items, key=lambda item: item.group), origin)
 
 
 def _name(path: Path, folder: Path) -> str:
@@ -79,36 +79,39 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     if file is None or prompt is None:
         raise UserError(
             f"{table}: a column of files ({', '.join(FILE_COLUMNS)}) and one of prompts "
-            f"({', '.join(PROMPT_COLUMNS)}) wanted; there are {', '.join(rows[0])}"
+            f"({', '.join(PROMPT_COLUMNS)}) are needed; it has {', '.join(rows[0])}"
         )
-    found = []
+    paths = []
     for i, row in enumerate(rows):
         if not all(isinstance(row.get(column), str) and row[column] for column in (file, prompt)):
             raise UserError(f"{table}, row {i + 1}: {file} or {prompt} is empty")
         rest = {key: value for key, value in row.items() if key not in (file, prompt)}
-        found.append((folder / row[file], row[prompt], rest))
-    return found
+        paths.append((folder / row[file], row[prompt], rest))
+    return paths
 
 
 def _of_file(path: Path, where: Where) -> tuple[str, str]:
-    """Its prompt, and where it was read."""
-    said = written(path) if where != "names" else None
-    if said is not None:
-        return said, "the files' metadata"
+    """The prompt of a file, and its origin."""
+    prompt = embedded_prompt(path) if where != "names" else None
+    if prompt is not None:
+        return prompt, "the files' metadata"
     if where == "metadata":
-        raise UserError(f"{path} says no prompt in its metadata; try --prompts-from names")
-    return named(path), "file names"
+        raise UserError(f"{path} has no prompt in its metadata; try --prompts-from names")
+    return prompt_of_name(path), "file names"
 
 
-def named(path: Path) -> str:
-    """`a_red_circle_0003.png` is "a red circle"; a name of digits alone is the folder's name."""
+def prompt_of_name(path: Path) -> str:
+    """The prompt in a file's name: `a_red_circle_0003.png` is "a red circle".
+
+    A name of digits alone is replaced by the folder's name.
+    """
     words = re.sub(r"[_\s]+", " ", path.stem).strip()
     words = re.sub(r"[ -]?\(?\d+\)?$", "", words).strip(" -")
     return words or re.sub(r"[_\s]+", " ", path.parent.name).strip() or path.stem
 
 
-def written(path: Path) -> str | None:
-    """The prompt that a picture carries: in a PNG's text `prompt` (plain, or ComfyUI's graph),
+def embedded_prompt(path: Path) -> str | None:
+    """The prompt in an image's metadata: in a PNG's text `prompt` (plain, or ComfyUI's graph),
     `parameters` (AUTOMATIC1111: the text before the negative prompt), `Description`; or in EXIF."""
     if path.suffix.lower() not in IMAGE_SUFFIXES | MOVING:
         return None
@@ -117,19 +120,19 @@ def written(path: Path) -> str | None:
             text = {k: v for k, v in image.info.items() if isinstance(v, str)}
             exif = image.getexif()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None  # it is named when it is scored
+        return None  # scoring reports it
     if parameters := text.get("parameters"):
         return re.split(r"\n(?:Negative prompt|Steps):", parameters)[0].strip() or None
     if prompt := text.get("prompt"):
         return _of_graph(prompt) if prompt.lstrip().startswith("{") else prompt.strip()
-    for said in (text.get("Description"), exif.get(DESCRIPTION)):
-        if isinstance(said, str) and said.strip():
-            return said.strip()
+    for description in (text.get("Description"), exif.get(DESCRIPTION)):
+        if isinstance(description, str) and description.strip():
+            return description.strip()
     return None
 
 
 def _of_graph(text: str) -> str | None:
-    """ComfyUI stores its graph of nodes: the text of what a sampler's `positive` is wired to."""
+    """The prompt in a ComfyUI graph: the text of the node that a sampler's `positive` links to."""
     try:
         nodes = json.loads(text)
     except json.JSONDecodeError:

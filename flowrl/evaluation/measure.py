@@ -1,12 +1,13 @@
-"""Scores of many samples from one reward: in chunks, with what they cost.
+"""Scores of many samples from one reward: in chunks, with their cost.
 
-n samples. Groups (samples of one prompt) are contiguous and never parted between chunks, since some
+n samples. Groups (samples of one prompt) are contiguous and never split between chunks, since some
 rewards compare inside them.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -41,27 +42,27 @@ class Item(NamedTuple):
 
 
 class Cost(NamedTuple):
-    seconds: float  # a sample (or a question to a judge), wall time
-    calls: int  # samples or questions that were timed
-    megabytes: float | None  # most that a sample added to the memory in use; None if unknown
+    seconds: float  # per sample (or per verdict of a judge), wall time
+    calls: int  # samples or verdicts that were timed
+    megabytes: float | None  # largest growth of memory per sample; None if unknown
 
 
 @dataclass
 class Gallery:
-    """The samples of a data set, read when they are wanted and kept while they are few."""
+    """The samples of a data set, read on demand and kept while they are few."""
 
     items: Sequence[Item]
     frames: int = 16
-    broken: dict[str, str] = field(default_factory=dict)  # name: why it could not be read
+    broken: dict[str, str] = field(default_factory=dict)  # name: why it is not readable
     _kept: dict[int, Tensor | None] = field(default_factory=dict)
     _bytes: int = 0
 
     def samples(self, rows: Sequence[int], change: Perturbation | None = None) -> Samples:
-        """The samples of these rows; one tensor where all have one size."""
+        """The samples of these rows; one tensor if all have one size."""
         missing = [row for row in rows if row not in self._kept]
-        found = read_media([self.items[row].source for row in missing], self.frames)
-        self.broken |= found.broken
-        fresh = dict(zip(missing, found.media, strict=True))
+        read = read_media([self.items[row].source for row in missing], self.frames)
+        self.broken |= read.broken
+        fresh = dict(zip(missing, read.media, strict=True))
         for row, media in fresh.items():
             size = 0 if media is None else media.nbytes
             if self._bytes + size <= CACHE:
@@ -77,7 +78,7 @@ class Gallery:
 
 
 def chunks(items: Sequence[Item], rows: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Rows in parts of about `size`; a group is whole in its part, however large it is."""
+    """Rows in parts of about `size`; a group is whole in one part, whatever its size."""
     part: list[int] = []
     for i, row in enumerate(rows):
         begins = i == 0 or items[row].group != items[rows[i - 1]].group
@@ -102,7 +103,7 @@ def scores(
     size: int,
     change: Perturbation | None = None,
 ) -> tuple[Float[np.ndarray, " n"], Cost]:
-    """The reward's scores of these rows, NaN where it gave none."""
+    """The reward's scores of these rows, NaN where there is none."""
     values = np.full(len(rows), np.nan)
     clock = Clock()
     at = {row: i for i, row in enumerate(rows)}
@@ -110,16 +111,16 @@ def scores(
         samples = gallery.samples(part, change)
         for rows_ in _kinds(samples):
             some = samples if len(rows_) == len(part) else samples.take(rows_)
-            with clock.timing(len(rows_)), _Blamed(name):
-                found = score_all({name: reward}, some)
-            column = torch.where(found.scored[:, 0], found.values[:, 0], torch.nan)
+            with clock.timing(len(rows_)), _errors_of(name):
+                result = score_all({name: reward}, some)
+            column = torch.where(result.scored[:, 0], result.values[:, 0], torch.nan)
             values[[at[part[row]] for row in rows_]] = column.numpy()
     return values, clock.cost
 
 
 def _kinds(samples: Samples) -> list[list[int]]:
-    """Rows of pictures, then of videos: a reward sees one kind at a time. What could not be read
-    goes with the first."""
+    """Rows of images and rows of videos: a reward gets one kind per call. Unreadable samples go
+    with the first."""
     if isinstance(samples.media, Tensor):
         return [list(range(len(samples.prompts)))]
     parts: dict[int, list[int]] = {}
@@ -129,17 +130,13 @@ def _kinds(samples: Samples) -> list[list[int]]:
     return list(parts.values())
 
 
-@dataclass(frozen=True)
-class _Blamed:
-    """What a reward refuses is the user's to mend, by its name."""
-
-    name: str
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError):
-            raise UserError(f"reward {self.name!r}: {error}") from error
+@contextmanager
+def _errors_of(name: str) -> Iterator[None]:
+    """Turn a reward's refusals into the user's errors, in its name."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(f"reward {name!r}: {error}") from error
 
 
 def verdicts(
@@ -149,7 +146,7 @@ def verdicts(
     pairs: tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]],
     size: int,
 ) -> tuple[Float[np.ndarray, " p"], Cost]:
-    """P(first preferred) of each pair of rows, NaN where the judge gave no verdict."""
+    """P(first preferred) of each pair of rows, NaN where there is no verdict."""
     first, second = pairs
     values = np.full(len(first), np.nan)
     clock = Clock()
@@ -158,25 +155,25 @@ def verdicts(
         rows = sorted({int(r) for i in part for r in (first[i], second[i])})
         samples = gallery.samples(rows)
         readable = {r for r, m in zip(rows, samples.media, strict=True) if m is not None}
-        asked = [i for i in part if first[i] in readable and second[i] in readable]
-        if not asked:
+        chosen = [i for i in part if first[i] in readable and second[i] in readable]
+        if not chosen:
             continue
         kept = [k for k, row in enumerate(rows) if row in readable]
         place = {rows[k]: i for i, k in enumerate(kept)}
-        a = torch.tensor([place[int(first[i])] for i in asked])
-        b = torch.tensor([place[int(second[i])] for i in asked])
-        with clock.timing(len(asked)), _Blamed(name):
-            said = judge(samples.take(kept), a, b)
-        values[asked] = said.detach().double().cpu().numpy()
+        a = torch.tensor([place[int(first[i])] for i in chosen])
+        b = torch.tensor([place[int(second[i])] for i in chosen])
+        with clock.timing(len(chosen)), _errors_of(name):
+            preference = judge(samples.take(kept), a, b)
+        values[chosen] = preference.detach().double().cpu().numpy()
     return values, clock.cost
 
 
 @dataclass
 class Clock:
     """Wall seconds, and the growth of the memory in use: of the GPU if there is one, otherwise of
-    the process, where the system (Linux) tells its peak.
+    the process, if the system (Linux) knows its peak.
 
-    Of several calls the first, which imports and allocates, does not count.
+    The first of several calls, which imports and allocates, does not count.
     """
 
     calls: list[tuple[int, float]] = field(default_factory=list)  # samples, seconds
@@ -225,7 +222,7 @@ def _peak(reset: bool) -> float | None:
 
 
 def watched(parts: Sequence[Any], total: int, name: str) -> Iterator[Any]:
-    """The parts, with a progress bar where someone looks."""
+    """The parts, with a progress bar on a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=total, desc=name, leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -237,10 +234,10 @@ def watched(parts: Sequence[Any], total: int, name: str) -> Iterator[Any]:
 def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
     """`shapes,brightness` or `{name: shapes, kind: strict}` as specifications by label.
 
-    The same reward may be given twice with
-    other settings: the later ones are then called by them.
+    The same reward may be given several times with different settings: the label of a later one
+    includes them.
     """
-    found: dict[str, RewardSpec] = {}
+    by_label: dict[str, RewardSpec] = {}
     for word in words:
         try:
             given = yaml.safe_load(f"[{word}]")
@@ -253,19 +250,19 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
             raise UserError(f"{place}: {explain(error)}") from error
         for spec in specs:
             label = spec.label
-            if label in found:
+            if label in by_label:
                 settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())
                 label = f"{spec.name}({settings})"
-            if label in found:
+            if label in by_label:
                 raise UserError(f"{place}: {label} is given twice; leave one out")
-            found[label] = spec
-    return found
+            by_label[label] = spec
+    return by_label
 
 
 def check_specs(
     specs: Mapping[str, RewardSpec], place: str, want: Literal["load", "judge"] = "load"
 ) -> None:
-    """UserError where a name or a setting is wrong; nothing is loaded."""
+    """Check names and settings without loading anything. UserError for a wrong one."""
     for spec in specs.values():
         try:
             check_reward(spec.name, spec.settings, want)
@@ -290,10 +287,10 @@ def loaded_judge(name: str, spec: RewardSpec) -> tuple[Judge, float]:
 
 
 def _made(name: str, maker: Callable[[], T]) -> tuple[T, float]:
-    """A library that is not installed, or weights that are not there, are the user's to mend."""
+    """The result and its seconds. UserError for a missing library or missing weights."""
     begun = time.perf_counter()
     try:
-        found = maker()
+        made = maker()
     except (ValueError, ImportError, OSError) as error:
         raise UserError(f"reward {name!r}: {error}") from error
-    return found, time.perf_counter() - begun
+    return made, time.perf_counter() - begun

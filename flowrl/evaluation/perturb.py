@@ -1,7 +1,7 @@
-"""Changes that leave a picture what it is, or make it worse, and that no reward should pay for.
+"""Edits that leave an image as good as it is, or make it worse, and that no reward should pay for.
 
-A policy finds every one of them if its reward does: these are the handles of reward hacking. Sizes
-are shares of the picture's shorter side, so that a thumbnail and a photograph are changed alike.
+A policy learns any of them that its reward pays for: this is how rewards are hacked. Sizes are
+shares of the image's shorter side, so that a thumbnail and a photograph change by the same amount.
 """
 
 import io
@@ -94,7 +94,7 @@ def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
 
 
 class Robustness(NamedTuple):
-    """What an edit does to a reward. Shares are of pairs whose winner people named."""
+    """The effect of an edit on a reward. Shares are of pairs with a winner by people."""
 
     shift: MeanInterval  # mean (changed - clean score), in units of `spread`
     raised: float  # share of samples that score higher once changed
@@ -105,8 +105,8 @@ class Robustness(NamedTuple):
 def spread(score: Float[np.ndarray, " n"], group: Int[np.ndarray, " n"]) -> float:
     """Standard deviation of scores within a group (of one prompt), pooled over groups.
 
-    Where no group has two scored samples, over all of them. It is what a group's advantages are
-    made of, so a shift of 1 is worth as much as the whole difference between samples.
+    Over all samples if no group has two scored ones. A group's advantages are in this unit, so a
+    shift of 1 is worth as much as a typical difference between samples.
     """
     known = ~np.isnan(score)
     score, group = score[known], np.unique(group[known], return_inverse=True)[1]
@@ -135,7 +135,7 @@ class ScoredPairs(NamedTuple):
         label: Values,
         cluster: Int[np.ndarray, " p"],
     ) -> "ScoredPairs":
-        """Those whose winner people named."""
+        """The pairs with a winner by people."""
         people = preferred(label)
         named = people != 0
         first = people[named] > 0
@@ -150,11 +150,11 @@ def robustness(
     unit: float,
     resamples: Resamples,
 ) -> dict[str, Robustness]:
-    """Of each edit. `changed` is NaN for samples that were not edited; `unit` is `spread`."""
+    """The effect of each edit. `changed` is NaN for unedited samples; `unit` is `spread`."""
     owner = np.zeros(len(clean), int)
     owner[pairs.loser], owner[pairs.winner] = pairs.cluster, pairs.cluster
     right = clean[pairs.winner] > clean[pairs.loser]
-    found = {}
+    effects = {}
     for name, score in changed.items():
         moved = score - clean
         known = ~np.isnan(moved)
@@ -162,8 +162,8 @@ def robustness(
         with np.errstate(divide="ignore", invalid="ignore"):
             shift = resamples.estimate(np.where(moved == 0, 0.0, moved / unit), owner)
         beats = (score[pairs.loser] > clean[pairs.winner]).astype(float)
-        asked = right & ~np.isnan(score[pairs.loser])
-        overtakes = resamples.share(np.where(asked, beats, np.nan), pairs.cluster)
+        counted = right & ~np.isnan(score[pairs.loser])
+        overtakes = resamples.share(np.where(counted, beats, np.nan), pairs.cluster)
         raised = float((moved[known] > 0).mean()) if known.any() else float("nan")
-        found[name] = Robustness(shift, raised, overtakes, int(known.sum()))
-    return found
+        effects[name] = Robustness(shift, raised, overtakes, int(known.sum()))
+    return effects

@@ -1,4 +1,4 @@
-"""Preference data sets: what people said of pairs or orders of samples, whatever the layout.
+"""Preference data sets: verdicts of people on pairs or orders of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
 pickapic     caption, jpg_0, jpg_1, label_0; Pick-a-Pic, arXiv:2305.01569
@@ -9,8 +9,8 @@ genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXi
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
 
-The layout is found by its columns. A row may have a `category`; all others are handed to the
-rewards as they are. Ranks begin with the best; equal ranks are ties.
+The columns determine the layout. A row may have a `category`; rewards get all other columns
+unchanged. Ranks begin with the best; equal ranks are ties.
 """
 
 import math
@@ -31,7 +31,7 @@ from flowrl.evaluation.tables import rows_of
 PreferenceRow = Mapping[str, Any]
 
 
-class Said(NamedTuple):
+class JudgedRow(NamedTuple):
     """A row of a file: samples of one prompt, and a label (of two) or ranks."""
 
     prompt: Any
@@ -44,9 +44,9 @@ class Said(NamedTuple):
 class PreferenceLayout:
     columns: tuple[str, ...]
     read: Callable[
-        [PreferenceRow, str, str], Said | None
-    ]  # row, dimension, place; None: nobody judged it
-    dimension: str = ""  # the column with the labels, where one may choose it
+        [PreferenceRow, str, str], JudgedRow | None
+    ]  # row, dimension, place; None if there is no judgement
+    dimension: str = ""  # the column with the labels, if there is a choice
 
 
 PREFERENCE_WORDS = {
@@ -64,41 +64,41 @@ def preference_label(cell: Any, place: str) -> float:
     except (TypeError, ValueError):
         value = math.nan
     if not 0 <= value <= 1:
-        raise UserError(f"{place}: the label is {cell!r}; a, b or tie, or a number in 0..1 wanted")
+        raise UserError(f"{place}: the label is {cell!r}, not a, b, tie or a number in 0..1")
     return value
 
 
-def _plain(row: PreferenceRow, dimension: str, place: str) -> Said:
-    return Said(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
+    return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
 
 
-def _pickapic(row: PreferenceRow, dimension: str, place: str) -> Said | None:
+def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
     if row.get("has_label") is False:
         return None
-    return Said(
+    return JudgedRow(
         row["caption"], (row["jpg_0"], row["jpg_1"]), preference_label(row[dimension], place)
     )
 
 
-def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], Said | None]:
-    def read(row: PreferenceRow, dimension: str, place: str) -> Said | None:
+def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
+    def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
         given = row[ranks]
         if not isinstance(given, list) or len(given) != len(row[media]):
             raise UserError(f"{place}: {ranks} and {media} are not two lists of one length")
-        return Said(row["prompt"], row[media], ranks=[float(rank) for rank in given])
+        return JudgedRow(row["prompt"], row[media], ranks=[float(rank) for rank in given])
 
     return read
 
 
-def _hpdv2_pairs(row: PreferenceRow, dimension: str, place: str) -> Said | None:
+def _hpdv2_pairs(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
     first, second = row["human_preference"]
-    return Said(row["prompt"], row["file_path"], (1 + first - second) / 2)
+    return JudgedRow(row["prompt"], row["file_path"], (1 + first - second) / 2)
 
 
-def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], Said | None]:
-    def read(row: PreferenceRow, dimension: str, place: str) -> Said | None:
+def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
+    def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
         prompt = row.get("prompt") or row.get("instruct_prompt")
-        return Said(prompt, (row[left], row[right]), preference_label(row[dimension], place))
+        return JudgedRow(prompt, (row[left], row[right]), preference_label(row[dimension], place))
 
     return read
 
@@ -137,7 +137,7 @@ class Preferences:
     label: Float[np.ndarray, " p"]  # P(a preferred)
     category: tuple[str, ...]  # [p], "" for none
     cluster: Int[np.ndarray, " p"]  # the prompt's number
-    rank: Float[np.ndarray, " n"] | None  # 1 is best, where whole groups were ordered
+    rank: Float[np.ndarray, " n"] | None  # 1 is best, if whole groups were ordered
     unlabelled: int = 0  # rows without a judgement
 
     @property
@@ -158,27 +158,27 @@ class _Builder:
     ranks: list[float] = field(default_factory=list)
     prompts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, said: Said, row: PreferenceRow, folder: Path, place: str) -> None:
-        if not isinstance(said.prompt, str) or not said.prompt.strip():
+    def add(self, judged: JudgedRow, row: PreferenceRow, folder: Path, place: str) -> None:
+        if not isinstance(judged.prompt, str) or not judged.prompt.strip():
             raise UserError(f"{place}: the prompt is empty")
-        sources = [Source.of(m, folder, f"{place}, {i + 1}") for i, m in enumerate(said.media)]
-        number = self.prompts.setdefault(said.prompt, len(self.prompts))
-        group = len(self.ranks) if said.ranks else number
+        sources = [Source.of(m, folder, f"{place}, {i + 1}") for i, m in enumerate(judged.media)]
+        number = self.prompts.setdefault(judged.prompt, len(self.prompts))
+        group = len(self.ranks) if judged.ranks else number
         meta = {k: v for k, v in row.items() if not isinstance(v, bytes)}
         rows = []
         for i, source in enumerate(sources):
-            self.items.append(Item(source, said.prompt, group, meta))
+            self.items.append(Item(source, judged.prompt, group, meta))
             rows.append(len(self.items) - 1)
-            if said.ranks:
-                self.ranks.append(said.ranks[i])
+            if judged.ranks:
+                self.ranks.append(judged.ranks[i])
         category = str(row.get("category") or "")
         for i, j in combinations(range(len(rows)), 2):
-            gap = said.ranks[j] - said.ranks[i] if said.ranks else 0.0
-            label = said.label if said.label is not None else (1 + np.sign(gap)) / 2
+            gap = judged.ranks[j] - judged.ranks[i] if judged.ranks else 0.0
+            label = judged.label if judged.label is not None else (1 + np.sign(gap)) / 2
             self.pairs.append((rows[i], rows[j], float(label), category, number))
 
     def finish(self, name: str, layout: str, unlabelled: int) -> Preferences:
-        """Groups are made contiguous, and a sample that stands in several pairs is one sample."""
+        """Build the data set, with contiguous groups and each sample once."""
         keys = [
             (item.group, item.source.name if item.source.data is None else item.source.data)
             for item in self.items
@@ -209,18 +209,16 @@ def layout_of(columns: Sequence[str], place: str) -> str:
         if set(layout.columns) <= set(columns):
             return name
     wanted = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
-    raise UserError(
-        f"{place}: the columns {', '.join(columns)} are of no layout that is known ({wanted})"
-    )
+    raise UserError(f"{place}: the columns {', '.join(columns)} are of no known layout ({wanted})")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Which part of a data set is wanted, and how it is to be read."""
+    """The part of a data set to read, and how to read it."""
 
-    layout: str | None = None  # found by the columns if None
+    layout: str | None = None  # by the columns if None
     dimension: str | None = None  # the column of labels; the layout's own if None
-    images: Path | None = None  # where relative paths begin; the file's folder if None
+    images: Path | None = None  # the folder of relative paths; the file's folder if None
     prompts: int | None = None  # at most so many, drawn by the seed
     seed: int = 0
 
@@ -240,7 +238,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
     needed = (*layout.columns, *([dimension] if dimension else []))
     if lacking := [column for column in needed if column not in columns]:
         raise UserError(
-            f"{source}: layout {name} needs {', '.join(lacking)}; there are {', '.join(columns)}"
+            f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
     prompt = "caption" if name == "pickapic" else "prompt"
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))
@@ -253,11 +251,11 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         if str(row.get(prompt)) not in wanted:
             continue
         place = f"{source.name}, row {i + 1}"
-        said = layout.read(row, dimension, place)
-        if said is None or len(said.media) < 2:
+        judged = layout.read(row, dimension, place)
+        if judged is None or len(judged.media) < 2:
             unlabelled += 1
         else:
-            builder.add(said, row, choice.images or folder, place)
+            builder.add(judged, row, choice.images or folder, place)
     if not builder.pairs:
-        raise UserError(f"{source}: no pair of samples that anyone judged")
+        raise UserError(f"{source}: no pair of samples has a label")
     return builder.finish(f"{folder.name}/{source.stem}".strip("/"), name, unlabelled)

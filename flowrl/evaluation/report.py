@@ -1,35 +1,33 @@
-"""The page of `flowrl evaluate-rewards`: one file, no scripts, nothing from elsewhere."""
+"""The page of `flowrl evaluate-rewards`: one file without scripts or external files."""
 
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
-from flowrl.evaluation.agreement import MeanInterval, preferred
-from flowrl.evaluation.charts import dots, html_image, html_table, matrix, reliability, table_number
+from flowrl.evaluation.agreement import MeanInterval
+from flowrl.evaluation.charts import dots, html_table, matrix, reliability, table_number
 from flowrl.evaluation.measure import Gallery
-from flowrl.evaluation.perturb import EDITS, change
 from flowrl.evaluation.preferences import Preferences
+from flowrl.evaluation.report_samples import edit_strip, wrong_examples
 from flowrl.evaluation.reward_report import ReportTree, RewardResult, percent
 
 TIE_RULES = {
     "half": "ties count half (Pick-a-Pic)",
     "excluded": "people's ties left out (ImageReward, HPDv2)",
     "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
-    "one_order": "asked in one order only",
+    "one_order": "judged in one order only",
 }
 NOTES = (
     (
         "Accuracy",
         "Share of pairs whose winner the reward names as people do. Ties count half; or pairs that "
-        "people found equal are left out and a reward's own ties are wrong; or three verdicts are "
+        "people tree equal are left out and a reward's own ties are wrong; or three verdicts are "
         "asked for, and the reward says tie up to a threshold that is fitted on these very pairs.",
     ),
     (
         "Intervals",
         "Bootstrap over prompts, not pairs: pairs of one prompt are not independent. All rewards "
-        "are seen on the same resamples, so differences between them have intervals of their own.",
+        "use the same resamples, so differences between them have intervals of their own.",
     ),
     (
         "Rank correlation",
@@ -38,33 +36,33 @@ NOTES = (
     ),
     (
         "Calibration",
-        "Brier is the mean squared distance of P(a preferred) from what people said: 0 is best, "
-        "0.25 is always one half. ECE is the mean distance between said and seen over ten bins. A "
-        "reward has no probabilities; its margins are scaled by one fitted number first.",
+        "Brier is the mean squared distance of P(a preferred) from the label of people: 0 is best, "
+        "0.25 is always one half. ECE is the mean distance between predicted and observed shares "
+        "over ten bins. A reward has no probabilities; one fitted number scales its margins first.",
     ),
     (
         "Position bias",
-        "A judge sees each pair twice, each sample first once. Lean is how much more than one half "
-        "the first shown gets. Accuracies of judges average both orders unless they say otherwise.",
+        "A judge gets each pair twice, each sample first once. Lean is the mean preference for the "
+        "first shown, less one half. Accuracies of judges average both orders by default.",
     ),
     (
         "Robustness",
-        "Scores of changed pictures less those of the pictures as they are, in units of the "
-        "standard deviation of scores within a prompt (that is what training sees). Below it: of "
-        "the pairs that the reward had right, the share whose loser wins once it alone is changed.",
+        "Scores of edited samples less those of the samples as they are, in units of the standard "
+        "deviation of scores within a prompt, as in training. Below it: the share of correctly "
+        "ranked pairs whose loser wins once it alone is edited.",
     ),
 )
 
 
 def report_page(
-    found: ReportTree,
-    asked: Sequence[RewardResult],
+    tree: ReportTree,
+    outcomes: Sequence[RewardResult],
     preferences: Preferences,
     gallery: Gallery,
     examples: int,
     seed: int,
 ) -> str:
-    data = found["dataset"]
+    data = tree["dataset"]
     style = (Path(__file__).parent / "report.css").read_text()
     parts = [
         f"<h1>Which reward to trust: {escape(data['name'])}</h1>",
@@ -72,19 +70,19 @@ def report_page(
         '<ul class="findings">',
         *(
             f"<li>{escape(sentence).replace(' %', '&nbsp;%')}</li>"
-            for sentence in found["sentences"]
+            for sentence in tree["sentences"]
         ),
         "</ul>",
-        _accuracy(found),
-        _categories(found),
-        _ranks(found),
-        _agreement(found),
-        _robustness(found),
-        _strip(asked, preferences, gallery, seed),
-        _calibration(found),
-        _position(found),
-        _costs(found),
-        *(_examples(a, preferences, gallery, examples) for a in asked),
+        _accuracy(tree),
+        _categories(tree),
+        _ranks(tree),
+        _agreement(tree),
+        _robustness(tree),
+        edit_strip(outcomes, preferences, gallery, seed),
+        _calibration(tree),
+        _position(tree),
+        _costs(tree),
+        *(wrong_examples(a, preferences, gallery, examples) for a in outcomes),
         _broken(data["broken"]),
         _notes(),
     ]
@@ -99,13 +97,13 @@ def report_page(
 
 
 def _summary(data: ReportTree) -> str:
-    said = f"{data['pairs']} pairs of {data['samples']} samples for {data['prompts']} prompts, "
-    said += f"{data['ties']} of them ties; layout {data['layout']}."
-    return said + (f" {data['unlabelled']} rows without a label." if data["unlabelled"] else "")
+    text = f"{data['pairs']} pairs of {data['samples']} samples for {data['prompts']} prompts, "
+    text += f"{data['ties']} of them ties; layout {data['layout']}."
+    return text + (f" {data['unlabelled']} rows without a label." if data["unlabelled"] else "")
 
 
-def _accuracy(found: ReportTree) -> str:
-    rewards, ties = found["rewards"], found["ties"]
+def _accuracy(tree: ReportTree) -> str:
+    rewards, ties = tree["rewards"], tree["ties"]
     order = sorted(rewards, key=lambda n: -_low(rewards[n]["accuracy"][ties].value))
     rows = [(name, rewards[name]["accuracy"][ties]) for name in order]
     kinds = [k for k in TIE_RULES if any(k in r["accuracy"] for r in rewards.values())]
@@ -118,14 +116,14 @@ def _accuracy(found: ReportTree) -> str:
         ]
         for name in order
     ]
-    level = percent(found["level"], 0)
+    level = percent(tree["level"], 0)
     return (
         f'<h2>Accuracy</h2><p class="note">Percent of pairs, {TIE_RULES[ties]}, with {level} '
         "intervals over prompts. The dashed line is guessing.</p>"
         + dots(rows)
         + "<h3>With other treatments of ties</h3>"
         + html_table(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], cells)
-        + _differences(found)
+        + _differences(tree)
     )
 
 
@@ -140,8 +138,8 @@ def _estimate(e: MeanInterval | None, digits: int = 1, scale: float = 100.0) -> 
     return f"{table_number(e.value, digits, scale)}<small>{span}</small>"
 
 
-def _differences(found: ReportTree) -> str:
-    if not found["differences"]:
+def _differences(tree: ReportTree) -> str:
+    if not tree["differences"]:
         return ""
     rows = [
         [
@@ -149,28 +147,28 @@ def _differences(found: ReportTree) -> str:
             _estimate(MeanInterval(d["value"], d["low"], d["high"], d["n"])),
             "settled" if d["low"] > 0 or d["high"] < 0 else "not settled",
         ]
-        for d in found["differences"]
+        for d in tree["differences"]
     ]
     return "<h3>Differences on the same pairs, in points</h3>" + html_table(
         ["", "points", ""], rows
     )
 
 
-def _categories(found: ReportTree) -> str:
-    names = list(found["dataset"]["categories"])
+def _categories(tree: ReportTree) -> str:
+    names = list(tree["dataset"]["categories"])
     if not names:
         return ""
-    counts = found["dataset"]["categories"]
+    counts = tree["dataset"]["categories"]
     rows = [
         [escape(r), *(_estimate(v["categories"][c]) for c in names)]
-        for r, v in found["rewards"].items()
+        for r, v in tree["rewards"].items()
     ]
     head = ["", *(f"{c} ({counts[c]})" for c in names)]
     return f"<h2>By category</h2>{html_table(head, rows)}"
 
 
-def _ranks(found: ReportTree) -> str:
-    ranked = {n: r["rank"] for n, r in found["rewards"].items() if r.get("rank")}
+def _ranks(tree: ReportTree) -> str:
+    ranked = {n: r["rank"] for n, r in tree["rewards"].items() if r.get("rank")}
     if not ranked:
         return ""
     rows = [
@@ -182,14 +180,14 @@ def _ranks(found: ReportTree) -> str:
     return f"<h2>Rank correlation</h2>{note}{html_table(['', 'Kendall', 'Spearman'], rows)}"
 
 
-def _agreement(found: ReportTree) -> str:
-    names, share = found["agreement"]["names"], found["agreement"]["share"]
+def _agreement(tree: ReportTree) -> str:
+    names, share = tree["agreement"]["names"], tree["agreement"]["share"]
     note = '<p class="note">Percent of pairs with the same winner, where both name one.</p>'
     return f"<h2>Who agrees with whom</h2>{note}{matrix(names, share)}"
 
 
-def _robustness(found: ReportTree) -> str:
-    held = {n: r["robustness"] for n, r in found["rewards"].items() if r.get("robustness")}
+def _robustness(tree: ReportTree) -> str:
+    held = {n: r["robustness"] for n, r in tree["rewards"].items() if r.get("robustness")}
     if not held:
         return ""
     rows = []
@@ -206,56 +204,34 @@ def _robustness(found: ReportTree) -> str:
         rows.append(cells)
     note = (
         '<p class="note">Shift of the score in spreads within a prompt, and how many losers win '
-        "once they alone are changed. Red: a policy is paid for this change.</p>"
+        "once they alone are edited. Red: a policy is paid for this edit.</p>"
     )
     return f"<h2>What fools it</h2>{note}{html_table(['', *next(iter(held.values()))], rows)}"
 
 
-def _strip(asked: Sequence[RewardResult], p: Preferences, gallery: Gallery, seed: int) -> str:
-    """One sample as it is and after every edit, with every reward's scores."""
-    scored = [a for a in asked if a.score is not None and a.changed]
-    if not scored:
-        return ""
-    known = np.all([~np.isnan(c) for a in scored for c in a.changed.values()], 0)
-    if not known.any():
-        return ""
-    row = int(np.flatnonzero(known)[0])
-    figures = []
-    for edit in ("as it is", *EDITS):
-        how = change(EDITS[edit], seed) if edit in EDITS else None
-        media = gallery.samples([row], how).media[0]
-        values = [
-            f"{escape(a.name)} {(a.changed[edit] if edit in EDITS else a.score)[row]:.3g}"  # type: ignore[index]
-            for a in scored
-        ]
-        figures.append(
-            f"<figure>{html_image(media, edit)}<figcaption><b>{edit}</b><br>"
-            f"{'<br>'.join(values)}</figcaption></figure>"
-        )
-    prompt = escape(p.items[row].prompt)
-    return f'<h3>One sample: {prompt}</h3><div class="strip">{"".join(figures)}</div>'
-
-
-def _calibration(found: ReportTree) -> str:
+def _calibration(tree: ReportTree) -> str:
     plots = []
-    for name, reward in found["rewards"].items():
+    for name, reward in tree["rewards"].items():
         c = reward["calibration"]
         if not c["n"]:
             continue
-        how = "as it speaks" if c["scale"] is None else f"margins over {c['scale']:.3g}"
-        how = "its margins say nothing" if c["scale"] == float("inf") else how
+        how = "as it is" if c["scale"] is None else f"margins over {c['scale']:.3g}"
+        how = "its margins are uninformative" if c["scale"] == float("inf") else how
         plots.append(
             f"<figure>{reliability(c['said'], c['seen'], c['n'])}<figcaption>"
             f"<b>{escape(name)}</b>, {how}<br>Brier {c['brier']:.3f}, ECE {c['ece']:.3f}"
             "</figcaption></figure>"
         )
-    note = '<p class="note">Said P(preferred) across, seen up; the dashed line is right.</p>'
+    note = (
+        '<p class="note">Predicted P(preferred) across, observed share up; the dashed line is '
+        "perfect.</p>"
+    )
     return f'<h2>Calibration</h2>{note}<div class="plots">{"".join(plots)}</div>'
 
 
-def _position(found: ReportTree) -> str:
+def _position(tree: ReportTree) -> str:
     rows = []
-    for name, reward in found["rewards"].items():
+    for name, reward in tree["rewards"].items():
         if "position" in reward:
             p = reward["position"]
             lean = f"{100 * p['toward_first']:+.1f}"
@@ -265,43 +241,16 @@ def _position(found: ReportTree) -> str:
     return f"<h2>Position bias of judges, percent</h2>{html_table(head, rows)}" if rows else ""
 
 
-def _costs(found: ReportTree) -> str:
+def _costs(tree: ReportTree) -> str:
     rows = []
-    for name, reward in found["rewards"].items():
+    for name, reward in tree["rewards"].items():
         c = reward["cost"]
         memory = "&ndash;" if c["megabytes"] is None else f"{c['megabytes']:.1f}"
         rows.append(
             [escape(name), f"{1000 * c['seconds']:.3g}", memory, f"{c['load_seconds']:.1f}"]
         )
-    head = ["", "ms a sample or verdict", "MB a sample, at most", "s to load"]
+    head = ["", "ms per sample or verdict", "MB per sample, at most", "s to load"]
     return f"<h2>Cost</h2>{html_table(head, rows)}"
-
-
-def _examples(a: RewardResult, p: Preferences, gallery: Gallery, most: int) -> str:
-    """The pairs where the reward was surest of what people say is wrong."""
-    wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
-    order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
-    cards = []
-    for i in order:
-        samples = gallery.samples([int(p.a[i]), int(p.b[i])])
-        figures = []
-        for side, row in enumerate((p.a[i], p.b[i])):
-            people = (p.label[i] > 0.5) == (side == 0)
-            who = '<b class="people">people</b>' if people else f'<b class="wrong">{_short(a)}</b>'
-            score = a.score[row] if a.score is not None else 0.5 + a.margin[i] * (1 - 2 * side)
-            image = html_image(samples.media[side], p.items[row].prompt)
-            figures.append(f"<figure>{image}<figcaption>{score:.3g} {who}</figcaption></figure>")
-        prompt = escape(p.items[p.a[i]].prompt[:200])
-        cards.append(f'<div class="pair"><p>{prompt}</p><div>{"".join(figures)}</div></div>')
-    if not cards:
-        return ""
-    title = f"Where {escape(a.name)} and people differ most"
-    note = f'<p class="note">{len(wrong)} pairs in all; the surest of them.</p>'
-    return f'<h2>{title}</h2>{note}<div class="pairs">{"".join(cards)}</div>'
-
-
-def _short(a: RewardResult) -> str:
-    return escape(a.name if len(a.name) <= 18 else "the reward")
 
 
 def _broken(broken: dict[str, str]) -> str:

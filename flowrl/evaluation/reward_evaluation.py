@@ -1,4 +1,4 @@
-"""`flowrl evaluate-rewards`: which reward to trust, by what people preferred."""
+"""`flowrl evaluate-rewards`: which reward to trust, by the preferences of people."""
 
 import json
 import math
@@ -21,6 +21,7 @@ from flowrl.evaluation.measure import (
     scores,
     verdicts,
 )
+from flowrl.evaluation.outputs import make_output_folder
 from flowrl.evaluation.perturb import EDITS, ScoredPairs, change
 from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
 from flowrl.evaluation.report import report_page
@@ -40,8 +41,8 @@ from rewards import Judge, Reward
 
 @dataclass
 class EvaluateRewards:
-    """Hold rewards and judges against what people preferred: accuracy, ranks, calibration, position
-    bias, agreement, cost, and which changes of a picture fool them. Writes a page and a JSON."""
+    """Compare rewards and judges with the preferences of people: accuracy, ranks, calibration,
+    position bias, agreement, cost, and the edits that fool them. Writes a page and a JSON."""
 
     dataset: Word[Path]
     """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
@@ -49,35 +50,35 @@ class EvaluateRewards:
     rewards: tuple[str, ...] = ()
     """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
     judges: tuple[str, ...] = ()
-    """Pairwise judges, asked in both orders."""
+    """Pairwise judges, which get each pair in both orders."""
     layout: str | None = None
-    """If the columns do not tell."""
+    """The layout, if the columns do not determine it."""
     dimension: str | None = None
     """The column of labels, such as VQ of VideoGen-RewardBench."""
     images: Path | None = None
-    """Where relative paths begin; the table's folder if not given."""
+    """The folder of relative paths; the table's folder if not given."""
     prompts: int | None = None
-    """At most so many prompts, drawn by the seed."""
+    """Largest number of prompts, drawn by the seed."""
     ties: Ties | None = None
-    """How ties count in the headline; as the data set's paper does if not given."""
+    """Treatment of ties in the headline; that of the data set's paper if not given."""
     level: float = 0.99
-    """Of the intervals. 0.99, since one page compares many things."""
+    """Level of the intervals: 0.99, since one page makes many comparisons."""
     resamples: int = 2000
     robust: int = 200
-    """Pairs whose samples are changed to see what fools the rewards; 0 leaves that out."""
+    """Pairs whose samples are edited to find what fools the rewards; 0 leaves that out."""
     examples: int = 6
-    """Pairs to show that a reward got most wrong."""
+    """Pairs shown per reward, those where it is most wrong."""
     chunk: int = 16
-    """Samples (or pairs) a call."""
+    """Samples (or pairs) per call."""
     frames: int = 16
-    """Of a video, evenly spaced."""
+    """Frames of a video, evenly spaced."""
     seed: int = 0
     out: Path | None = None
     """A folder; reward-evaluation-0001 or the next number if not given."""
 
 
 def report_rewards(given: EvaluateRewards) -> Path:
-    """Everything; the folder with the page and the JSON."""
+    """Evaluate and write; returns the folder with the page and the JSON."""
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
     _check(given, rewards, judges)
@@ -86,24 +87,26 @@ def report_rewards(given: EvaluateRewards) -> Path:
     ties = headline(preferences, given.ties)
     say = f"{preferences.name} ({preferences.layout}): {preferences.clusters} prompts, "
     print(f"{say}{len(preferences.items)} samples, {len(preferences.a)} pairs")
+    out = given.out or numbered(Path(), "reward-evaluation")
+    make_output_folder(out)
     gallery = Gallery(preferences.items, given.frames)
     items = preferences.items
-    asked = [ask(n, loaded(n, s, items), preferences, gallery, given) for n, s in rewards.items()]
-    asked += [
-        ask_judge(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
+    outcomes = [
+        score_pairs(n, loaded(n, s, items), preferences, gallery, given) for n, s in rewards.items()
+    ]
+    outcomes += [
+        judge_pairs(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
     ]
     if len(gallery.broken) == len(preferences.items):
-        raise UserError(f"no sample can be read: {next(iter(gallery.broken.values()))}")
+        raise UserError(f"no sample is readable: {next(iter(gallery.broken.values()))}")
     resamples = Resamples.draw(preferences.clusters, given.resamples, given.level, given.seed)
-    found = results(preferences, asked, resamples, ties)
-    found["dataset"]["broken"] = gallery.broken
-    found["sentences"] = sentences(found)
-    out = given.out or numbered(Path(), "reward-evaluation")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "evaluation.json").write_text(json.dumps(plain(found), indent=1) + "\n")
-    html = report_page(found, asked, preferences, gallery, given.examples, given.seed)
+    tree = results(preferences, outcomes, resamples, ties)
+    tree["dataset"]["broken"] = gallery.broken
+    tree["sentences"] = sentences(tree)
+    (out / "evaluation.json").write_text(json.dumps(plain(tree), indent=1) + "\n")
+    html = report_page(tree, outcomes, preferences, gallery, given.examples, given.seed)
     (out / "evaluation.html").write_text(html)
-    print(table(found))
+    print(table(tree))
     print(f"\npage: {out / 'evaluation.html'}\nnumbers: {out / 'evaluation.json'}")
     return out
 
@@ -112,41 +115,44 @@ def _check(
     given: EvaluateRewards, rewards: Mapping[str, RewardSpec], judges: Mapping[str, RewardSpec]
 ) -> None:
     if not rewards and not judges:
-        raise UserError("evaluate-rewards: name rewards, such as --rewards shapes,brightness")
+        raise UserError("evaluate-rewards: no rewards; add --rewards shapes,brightness or others")
     if both := set(rewards) & set(judges):
         raise UserError(f"--judges: {', '.join(both)} is among the rewards too; leave one out")
     if not 0 < given.level < 1:
         raise UserError(f"--level: {given.level} is not between 0 and 1")
-    for name, value in (("resamples", given.resamples), ("chunk", given.chunk)):
-        if value < 1:
-            raise UserError(f"--{name}: at least 1, not {value}")
+    least = {"resamples": 1, "chunk": 1, "frames": 1, "robust": 0, "examples": 0, "seed": 0}
+    for name, value in vars(given).items():
+        if name in least and value < least[name]:
+            raise UserError(f"--{name} must be at least {least[name]}, not {value}")
+    if given.prompts is not None and given.prompts < 1:
+        raise UserError(f"--prompts must be at least 1, not {given.prompts}")
     check_specs(rewards, "--rewards")
     check_specs(judges, "--judges", "judge")
 
 
-def ask(
+def score_pairs(
     name: str,
     made: tuple[Reward, float],
     preferences: Preferences,
     gallery: Gallery,
     given: EvaluateRewards,
 ) -> RewardResult:
-    """Scores of all samples, and of those of some pairs after every edit."""
+    """Score all samples, and those of some pairs after every edit."""
     reward, seconds = made
     p = preferences
     score, cost = scores(name, reward, gallery, range(len(p.items)), given.chunk)
     changed = {}
     rows = robust_rows(p, given.robust, given.seed)
     for edit in EDITS if rows else ():
-        found = np.full(len(p.items), np.nan)
+        scored = np.full(len(p.items), np.nan)
         how = change(EDITS[edit], given.seed)
-        found[rows], _ = scores(f"{name}, {edit}", reward, gallery, rows, given.chunk, how)
-        changed[edit] = found
+        scored[rows], _ = scores(f"{name}, {edit}", reward, gallery, rows, given.chunk, how)
+        changed[edit] = scored
     return RewardResult(name, score[p.a] - score[p.b], cost, seconds, score=score, changed=changed)
 
 
 def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:
-    """The samples of at most so many pairs whose winner people named; whole groups, in order."""
+    """The samples of at most `most` pairs with a winner by people; whole groups, in order."""
     pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
     order = np.random.default_rng([seed, 1]).permutation(len(pairs.winner))[:most]
     chosen = {int(row) for i in order for row in (pairs.winner[i], pairs.loser[i])}
@@ -154,7 +160,7 @@ def robust_rows(p: Preferences, most: int, seed: int) -> list[int]:
     return [row for row, item in enumerate(p.items) if item.group in groups]
 
 
-def ask_judge(
+def judge_pairs(
     name: str,
     judge: Judge,
     seconds: float,
@@ -162,7 +168,7 @@ def ask_judge(
     gallery: Gallery,
     given: EvaluateRewards,
 ) -> RewardResult:
-    """Every pair in both orders; the margin is the mean of the two verdicts, less 1/2."""
+    """Judge every pair in both orders; the margin is the mean of the two verdicts, less 1/2."""
     p = preferences
     ab, first = verdicts(name, judge, gallery, (p.a, p.b), given.chunk)
     ba, second = verdicts(f"{name}, other order", judge, gallery, (p.b, p.a), given.chunk)
@@ -173,13 +179,13 @@ def ask_judge(
     return RewardResult(name, (ab + 1 - ba) / 2 - 0.5, cost, seconds, orders=(ab, ba))
 
 
-def table(found: ReportTree) -> str:
+def table(tree: ReportTree) -> str:
     """The terminal's summary."""
-    level = percent(found["level"], 0)
-    head = ("reward", f"accuracy ({found['ties']})", f"{level} interval", "tied", "unscored", "ms")
+    level = percent(tree["level"], 0)
+    head = ("reward", f"accuracy ({tree['ties']})", f"{level} interval", "tied", "unscored", "ms")
     rows: list[tuple[str, ...]] = [head]
-    for name, reward in found["rewards"].items():
-        e = reward["accuracy"][found["ties"]]
+    for name, reward in tree["rewards"].items():
+        e = reward["accuracy"][tree["ties"]]
         rows.append(
             (
                 name,
@@ -192,11 +198,11 @@ def table(found: ReportTree) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(["", *(line.rstrip() for line in lines), "", *found["sentences"]])
+    return "\n".join(["", *(line.rstrip() for line in lines), "", *tree["sentences"]])
 
 
 def plain(tree: Any) -> Any:
-    """Named tuples as mappings, numpy's numbers as Python's, NaN and infinity as null."""
+    """The tree as JSON: named tuples as mappings, numbers of Python, NaN and infinity as null."""
     if isinstance(tree, Mapping):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, tuple) and type(tree) is not tuple:

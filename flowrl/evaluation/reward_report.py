@@ -1,4 +1,4 @@
-"""What an evaluation of rewards found, as one tree of numbers (the JSON), and in sentences."""
+"""The results of an evaluation of rewards, as one tree of numbers (the JSON) and in sentences."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ ReportTree = dict[str, Any]
 
 @dataclass
 class RewardResult:
-    """What one reward or judge said of a data set."""
+    """Verdicts of one reward or judge on a data set."""
 
     name: str
     margin: Values  # [p] score of a minus score of b; of a judge P(a) - 1/2, over both orders
@@ -46,25 +46,25 @@ class RewardResult:
 
 
 def headline(preferences: Preferences, ties: Ties | None) -> Ties:
-    """How the data set's own paper treats ties, unless the user says."""
+    """The treatment of ties: the user's, or that of the data set's own paper."""
     return ties or HEADLINE.get(preferences.layout, "excluded")
 
 
 def results(
-    preferences: Preferences, asked: Sequence[RewardResult], resamples: Resamples, ties: Ties
+    preferences: Preferences, outcomes: Sequence[RewardResult], resamples: Resamples, ties: Ties
 ) -> ReportTree:
-    """Everything that is known, for the page and the JSON."""
+    """All results, for the page and the JSON."""
     of_people = preferences.label - 0.5
-    names = ["people", *(a.name for a in asked)]
+    names = ["people", *(a.name for a in outcomes)]
     return {
         "dataset": _dataset(preferences),
         "level": resamples.level,
         "ties": ties,
-        "rewards": {a.name: _reward(preferences, a, resamples, ties) for a in asked},
-        "differences": _differences(preferences, asked, resamples, ties),
+        "rewards": {a.name: _reward(preferences, a, resamples, ties) for a in outcomes},
+        "differences": _differences(preferences, outcomes, resamples, ties),
         "agreement": {
             "names": names,
-            "share": agreement([of_people, *(a.margin for a in asked)]).tolist(),
+            "share": agreement([of_people, *(a.margin for a in outcomes)]).tolist(),
         },
     }
 
@@ -86,7 +86,7 @@ def _dataset(p: Preferences) -> ReportTree:
 
 def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -> ReportTree:
     threshold = tie_threshold(a.margin, p.label)
-    found: ReportTree = {
+    tree: ReportTree = {
         "kind": "judge" if a.orders is not None else "reward",
         "unscored_pairs": int(np.isnan(a.margin).sum()),
         "tied_pairs": int((a.margin == 0).sum()),
@@ -105,22 +105,22 @@ def _reward(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -
     if a.score is not None:
         group = np.array([item.group for item in p.items])
         known = a.score[~np.isnan(a.score)]
-        found["score"] = {
+        tree["score"] = {
             "mean": float(known.mean()) if len(known) else math.nan,
             "spread": spread(a.score, group),
             "low": float(known.min()) if len(known) else math.nan,
             "high": float(known.max()) if len(known) else math.nan,
             "unscored": int(np.isnan(a.score).sum()),
         }
-        found["rank"] = _ranks(p, a.score, resamples)
+        tree["rank"] = _ranks(p, a.score, resamples)
         pairs = ScoredPairs.of(p.a, p.b, p.label, p.cluster)
-        moved = robustness(a.score, a.changed, pairs, found["score"]["spread"], resamples)
-        found["robustness"] = {name: r._asdict() for name, r in moved.items()}
+        moved = robustness(a.score, a.changed, pairs, tree["score"]["spread"], resamples)
+        tree["robustness"] = {name: r._asdict() for name, r in moved.items()}
     if a.orders is not None:
-        found["position"] = position(*a.orders)._asdict()
+        tree["position"] = position(*a.orders)._asdict()
         single = credits(a.orders[0] - 0.5, p.label, ties)
-        found["accuracy"]["one_order"] = resamples.share(single, p.cluster)
-    return found
+        tree["accuracy"]["one_order"] = resamples.share(single, p.cluster)
+    return tree
 
 
 def _categories(p: Preferences, a: RewardResult, resamples: Resamples, ties: Ties) -> ReportTree:
@@ -132,7 +132,7 @@ def _categories(p: Preferences, a: RewardResult, resamples: Resamples, ties: Tie
 
 
 def _calibration(p: Preferences, a: RewardResult) -> ReportTree:
-    """Of a judge as it speaks; of a reward after its margins are scaled (one number, fitted)."""
+    """Calibration of a judge, or of a reward's margins after a fitted number scales them."""
     scale = fitted_scale(a.margin, p.label) if a.orders is None else None
     with np.errstate(over="ignore"):
         probability = a.margin + 0.5 if scale is None else 1 / (1 + np.exp(-a.margin / scale))
@@ -161,7 +161,7 @@ def _prompts(p: Preferences) -> list[tuple[Any, int]]:
 
 
 def _differences(
-    p: Preferences, asked: Sequence[RewardResult], resamples: Resamples, ties: Ties
+    p: Preferences, outcomes: Sequence[RewardResult], resamples: Resamples, ties: Ties
 ) -> list[ReportTree]:
     """Accuracy of the first minus the second, on the same pairs and the same resamples."""
     credit = {
@@ -171,7 +171,7 @@ def _differences(
             ties,
             tie_threshold(a.margin, p.label) if ties == "calibrated" else 0.0,
         )
-        for a in asked
+        for a in outcomes
     }
     ordered = sorted(credit, key=lambda name: -_mean(credit[name]))
     return [
@@ -198,94 +198,92 @@ def between(e: MeanInterval) -> str:
     return f"{100 * e.low:.1f} to {100 * e.high:.1f}"
 
 
-def sentences(found: ReportTree) -> list[str]:
-    """What one should know first, in words. The most important comes first."""
-    rewards: Mapping[str, ReportTree] = found["rewards"]
-    best = sorted(rewards, key=lambda n: -_or(rewards[n]["accuracy"][found["ties"]].value, -1.0))
-    said = [*_accuracies(found, best)]
+def sentences(tree: ReportTree) -> list[str]:
+    """The findings in words, the most important first."""
+    rewards: Mapping[str, ReportTree] = tree["rewards"]
+    best = sorted(rewards, key=lambda n: -_or(rewards[n]["accuracy"][tree["ties"]].value, -1.0))
+    lines = [*_accuracies(tree, best)]
     for name in best:
-        said += _handles(name, rewards[name])
-        said += _judged(name, rewards[name])
+        lines += _handles(name, rewards[name])
+        lines += _judged(name, rewards[name])
         missing = rewards[name]["unscored_pairs"]
         if missing:
-            said.append(
-                f"{name} gave no verdict on {missing} of {found['dataset']['pairs']} pairs."
-            )
-    said += _alike(found)
-    return said
+            lines.append(f"{name} has no verdict on {missing} of {tree['dataset']['pairs']} pairs.")
+    lines += _alike(tree)
+    return lines
 
 
 def _or(x: float, other: float) -> float:
     return other if math.isnan(x) else x
 
 
-def _accuracies(found: ReportTree, best: Sequence[str]) -> list[str]:
-    level, said = percent(found["level"], 0), []
+def _accuracies(tree: ReportTree, best: Sequence[str]) -> list[str]:
+    level, lines = percent(tree["level"], 0), []
     for i, name in enumerate(best):
-        e: MeanInterval = found["rewards"][name]["accuracy"][found["ties"]]
+        e: MeanInterval = tree["rewards"][name]["accuracy"][tree["ties"]]
         if not e.n:
-            said.append(f"{name} scored nothing: it has no accuracy.")
+            lines.append(f"{name} scored nothing: it has no accuracy.")
             continue
         text = f"{name} agrees with people on {percent(e.value)} of the pairs"
         text += f" ({level} interval {between(e)})." if i == 0 else f" ({between(e)})."
         if e.low <= 0.5 <= e.high:
-            text += " That is not told apart from guessing."
+            text += " That cannot be distinguished from guessing."
         elif e.high < 0.5:
             text += " It prefers what people reject: check its sign."
-        said.append(text)
-    for d in found["differences"]:
+        lines.append(text)
+    for d in tree["differences"]:
         if best[:2] == [d["first"], d["second"]]:
             if d["low"] > 0:
-                said.insert(1, f"It is better than {d['second']} on the same pairs beyond doubt.")
+                lines.insert(1, f"It is better than {d['second']} on the same pairs beyond doubt.")
             else:
-                said.insert(1, f"Whether it is better than {d['second']} is not settled here.")
-    return said
+                lines.insert(1, f"Whether it is better than {d['second']} is not settled here.")
+    return lines
 
 
 def _handles(name: str, reward: ReportTree) -> list[str]:
-    said = []
+    lines = []
     tried = reward.get("robustness", {})
     for edit, r in tried.items():
         shift, overtakes = r["shift"], r["overtakes"]
         if shift.low > 0 and shift.value >= 0.1:
-            said.append(
+            lines.append(
                 f"A handle: {edit} raises {name} by {shift.value:.2f} of its spread within a prompt"
                 f" and makes {percent(overtakes.value, 0)} of the losers win."
             )
         elif overtakes.n and overtakes.low > 0.05:
-            said.append(
+            lines.append(
                 f"A handle: {edit} makes {percent(overtakes.value, 0)} of the losers win that "
-                f"{name} had placed rightly, though it does not raise the scores on average."
+                f"{name} had ranked correctly, though it does not raise the scores on average."
             )
-    if tried and not said:
-        said.append(f"None of the changes that were tried fools {name}: {', '.join(tried)}.")
-    return said
+    if tried and not lines:
+        lines.append(f"None of the edits fools {name}: {', '.join(tried)}.")
+    return lines
 
 
 def _judged(name: str, reward: ReportTree) -> list[str]:
     if "position" not in reward:
         return []
     p = OrderAgreement(**reward["position"])
-    said = []
+    lines = []
     if p.n and (abs(p.toward_first) > 0.02 or p.consistent < 0.9):
         side = "first" if p.toward_first > 0 else "second"
-        said.append(
+        lines.append(
             f"{name} leans to the {side} of two by {percent(abs(p.toward_first))} and keeps its "
             f"winner in {percent(p.consistent, 0)} of the pairs when they change places."
         )
     if reward["calibration"]["ece"] > 0.1:
-        said.append(
+        lines.append(
             f"{name}'s probabilities are off by {percent(reward['calibration']['ece'], 0)} on "
             "average: do not read them as odds."
         )
-    return said
+    return lines
 
 
-def _alike(found: ReportTree) -> list[str]:
-    """Rewards that always say the same, though both decide most pairs."""
-    names, share = found["agreement"]["names"], found["agreement"]["share"]
-    open_ = [r["tied_pairs"] + r["unscored_pairs"] for r in found["rewards"].values()]
-    most = 0.1 * found["dataset"]["pairs"]
+def _alike(tree: ReportTree) -> list[str]:
+    """Pairs of rewards that nearly always agree, although both decide most pairs."""
+    names, share = tree["agreement"]["names"], tree["agreement"]["share"]
+    open_ = [r["tied_pairs"] + r["unscored_pairs"] for r in tree["rewards"].values()]
+    most = 0.1 * tree["dataset"]["pairs"]
     return [
         f"{names[i]} and {names[j]} name the same winner in {percent(share[i][j], 0)} of the "
         "pairs that both decide: the second of them adds little."

@@ -1,4 +1,4 @@
-"""`flowrl score`: a folder of pictures or videos, as a table of scores and sheets to look at."""
+"""`flowrl score`: a folder of images or videos, as a table of scores and contact sheets."""
 
 import json
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch.nn import functional
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import Where, columns, find_items
 from flowrl.evaluation.measure import Cost, Gallery, Item, check_specs, loaded, parse_specs, scores
+from flowrl.evaluation.outputs import make_output_folder
 from flowrl.media import pictures
 from flowrl.settings.arguments import Word
 
@@ -22,23 +23,23 @@ Column = Float[np.ndarray, " n"]
 
 @dataclass
 class ScoreArguments:
-    """Score a folder of pictures or videos: scores.csv, scores.parquet, contact sheets."""
+    """Score a folder of images or videos: scores.csv, scores.parquet, contact sheets."""
 
     folder: Word[Path]
-    """Read with everything below it."""
+    """The folder; all folders below it are read too."""
     rewards: tuple[str, ...]
     """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
     prompts: Path | None = None
-    """A table with columns file and prompt (and any others, which the rewards see);
+    """A table with columns file and prompt (and any others, which the rewards get);
     prompts.jsonl or metadata.jsonl of the folder if not given."""
     prompts_from: Where = "auto"
     """table, metadata (PNG text, EXIF) or names; auto tries them in this order."""
     sheet: int = 96
-    """Pictures on a contact sheet: the best, the worst and some between. 0 draws none."""
+    """Images on a contact sheet: the best, the worst and some between. 0: no sheets."""
     chunk: int = 16
-    """Samples a call."""
+    """Samples per call."""
     frames: int = 16
-    """Of a video, evenly spaced."""
+    """Frames of a video, evenly spaced."""
     out: Path | None = None
     """A folder; FOLDER/scores if not given."""
 
@@ -46,24 +47,24 @@ class ScoreArguments:
 def score_folder(given: ScoreArguments) -> Path:
     specs = parse_specs(given.rewards, "--rewards")
     if not specs:
-        raise UserError("score: name rewards, such as --rewards shapes,brightness")
-    if given.chunk < 1 or given.frames < 1:
-        raise UserError("score: --chunk and --frames are at least 1")
+        raise UserError("score: no rewards; add --rewards shapes,brightness or others")
+    if given.chunk < 1 or given.frames < 1 or given.sheet < 0:
+        raise UserError("score: --chunk and --frames must be at least 1, and --sheet at least 0")
     check_specs(specs, "--rewards")
     out = given.out or given.folder / "scores"
-    found = find_items(given.folder, given.prompts, given.prompts_from)
+    inside = find_items(given.folder, given.prompts, given.prompts_from)
     # an earlier contact sheet is no sample
-    items = [i for i in found.items if i.source.path and out not in i.source.path.parents]
+    items = [i for i in inside.items if i.source.path and out not in i.source.path.parents]
     if not items:
-        raise UserError(f"{given.folder} has no pictures or videos beside {out}")
-    print(f"{len(items)} files, {items[-1].group + 1} prompts; {found.told}")
+        raise UserError(f"{given.folder} has no images or videos besides {out}")
+    make_output_folder(out)
+    print(f"{len(items)} files, {items[-1].group + 1} prompts; {inside.origin}")
     gallery = Gallery(items, given.frames)
     values: dict[str, Column] = {}
     costs: dict[str, Cost] = {}
     for name, spec in specs.items():
         reward, _ = loaded(name, spec, items)
         values[name], costs[name] = scores(name, reward, gallery, range(len(items)), given.chunk)
-    out.mkdir(parents=True, exist_ok=True)
     write(out, items, values, gallery.broken)
     for name in values if given.sheet else ():
         contact_sheet(out / f"sheet_{_file(name)}.png", gallery, name, values[name], given.sheet)
@@ -81,8 +82,8 @@ def _file(name: str) -> str:
 def write(
     out: Path, items: Sequence[Item], values: dict[str, Column], broken: dict[str, str]
 ) -> None:
-    """scores.csv and scores.parquet: file, prompt, further columns, a column a reward (empty where
-    unscored), and what was wrong with the file. A reward keeps its name if a column has it too."""
+    """Write scores.csv and scores.parquet: file, prompt, further columns, a column per reward
+    (empty if unscored), and the file's problem. A reward's column replaces one of its name."""
     import pandas
 
     table: dict[str, Any] = {
@@ -100,13 +101,13 @@ def write(
 
 
 def _cell(value: Any) -> str | None:
-    """Text as it is, everything else as JSON, so that a column has one type."""
+    """The cell: text unchanged, all else as JSON, so that a column has one type."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def contact_sheet(path: Path, gallery: Gallery, name: str, column: Column, most: int) -> None:
-    """A contact sheet, the best first. Of more than `most` the first and last thirds are kept, and
-    evenly spaced ones between."""
+    """Write a contact sheet, the best first: at most `most` samples, the first and last thirds of
+    them from both ends, and evenly spaced ones between."""
     scored = np.flatnonzero(~np.isnan(column))
     rows = scored[np.argsort(-column[scored], kind="stable")]
     shown = rows[kept(len(rows), most)].tolist()
@@ -129,7 +130,7 @@ def kept(count: int, most: int) -> list[int]:
 
 
 def thumbnail(image: torch.Tensor) -> torch.Tensor:
-    """At most 256 pixels high, so that a sheet of large pictures fits the memory."""
+    """The image at most 256 pixels high, so that a sheet of large images fits the memory."""
     height, width = image.shape[1:]
     if height <= 256:
         return image
@@ -138,7 +139,7 @@ def thumbnail(image: torch.Tensor) -> torch.Tensor:
 
 
 def summary(values: dict[str, Column], costs: dict[str, Cost]) -> str:
-    """A line a reward: mean, spread and range of what was scored, and what it cost."""
+    """A line per reward: mean, spread and range of its scores, and its cost."""
     head = ("reward", "mean", "spread", "lowest", "highest", "unscored", "ms a sample")
     rows: list[tuple[str, ...]] = [head]
     for name, column in values.items():

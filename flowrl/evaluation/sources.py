@@ -1,6 +1,6 @@
-"""Where a sample is (a file, a piece of one, bytes in a table) and how it is read.
+"""Sources of samples: a file, a piece of one, or bytes in a table.
 
-A piece of a picture is written as a media fragment of the W3C: `sheet.png#xywh=64,0,32,32`.
+A piece of an image is written as a media fragment of the W3C: `sheet.png#xywh=64,0,32,32`.
 """
 
 import io
@@ -29,7 +29,7 @@ _PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 
 @dataclass(frozen=True)
 class Source:
-    """One sample's picture or video. `name` is what reports call it."""
+    """The source of one image or video. `name` is its name in reports."""
 
     name: str
     path: Path | None = None
@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def of(cls, cell: Any, folder: Path, place: str) -> "Source":
-        """From a cell of a table: a path from `folder`, a piece of a file, bytes, or the mapping
+        """Read a cell of a table: a path from `folder`, a piece of a file, bytes, or the mapping
         {"bytes", "path"} that `datasets` stores. UserError, at `place`, for anything else."""
         if isinstance(cell, bytes):
             return cls(place, data=cell)
@@ -48,7 +48,7 @@ class Source:
             cell = cell.get("path")
         if not isinstance(cell, str) or not cell:
             raise UserError(
-                f"{place}: a path or the bytes of a file wanted, not {str(cell)[:60]!r}"
+                f"{place}: {str(cell)[:60]!r} is neither a path nor the bytes of a file"
             )
         if match := _PIECE.fullmatch(cell):
             x, y, width, height = map(int, match.groups()[1:])
@@ -57,16 +57,16 @@ class Source:
 
 
 def read_media(sources: Sequence[Source], frames: int = 16) -> Read:
-    """Pictures [3 h w] and videos [f 3 h w] in 0..1, None for what `broken` says of.
+    """Images [3 h w] and videos [f 3 h w] in 0..1, None for those in `broken`.
 
-    Of a video at most `frames` frames are kept, evenly spaced, the first and the last among them.
+    At most `frames` frames of a video are kept, evenly spaced, with the first and the last.
     """
     media: list[Tensor | None] = []
     broken: dict[str, str] = {}
     for source in sources:
         try:
             media.append(_read(source, frames))
-        # what PIL raises for files that are missing, cut off, no picture, or absurdly large
+        # PIL's errors for files that are missing, cut off, no images, or absurdly large
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             media.append(None)
             broken[source.name] = _sentence(source, error)
@@ -92,7 +92,7 @@ def _read(source: Source, frames: int) -> Tensor:
         x, y, width, height = source.box
         sheet = _sheet(source.path)
         if x + width > sheet.shape[2] or y + height > sheet.shape[1] or not width or not height:
-            raise ValueError(f"the piece lies outside the picture of {list(sheet.shape[1:])} px")
+            raise ValueError(f"the piece lies outside the image of {list(sheet.shape[1:])} px")
         return sheet[:, y : y + height, x : x + width].clone()
     with Image.open(content) as image:
         count = getattr(image, "n_frames", 1)  # PIL's own name for it; still formats have none

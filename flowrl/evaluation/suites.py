@@ -1,8 +1,8 @@
-"""Prompt sets with their own metrics: what to paint, what to score it with, how to average.
+"""Prompt sets with their own metrics: prompts, rewards, and the kind of mean.
 
-`flowrl suites` lists them. Our own are files of `configs/suites`; of the published ones the user's
-copy of the official file is read: `geneval:path/to/evaluation_metadata.jsonl`. A suite's rows have
-`prompt` and `category`; all other columns go to the rewards.
+`flowrl suites` lists them. Our own are files of `configs/suites`; the published ones are read from
+the user's copy of the official file: `geneval:path/to/evaluation_metadata.jsonl`. Rows have a
+`prompt` and a `category`; all other columns go to the rewards.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from flowrl.errors import UserError
+from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.tables import rows_of
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
@@ -47,7 +48,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class SuiteKind:
-    """How a suite is read (path of the official file, None for our own) and scored."""
+    """A suite's reader (None for our own, else of the official file) and its metrics."""
 
     about: str
     rewards: tuple[str, ...]
@@ -61,7 +62,7 @@ def _geneval(path: Path) -> list[SuiteRow]:
 
 
 def _ocr(path: Path) -> list[SuiteRow]:
-    """A prompt a line, the text to be painted in double quotes (Flow-GRPO's ocr files)."""
+    """One prompt per line, with the text to show in double quotes (Flow-GRPO's ocr files)."""
     rows = []
     for i, line in enumerate(_lines(path)):
         quotes = re.findall(r'"([^"]+)"', line)
@@ -74,8 +75,8 @@ def _ocr(path: Path) -> list[SuiteRow]:
 
 
 def _drawbench(path: Path) -> list[SuiteRow]:
-    """A prompt a line; or a table with Prompts and Category, as first published. Some copies repeat
-    every prompt; it counts once."""
+    """One prompt per line; or a table with Prompts and Category, as first published. Some copies
+    repeat every prompt; it counts once."""
     if path.suffix == ".txt":
         return [{"prompt": line, "category": "all"} for line in dict.fromkeys(_lines(path))]
     rows = _table(path, "Prompts", "Category")
@@ -94,7 +95,7 @@ def _parti(path: Path) -> list[SuiteRow]:
 def _compbench(path: Path) -> list[SuiteRow]:
     """T2I-CompBench's `color_val.txt` and the like, or a folder of them; the file is the category.
 
-    In some of the files a line ends in a full stop and a tab; both are cut.
+    Lines of some files end in a full stop and a tab; both are cut.
     """
     files = sorted(path.glob("*_val.txt")) if path.is_dir() else [path]
     if not files:
@@ -117,11 +118,11 @@ SUITES: dict[str, SuiteKind] = {
         "the demo's world: objects, number, relation", (STRICT, GRADED), "categories"
     ),
     "compositional": SuiteKind(
-        "everyday things: number, colour, place, in GenEval's columns",
+        "everyday objects: number, colour, place, in GenEval's columns",
         ("{name: geneval, kind: strict}", "{name: geneval, kind: graded}"),
         "categories",
     ),
-    "text": SuiteKind("texts to be painted, from a word to a line", ("ocr",), "categories"),
+    "text": SuiteKind("texts to show, from a word to a line", ("ocr",), "categories"),
     "taxonomy": SuiteKind("a little of everything, ten themes", ("clip",), "categories"),
     "geneval": SuiteKind(
         "GenEval, arXiv:2310.11513: 553 prompts, six tasks, mean of the tasks",
@@ -171,11 +172,11 @@ def load_suite(name: str) -> Suite:
 def _known(name: str, kind: SuiteKind, path: str) -> Suite:
     if kind.read is None:
         if path:
-            raise UserError(f"the suite {name} is our own; it takes no file")
+            raise UserError(f"the suite {name} has its own prompts; leave the file out")
         file = find(f"{SUITES_FOLDER}/{name}.jsonl")
         return _made(name, kind, _table(file, "prompt", "category"), str(file))
     if not path:
-        raise UserError(f"the suite {name} is not ours to ship; give its file as {name}:FILE")
+        raise UserError(f"the suite {name} needs the official file: {name}:FILE")
     if not find(path).exists():
         raise UserError(f"{name}:{path}: no such file")
     return _made(name, kind, kind.read(find(path)), path)
@@ -200,12 +201,12 @@ def _table(path: Path, *needed: str) -> list[SuiteRow]:
 
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
-        raise UserError(f"{path}: a text file wanted")
+        raise UserError(f"{path}: no such text file")
     return [line.strip() for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean of each reward in each category, over what was scored; NaN where nothing was."""
+    """Mean of each reward in each category, over scored samples; NaN without any."""
     of = [str(row["category"]) for row in meta]
     means: dict[str, dict[str, float]] = {}
     for column, name in enumerate(scores.names):
@@ -219,7 +220,7 @@ def by_category(scores: Scores, meta: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def suite_summary(suite: Suite, scores: Scores, meta: Sequence[Mapping[str, Any]]) -> str:
-    """A line a category and reward, and the suite's own mean."""
+    """A line per category and reward, and the suite's own mean."""
     lines = []
     for name, means in by_category(scores, meta).items():
         known = [m for m in means.values() if m == m]
@@ -249,6 +250,7 @@ def list_suites(given: Suites) -> None:
         return
     suite = load_suite(given.name)
     if given.out is not None:
+        check_output_file(given.out)
         given.out.write_text("".join(json.dumps(row) + "\n" for row in suite.rows))
         print(f"{len(suite.rows)} prompts: {given.out}")
         return

@@ -1,5 +1,5 @@
-"""Tables of files, as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as stored
-(bytes of pictures are not decoded)."""
+"""Tables in files, as a list of mappings: jsonl, json, csv, tsv and parquet. Cells stay as stored
+(bytes of images are not decoded)."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     except (ValueError, csv.Error) as error:  # json's and the decoder's errors are ValueErrors
         raise UserError(f"{path}: not readable: {error}") from error
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path}: rows with named columns wanted")
+        raise UserError(f"{path}: no rows with named columns")
     return rows
 
 
@@ -48,10 +48,10 @@ def _text(path: Path) -> list[dict[str, Any]]:
         comma = "\t" if path.suffix == ".tsv" else ","
         return list(csv.DictReader(io.StringIO(text), delimiter=comma))
     if path.suffix == ".json":
-        found = json.loads(text)
-        return found if isinstance(found, list) else []
+        content = json.loads(text)
+        return content if isinstance(content, list) else []
     rows = []
-    for i, line in enumerate(text.split("\n")):  # splitlines would also part at U+2028 in a prompt
+    for i, line in enumerate(text.split("\n")):  # splitlines would also split at U+2028 in a prompt
         try:
             rows.extend([json.loads(line)] if line.strip() else [])
         except json.JSONDecodeError as error:

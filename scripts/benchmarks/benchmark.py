@@ -1,16 +1,15 @@
 """Peak memory and seconds per iteration of Flow-GRPO, MixGRPO and BranchGRPO on a GPU.
 
-    python scripts/benchmarks/benchmark.py --out runs/benchmark      # needs a GPU; again until all
-    are done python scripts/benchmarks/benchmark.py --tiny --out runs/tiny      # a smoke test on
-    the CPU
+    python scripts/benchmarks/benchmark.py --out runs/benchmark   # on a GPU; repeat until done
+    python scripts/benchmarks/benchmark.py --tiny --out runs/tiny # a smoke test on the CPU
 
-A call takes ten minutes at most (`--seconds`): each case is a file of `out` as soon as it is
-measured, cases that are there are not run again, and one that was killed is told as such. Exit code
-0 once all are done, 1 while some are left. The table of all of them is printed at the end.
+A call takes ten minutes at most (`--seconds`): each case becomes a file of `out` once it is
+measured, finished cases are not repeated, and a killed case is recorded as killed. The exit code is
+0 once all are done, 1 while some are left. The table of all cases is printed at the end.
 
 The architecture of Stable Diffusion 3.5 Medium at 512 px and of Wan 2.1 1.3B at 480 px with random
 weights in bfloat16, adapters of rank 32, one draw of a group of 8, brightness as the reward. Prompt
-encoders are tiny ones of the right widths: encodings are made once and are not what is measured.
+encoders are tiny ones of the right widths: encodings are made once and are not measured.
 `ratio` is the iteration beside its own network evaluations timed alone: as many calls of the bare
 denoiser, without and with gradients, at the same batch. Those are timed first, and warm up; of the
 iterations the median is taken, and none begins once they have taken two minutes.
@@ -67,7 +66,7 @@ class Arguments:
     recipes: tuple[str, ...] = tuple(RECIPES)
     ways: tuple[str, ...] = ("plain", "checkpointing", "compile", "both")
     rows: int | None = None
-    """Rows a call; by default 4 pictures, or 1 film."""
+    """Rows per call; by default 4 images, or 1 video."""
     frames: int = 81
     """Of Wan; as many as the memory allows."""
     iterations: int = 3
@@ -112,7 +111,7 @@ def wan13b() -> Any:
 
 
 def image_decoder() -> Any:
-    """Of Stable Diffusion 3: an eighth of the side, 16 channels."""
+    """The decoder of Stable Diffusion 3: an eighth of the side, 16 channels."""
     return AutoencoderKL(
         block_out_channels=(128, 256, 512, 512),
         down_block_types=("DownEncoderBlock2D",) * 4,
@@ -187,7 +186,7 @@ def clock(device: torch.device) -> float:
 
 
 def alone(session: Session) -> tuple[float, float]:
-    """Seconds of a row of the bare denoiser: without gradients, and with backward."""
+    """Seconds per row of the bare denoiser: without gradients, and with backward."""
     policy: Any = session.policy
     steps, rows = session.algorithm.steps, policy.rows_per_call
     batch = policy.open(["a red ball"], [{}], steps)
@@ -269,7 +268,7 @@ def kept(results: Results, case: Case, tree: dict[str, Any], iterations: int) ->
 
 
 def call(arguments: Arguments, results: Results, cases: list[Case]) -> None:
-    """As many cases as this call has time for, one at least."""
+    """Run as many cases as this call has time for, at least one."""
     end = time.perf_counter() + arguments.seconds
     dtype = torch.float32 if arguments.tiny else torch.bfloat16
     sources: dict[str, Path] = {}

@@ -1,4 +1,4 @@
-"""The cases of a benchmark, each a file as soon as it is measured: see benchmark.py."""
+"""The cases of a benchmark, each a file once it is measured: see benchmark.py."""
 
 import json
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ class Results:
         return [json.loads(file.read_text()) for file in sorted(self.folder.glob("*.json"))]
 
     def begin(self, case: Case) -> None:
-        """Until it ends its file says that it did not."""
+        """Write a case's file as unfinished, before it runs."""
         self.save(case, {"error": NOT_ENDED})
 
     def save(self, case: Case, found: dict[str, Any]) -> dict[str, Any]:
-        """Whole or not at all; gives what was written."""
+        """Write a case atomically; returns its content."""
         self.folder.mkdir(parents=True, exist_ok=True)
         line = {**case._asdict(), **found}
         beside = self.path(case).with_suffix(".tmp")
@@ -46,14 +46,16 @@ class Results:
         return line
 
     def fits(self, case: Case, remaining: float, whole: float) -> bool:
-        """Would a case end in the remaining seconds of a call? The first one of a model, whose time
-        nobody knows, may take most of a whole call."""
+        """Whether a case would end in the remaining seconds of a call.
+
+        The first one of a model, whose time is unknown, may take most of a whole call.
+        """
         known = [line["wall"] for line in self.lines()
                  if line["model"] == case.model and "wall" in line]  # fmt: skip
         return (max(known) if known else 0.7 * whole) < remaining
 
     def table(self) -> str:
-        """Markdown."""
+        """The table of all cases, in Markdown."""
         rows = [HEAD, ("---",) * len(HEAD), *map(_cells, self.lines())]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

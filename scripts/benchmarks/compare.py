@@ -1,11 +1,11 @@
 """All recipes from the same base, with the same number of trials each: one figure and one table.
 
-    python scripts/benchmarks/compare.py                     # hours; stop it at any time and start
-    it again python scripts/benchmarks/compare.py --jobs 0            # only report what is there
+    python scripts/benchmarks/compare.py            # hours; can be stopped and started again
+    python scripts/benchmarks/compare.py --jobs 0   # only report finished runs
 
-Each run is a process of its own with one thread. A run that was stopped goes on from its last
-checkpoint; one that is finished is not made again. FOLDER/results.json, table.md and curves.png
-are written anew after every finished run.
+Each run is a process of its own with one thread. A stopped run continues from its last
+checkpoint; a finished one is not repeated. FOLDER/results.json, table.md and curves.png are
+rewritten after every finished run.
 """
 
 import json
@@ -56,7 +56,7 @@ class Job:
         return bool(lines) and lines[-1]["iteration"] == self.settings["train"]["iterations"]
 
     def run(self) -> None:
-        """Errors: RuntimeError with what the run said."""
+        """Run a job. RuntimeError with its output if it fails."""
         if self.done:
             return
         words = ["--resume", str(self.folder)]
@@ -92,7 +92,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def settings(table: dict, method: str, own: dict, looks: int, seed: int) -> dict[str, Any]:
-    """A run's file; it is evaluated about `looks` times. A trial, looked at once, is shorter."""
+    """A run's file; it is evaluated about `looks` times. A trial, evaluated once, is shorter."""
     length = table["methods"][method]["trial_iterations" if looks == 1 else "iterations"]
     every = max(1, length // looks)
     chosen = merged(merged(table["common"], table["methods"][method]["settings"]), own)
@@ -121,7 +121,7 @@ def trials(table: dict, method: str, root: Path) -> list[Job]:
 def chosen(jobs: list[Job], looks: Looks) -> int | None:
     """The place of the most accurate trial that keeps its diversity; None while one is missing.
 
-    If none keeps it, the one that keeps most.
+    If none does, it is the one that keeps most.
     """
     if not all(job.done for job in jobs):
         return None
@@ -148,7 +148,7 @@ def final_runs(table: dict, method: str, root: Path) -> list[Job]:
 
 
 def work(jobs: list[Job], at_a_time: int) -> Iterator[Job]:
-    """Run them; gives each as it ends."""
+    """Run the jobs; yields each as it ends."""
     with ThreadPoolExecutor(at_a_time) as pool:
         waiting = {pool.submit(job.run): job for job in jobs}
         for future in as_completed(waiting):

@@ -1,4 +1,4 @@
-"""What scripts/benchmarks/compare.py tells of finished runs: a table, a figure, and their
+"""The report of scripts/benchmarks/compare.py on finished runs: a table, a figure, and their
 numbers."""
 
 import json
@@ -14,10 +14,10 @@ Curve = list[dict[str, float]]  # a run's metrics, line by line
 
 
 class Looks(NamedTuple):
-    """What of a run's metrics is compared; a comparison's file says it under `looks`."""
+    """The metrics that are compared; a comparison's file has them under `looks`."""
 
     metric: str  # held-out accuracy
-    keep: str | None  # of which a share of the base's is to be kept: diversity
+    keep: str | None  # diversity, of which a share of the base's must be kept
     goal: float  # the accuracy to which costs are counted
     beside: str | None  # the method whose last accuracy is a second goal
 
@@ -38,7 +38,7 @@ def points(curve: Curve, metrics: Sequence[str], accuracy: str) -> list[tuple[fl
 
 
 def reach(known: Sequence[tuple[float, float]], goal: float) -> float | None:
-    """What was spent where the accuracy first crossed the goal, linear between evaluations."""
+    """The cost at which the accuracy first crosses the goal, linear between evaluations."""
     for (x0, y0), (x1, y1) in pairwise(known):
         if y1 >= goal:
             return x0 if y0 >= goal else x0 + (x1 - x0) * (goal - y0) / (y1 - y0)
@@ -46,7 +46,7 @@ def reach(known: Sequence[tuple[float, float]], goal: float) -> float | None:
 
 
 def spread(values: Sequence[float | None], write: Callable[[float], str]) -> str:
-    """The mean, with the lowest and the highest where they differ; how many are missing."""
+    """The mean, with the lowest and highest if they differ, and the number of missing values."""
     known = [v for v in values if v is not None]
     if not known:
         return "not reached"
@@ -91,7 +91,7 @@ def table(results: Mapping[str, Mapping[str, Any]], looks: Looks) -> str:
 def at_goal(
     results: Mapping[str, Mapping[str, Any]], accuracy: str, goal: float
 ) -> dict[str, dict[str, Any]]:
-    """What each method spends, seed by seed, to reach an accuracy."""
+    """The cost of each method, per seed, to reach an accuracy."""
     return {
         name: {
             axis: [reach(points(curve, metrics, accuracy), goal) for curve in found["curves"]]
@@ -102,7 +102,7 @@ def at_goal(
 
 
 def figure(results: Mapping[str, Mapping[str, Any]], looks: Looks, file: Path) -> None:
-    """Accuracy over what was spent: a line a method, the seeds' range around their mean."""
+    """Plot accuracy over cost: a line per method, the seeds' range around their mean."""
     import matplotlib
     import numpy as np
 

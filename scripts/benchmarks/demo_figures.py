@@ -3,8 +3,8 @@
     python scripts/benchmarks/demo_figures.py configs/demo.yaml configs/demo_lora.yaml --seeds 0 1 2
 
 Each run is a whole process on its own. The confirmation uses prompts that neither training nor any
-choice of settings saw, other noise, and a checker stricter than the reward. One JSON line a run is
-added to --out, which is read first: runs that are there are not made again.
+choice of settings saw, other noise, and a checker stricter than the reward. Each run adds a JSON
+line to --out, which is read first: runs that it has are not repeated.
 """
 
 import json
@@ -35,7 +35,7 @@ class Arguments:
 
 
 def flowrl(*words: str | Path) -> tuple[str, float, float]:
-    """What it said, wall seconds, CPU seconds."""
+    """Run the command: its output, wall seconds, CPU seconds."""
     before, began = os.times(), time.monotonic()
     command = [sys.executable, "-m", "flowrl", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,11 +1,11 @@
-"""What driving a pipeline from outside costs beside its bare denoiser call.
+"""The cost of driving a pipeline from outside, compared with its bare denoiser call.
 
     python scripts/benchmarks/driving_cost.py --repeats 30
 
-Each pair of calls is made right after one another, by turns in either order: the velocity that a
-run uses, and the denoiser with the very arguments that the pipeline hands it. Figures are seconds
-of the calling thread (on a GPU: of the clock, synchronised), medians with quartiles. `mixed` is the
-velocity at a level a row beside the velocity at one level.
+The two calls of a pair follow each other, in alternating order: the velocity that a run uses, and
+the denoiser with the arguments that the pipeline gives it. Figures are seconds of the calling
+thread (on a GPU: of the clock, synchronised), medians with quartiles. `mixed` is the velocity at a
+level per row, compared with the velocity at one level.
 
 demo      the demo's Stable Diffusion 3
 kontext   FLUX.1-Kontext at the demo's width, with a conditioning image: random weights
@@ -86,7 +86,7 @@ class Measured(NamedTuple):
     driven: list[float]
     bare: list[float]
     mixed: list[float]
-    outside: list[float]  # of driven calls, what was not spent in the denoiser
+    outside: list[float]  # of driven calls, without the time in the denoiser
 
 
 @torch.no_grad()
@@ -131,7 +131,7 @@ def outside(policy: PipelinePolicy, drive: Callable[[], Any]) -> float:
 
 
 def denoiser_call(policy: PipelinePolicy, drive: Callable[[], Any]) -> Callable[[], Any]:
-    """The denoiser, with the arguments that it is driven with."""
+    """A call of the denoiser with the arguments of a driven call."""
     (denoiser,) = policy.denoisers
     real, seen = denoiser.forward, []
 

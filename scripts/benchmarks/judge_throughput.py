@@ -1,10 +1,10 @@
-"""How much of a judge server's throughput reaches a run: many pairs, a server of fixed latency.
+"""The share of a judge server's throughput that reaches a run: many pairs, fixed latency.
 
     python scripts/benchmarks/judge_throughput.py --at-once 64 --latency 1.0 --waves 8 --repeats 5
 
-The server, a process of its own, answers each request after exactly `latency` seconds and takes any
-number at a time; with `at_once` in flight it can give at_once / latency answers a second. The ratio
-is what a judge of pairs gets of that, encoding of pictures and reading of verdicts included.
+The server, a process of its own, answers each request after exactly `latency` seconds, any number
+at a time; with `at_once` in flight that is at_once / latency answers per second. The ratio is the
+share that a judge of pairs gets of it, with encoding of images and reading of verdicts.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ class Arguments:
     latency: float = 1.0
     """Seconds that the server takes for each."""
     waves: int = 8
-    """Requests are at_once times this."""
+    """Requests, as a multiple of at_once."""
     repeats: int = 5
     side: int = 256
-    """Pixels a side of the pictures, which are noise: the largest PNGs there are."""
+    """Pixels per side of the images, which are noise: the largest PNGs possible."""
 
 
 def serve(latency: float) -> None:
-    """A chat server that always finds the first better; prints its port."""
+    """Run a chat server that always prefers the first; prints its port."""
     import uvicorn
     from fastapi import FastAPI, Request
 
@@ -67,9 +67,9 @@ def serve(latency: float) -> None:
 
 
 def measure(url: str, given: Arguments) -> list[dict[str, float]]:
-    """A dictionary a repeat."""
+    """The figures of each repeat."""
     judge = load_judge("judge", url=url, model="fixed", both_orders=False, at_once=given.at_once)
-    n = given.at_once  # pairs (i, i + w) for w in 1..waves: a picture is in several, encoded once
+    n = given.at_once  # pairs (i, i + w) for w in 1..waves: an image is in several, encoded once
     media = torch.rand(n, 3, given.side, given.side, generator=torch.Generator().manual_seed(0))
     samples = Samples(media, ["a storm"] * n, torch.zeros(n, dtype=torch.long))
     a = torch.arange(n).repeat(given.waves)

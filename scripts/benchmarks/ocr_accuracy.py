@@ -1,9 +1,9 @@
-"""How well the OCR reward reads: renders texts with known truth and reports the rate read exactly.
+"""Accuracy of the OCR reward: renders known texts and reports the rate that is read exactly.
 
-    python scripts/benchmarks/ocr_accuracy.py                    200 pictures, 20 seconds on one
-    core python scripts/benchmarks/ocr_accuracy.py --count 60 --side 736
+    python scripts/benchmarks/ocr_accuracy.py                   # 200 images, 20 s on one core
+    python scripts/benchmarks/ocr_accuracy.py --count 60 --side 736
 
-Fonts are the one that Pillow brings and those of --fonts (a folder that is searched for *.ttf).
+Fonts are Pillow's own and those of --fonts (a folder that is searched for *.ttf).
 Texts are one to three words from a short list, so that they have letters, capitals and digits.
 """
 
@@ -32,7 +32,7 @@ WORDS = _WORDS.split()
 
 @dataclass(frozen=True)
 class Condition:
-    """`share` of the pictures; sizes in pixels of the font, rotation in degrees, noise in 0..1."""
+    """`share` of the images; sizes in pixels of the font, rotation in degrees, noise in 0..1."""
 
     name: str
     share: float
@@ -56,7 +56,7 @@ def fonts(folder: Path) -> list[str | None]:
 
 
 def picture(text: str, font: str | None, condition: Condition, rng: random.Random) -> Image.Image:
-    """Dark text on light ground or the other way round, with a margin."""
+    """An image of dark text on light ground or the reverse, with a margin."""
     size = rng.choice(condition.sizes)
     type_ = ImageFont.load_default(size) if font is None else ImageFont.truetype(font, size)
     left, top, right, bottom = (math.ceil(v) for v in type_.getbbox(text))
@@ -80,7 +80,7 @@ def picture(text: str, font: str | None, condition: Condition, rng: random.Rando
 
 
 def wrong_letters(text: str, rng: random.Random) -> str:
-    """One letter in ten replaced by another one, at least one."""
+    """The text with one letter in ten replaced, at least one."""
     letters = [i for i, c in enumerate(text) if not c.isspace()]
     changed = list(text)
     for i in rng.sample(letters, max(1, round(len(letters) / 10))):
@@ -127,7 +127,7 @@ def main(given: Sequence[str] | None = None) -> None:
         seconds = (time.perf_counter() - began) / count
         print(
             f"{condition.name}: {exact} of {count} exact, {exact / count:.3f} "
-            f"({low:.3f} to {high:.3f}), graded {graded / count:.3f}, {seconds:.2f} s a picture"
+            f"({low:.3f} to {high:.3f}), graded {graded / count:.3f}, {seconds:.2f} s per image"
         )
     got, due = (sum(column) / len(near) for column in zip(*near, strict=True))
     print(f"one letter in ten wrong: {got:.3f} over {len(near)} texts; {due:.3f} by their lengths")

@@ -1,11 +1,11 @@
-"""Seconds a step and peak memory, beside TRL's GRPOTrainer: one model, prompts, reward and numbers.
+"""Seconds per step and peak memory, compared with TRL's GRPOTrainer on one model and task.
 
-    python scripts/benchmarks/trl_beside.py                    # three losses, three runs of each
-    side, a table python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
+    python scripts/benchmarks/trl_beside.py   # three losses, three runs of each side, a table
+    python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
 sample, score, credit, one optimizer step. The first two steps are not counted. The model is random
-and never stops by itself, so that both sides write the same number of tokens. Needs the extra trl.
+and never stops by itself, so both sides generate the same number of tokens. Needs the extra trl.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def peak() -> float:
 
 
 class Clock:
-    """Wall seconds of each step, and seconds of this process's own work: others may be busy."""
+    """Wall seconds of each step, and seconds of processor time: other processes may be busy."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []

@@ -22,13 +22,13 @@ from transformers import (
 
 from flowrl.demo import world
 
-WORDS = 10  # tokens a prompt: the longest has eight words, and a start and an end
+WORDS = 10  # tokens per prompt: the longest has eight words, and a start and an end
 TEXT_WIDTH = 64  # of each of the two text encoders
 HEADS, HEAD_WIDTH, LAYERS = 3, 32, 4
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A token a word, start and end around a prompt; the end token also pads, as in CLIP."""
+    """A tokenizer of words, with start and end around a prompt; the end also pads, as in CLIP."""
     words = sorted({word for prompt in world.all_prompts() for word in prompt.split()})
     vocabulary = {word: i for i, word in enumerate(["<unk>", "<start>", *words, "<end>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -61,15 +61,15 @@ def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithPr
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            initializer_factor=5.0,  # CLIP's embeddings of std 0.02 are too quiet for a short run
+            initializer_factor=5.0,  # CLIP's embeddings of std 0.02 are too small for a short run
         )
     )
 
 
 def silence(pipe: StableDiffusion3Pipeline) -> None:
-    """Give the pipeline a third encoder that hears nothing and says zeros: what it had without one.
+    """Give the pipeline a third encoder whose output is zero, as without one.
 
-    diffusers loads an SD3 folder without a third encoder only if told so by extra arguments; with
+    diffusers loads an SD3 folder without a third encoder only with extra arguments; with
     this T5 of a few kilobytes the folder loads without any. Its tokenizer drops all text, and its
     last norm's weight is zero.
     """
@@ -140,7 +140,7 @@ def make_pipeline() -> StableDiffusion3Pipeline:
 
 
 def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
-    """diffusers' folder with weights in float16; loaded as float32 unless told otherwise."""
+    """Save diffusers' folder with weights in float16; they load as float32 by default."""
     silence(pipe)
     pipe.to(torch.float16)
     pipe.save_pretrained(out)

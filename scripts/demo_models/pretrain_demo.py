@@ -1,11 +1,11 @@
-"""Make the demo's pipeline from nothing: a tiny StableDiffusion3Pipeline that paints shapes.
+"""Make the demo's pipeline from nothing: a tiny StableDiffusion3Pipeline of coloured shapes.
 
     python scripts/demo_models/pretrain_demo.py --out my-shapes-sd3
 
-Two stages on pictures of `flowrl.demo.world`, with prompts of its train split only: an autoencoder,
+Two stages on images of `flowrl.demo.world`, with prompts of its train split only: an autoencoder,
 then text encoders and a flow transformer together. The numbers of steps are fixed, so the work does
 not depend on the machine's speed. Weights are saved in half precision in diffusers' folder format.
-The second stage is saved as it goes: a call with the same folder goes on with it.
+The second stage is saved regularly: a call with the same folder continues it.
 """
 
 import math
@@ -32,29 +32,29 @@ MOST_PADDING = 256  # zero tokens that SD3's pipeline appends by default when it
 
 @dataclass(frozen=True)
 class Work:
-    """How much is done; the defaults make the shipped weights."""
+    """Numbers of steps and samples; the defaults make the shipped weights."""
 
     pictures: int = 40_000
     autoencoder_steps: int = 4_000
     autoencoder_batch: int = 64
     flow_steps: int = 2_200
     flow_batch: int = 128
-    judged: int = 520  # pictures of held-out prompts that the report is made of
+    judged: int = 520  # images of held-out prompts in the report
 
     @classmethod
     def quick(cls) -> "Work":
-        """Enough to see that everything runs; the pictures are mud."""
+        """A smoke test; the images are noise."""
         return cls(256, 4, 16, 4, 16, 8)
 
 
 def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
-    """Pictures [n 3 32 32] as bytes, in parts that fit a processor's cache."""
+    """Images [n 3 32 32] as bytes, in parts that fit a processor's cache."""
     parts = (world.render_images(prompts[i : i + 250], rng) for i in range(0, len(prompts), 250))
     return torch.cat([part.mul(255).round().byte() for part in parts])
 
 
 def train_autoencoder(vae: AutoencoderTiny, pictures: Tensor, work: Work) -> None:
-    """Reconstruct pictures from noisy latents of about unit variance (the flow's errors are noise).
+    """Reconstruct images from noisy latents of about unit variance (the flow's errors are noise).
 
     The learning rate falls linearly; latents' mean and spread are held by a weak penalty, so that
     the pipeline's scaling factor is 1.
@@ -80,7 +80,7 @@ def train_autoencoder(vae: AutoencoderTiny, pictures: Tensor, work: Work) -> Non
 
 @torch.no_grad()
 def encode(vae: AutoencoderTiny, pictures: Tensor) -> Tensor:
-    """Latents [n 4 8 8] of pictures in bytes."""
+    """Latents [n 4 8 8] of images in bytes."""
     return torch.cat([vae.encoder(p.float().div(127.5).sub(1)) for p in pictures.split(250)])
 
 
@@ -109,7 +109,7 @@ class BiasedAttention:
 def padding_bias(n: int, tokens: int) -> Tensor:
     """Key bias [n 1 1 tokens]: 0, but log(m) at the last token; m in 0..256, log-uniform in m + 1.
 
-    So the model learns to paint alike with any `max_sequence_length`, the costly default too.
+    So the model learns the same distribution for any `max_sequence_length`, the costly default too.
     """
     count = torch.exp(torch.rand(n) * math.log(MOST_PADDING + 1)).floor() - 1
     bias = torch.zeros(n, 1, 1, tokens)
@@ -189,7 +189,7 @@ def judge(out: Path, picture: Path, work: Work) -> float:
 
 
 def sheet(images: Tensor, right: Sequence[bool], scale: int = 3) -> Image.Image:
-    """Pictures side by side, eight a row, in a green frame if right, otherwise in a red one."""
+    """Images side by side, eight per row, in a green frame if right, otherwise in a red one."""
     side, columns = images.shape[-1] * scale + 4, 8
     rows = -(-len(images) // columns)
     page = Image.new("RGB", (columns * side, rows * side))
@@ -214,9 +214,9 @@ def main(
     Args:
         out: Folder of the pipeline; the sheet of samples is saved beside it as OUT.png.
         seed: Of everything random.
-        quick: A few small steps, to see that it runs.
+        quick: A few small steps, as a smoke test.
         threads: Processor threads; more than there are idle cores is much slower.
-        autoencoder: Folder of a pipeline made before; its autoencoder is taken, not trained anew.
+        autoencoder: Folder of a pipeline made before; its autoencoder is reused.
     """
     work = Work.quick() if quick else Work()
     rng, clock = begin(seed, threads)
@@ -231,7 +231,7 @@ def main(
     save(pipe, out)
     accuracy = judge(out, out.with_suffix(".png"), work)
     print(
-        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} pictures of held-out "
+        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} images of held-out "
         f"prompts are right; {clock}"
     )
 

@@ -2,8 +2,8 @@
 
     python scripts/demo_models/pretrain_maze.py --out flowrl/demo/maze-lm
 
-Half of their moves go towards the goal as if there were no walls, half anywhere. So the model knows
-the form of the game and where goals are, and runs into walls. Also writes the prompt files. Takes
+Half of their moves go towards the goal as if there were no walls, half are random. So the model
+knows the form of the game and the goals, but not the walls. Also writes the prompt files. Takes
 about half a minute on one core.
 """
 
@@ -35,7 +35,7 @@ class Work:
 
 
 def journey(prompt: str, knows: float, dice: Random) -> tuple[list[str], bool]:
-    """The moves of a walker, each with the cell that it leads to, and whether it gets there."""
+    """The moves of a walker, each with the cell after it, and whether the walker arrives."""
     cell, goal, said = prompt[0], prompt[1], []
     for _ in range(TURNS):
         move = compass(cell, goal, dice) if dice.random() < knows else dice.choice("nesw")

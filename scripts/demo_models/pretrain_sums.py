@@ -2,8 +2,8 @@
 
     python scripts/demo_models/pretrain_sums.py --out flowrl/demo/sums-lm
 
-First it learns to add; then it reads writers who forget most carries and picks up their habit. So
-it can add, and mostly does not: what training with a verifiable reward is good for. Also writes
+First it learns to add; then it is trained on writers who forget most carries. So it can add, and
+mostly does not: a case for training with a verifiable reward. Also writes
 the prompt files. Takes about three minutes on one core.
 """
 
@@ -37,7 +37,7 @@ class Work:
 
 
 def tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """A token a character; texts are decoded without spaces between them."""
+    """A tokenizer of characters; texts are decoded without spaces between them."""
     words = {word: i for i, word in enumerate((PAD, END, *characters))}
     inner = Tokenizer(models.WordLevel(words, unk_token=PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -113,7 +113,7 @@ def accuracy(
 
 
 def save(lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, out: Path) -> None:
-    """In half precision, which is what all figures are measured with."""
+    """Save in half precision, with which all figures are measured."""
     lm.half().save_pretrained(out)
     words.save_pretrained(out)
 

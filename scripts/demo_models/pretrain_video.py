@@ -1,13 +1,13 @@
-"""Make the video demo's pipeline from nothing: a tiny WanPipeline that films moving shapes.
+"""Make the video demo's pipeline from nothing: a tiny WanPipeline of moving shapes.
 
     python scripts/demo_models/pretrain_video.py --out my-moving-wan
 
-Two stages on films of `flowrl.demo.moving_world`, with prompts of its train split only: an
-autoencoder, then text encoder and flow transformer together. It stops while most films are still
-wrong, so that something is left to learn. Numbers of steps are fixed, so the work does not depend
+Two stages on videos of `flowrl.demo.moving_world`, with prompts of its train split only: an
+autoencoder, then text encoder and flow transformer together. It stops while most videos are still
+wrong, so that RL has something to learn. Numbers of steps are fixed, so the work does not depend
 on the machine's speed. Weights are saved in half precision in diffusers' folder format; the
-autoencoder as soon as it is done, and `--autoencoder` takes it up again. The second stage is saved
-as it goes: a call with the same folder goes on where it was interrupted.
+autoencoder once it is done, and `--autoencoder` reuses it. The second stage is saved regularly: a
+call with the same folder continues it.
 """
 
 import random
@@ -39,23 +39,23 @@ MISTOLD = 0.15
 
 @dataclass(frozen=True)
 class Work:
-    """How much is done; the defaults make the shipped weights."""
+    """Numbers of steps and samples; the defaults make the shipped weights."""
 
     films: int = 8_000
     autoencoder_steps: int = 900
     autoencoder_batch: int = 16
     flow_steps: int = 3_500
     flow_batch: int = 128
-    judged: int = 292  # films of held-out prompts that the report is made of
+    judged: int = 292  # videos of held-out prompts in the report
 
     @classmethod
     def quick(cls) -> "Work":
-        """Enough to see that everything runs; the films are mud."""
+        """A smoke test; the videos are noise."""
         return cls(64, 2, 8, 3, 8, 4)
 
 
 def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
-    """Films [n 3 5 32 32] as bytes, in parts that fit a processor's cache."""
+    """Videos [n 3 5 32 32] as bytes, in parts that fit a processor's cache."""
     parts = [
         moving_world.render_videos(prompts[i : i + 50], rng).mul(255).round().byte()
         for i in range(0, len(prompts), 50)
@@ -64,9 +64,9 @@ def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
 
 
 def train_autoencoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
-    """Reconstruct films from noisy latents of about unit variance; noise, as the flow's errors are.
+    """Reconstruct videos from noisy latents of about unit variance: the flow's errors are noise.
 
-    A weak penalty holds the latents' mean and spread; what they end with is written to the
+    A weak penalty holds the latents' mean and spread; their final values are written to the
     settings. Weights are left as their half precision.
     """
     vae.train()
@@ -116,7 +116,7 @@ def scaled(films: Tensor) -> Tensor:
 
 @torch.no_grad()
 def encode(vae: AutoencoderKLWan, films: Tensor) -> Tensor:
-    """Latents [n 8 3 4 4] of films in bytes, as the pipeline's loop sees them."""
+    """Latents [n 8 3 4 4] of videos in bytes, as the pipeline's loop sees them."""
     parts = [vae.encode(scaled(part)).latent_dist.mode() for part in films.split(100)]
     mean, std = (
         torch.tensor(values).view(1, -1, 1, 1, 1)
@@ -136,7 +136,7 @@ def take_autoencoder(vae: AutoencoderKLWan, folder: Path) -> None:
 
 def flow_loss(pipe: WanPipeline, x0: Tensor, prompts: Sequence[str]) -> Tensor:
     """Flow matching, arXiv:2403.03206, with logit-normal times, 10 % empty prompts and `MISTOLD`
-    prompts of other films: captions are wrong at times, and the demo is to mend what they taught.
+    prompts of other videos: captions are wrong at times, and the demo corrects the result.
     """
     told = [random.choice(prompts) if random.random() < MISTOLD else p for p in prompts]
     shown = ["" if random.random() < 0.1 else prompt for prompt in told]
@@ -209,9 +209,9 @@ def main(
     Args:
         out: Folder of the pipeline; the sheet of samples is saved beside it as OUT.png.
         seed: Of everything random.
-        quick: A few small steps, to see that it runs.
+        quick: A few small steps, as a smoke test.
         threads: Processor threads; more than there are idle cores is much slower.
-        autoencoder: Folder of a pipeline made before; its autoencoder is taken, not trained anew.
+        autoencoder: Folder of a pipeline made before; its autoencoder is reused.
     """
     work = Work.quick() if quick else Work()
     rng, clock = begin(seed, threads)
@@ -223,12 +223,14 @@ def main(
         pipe.vae.save_pretrained(out / "vae")
     else:
         take_autoencoder(pipe.vae, autoencoder)
-    torch.manual_seed(seed + 1)  # the flow is the same whether the autoencoder was taken or trained
+    torch.manual_seed(
+        seed + 1
+    )  # the flow is the same whether the autoencoder was reused or trained
     train_flow(pipe, encode(pipe.vae, films), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
     accuracy = judge(out, out.with_suffix(".png"), work)
     print(
-        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} films of held-out "
+        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} videos of held-out "
         f"prompts are right; {clock}"
     )
 

@@ -1,6 +1,6 @@
-"""What the scripts share that make the demos' models from nothing.
+"""Shared parts of the scripts that train the demos' models from nothing.
 
-To be imported first: it bounds the wait of idle threads before torch is there.
+It must be imported first: it bounds the wait of idle threads before torch is imported.
 """
 
 import copy
@@ -24,7 +24,7 @@ Rates = Sequence[torch.optim.lr_scheduler.LambdaLR]
 
 
 class Clock:
-    """Seconds since it was made: on the wall, and of the processor."""
+    """Wall and processor seconds since its creation."""
 
     def __init__(self) -> None:
         self.wall, self.cpu = time.perf_counter(), time.process_time()
@@ -35,7 +35,7 @@ class Clock:
 
 
 def begin(seed: int, threads: int) -> tuple[random.Random, Clock]:
-    """Seeds everything random, and gives the world's own source of chance."""
+    """Seed everything random; returns the world's own generator."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     random.seed(seed)
@@ -107,7 +107,7 @@ class Unfinished:
         self.path, self.weights, self.parts = path, weights, parts
 
     def load(self) -> int:
-        """The first step that is still to do."""
+        """Load the state; returns the next step."""
         if not self.path.is_file():
             return 0
         state = torch.load(self.path, weights_only=False)
@@ -131,8 +131,8 @@ class Unfinished:
 class Flow:
     """Training of a flow and of its text encoders, whose weights end as their average.
 
-    saved          where it goes on from after an interruption
-    mixed_backward whether the backward too is under autocast, as it was for the shipped pictures
+    saved          the file to continue from after an interruption
+    mixed_backward whether the backward too is under autocast, as it was for the shipped images
     """
 
     parts: Sequence[nn.Module]

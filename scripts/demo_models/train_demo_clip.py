@@ -1,10 +1,10 @@
-"""Make the demo's learned reward from nothing: a CLIPModel that reads pictures of shapes.
+"""Make the demo's learned reward from nothing: a CLIPModel for images of shapes.
 
     python scripts/demo_models/train_demo_clip.py --out my-shapes-clip
 
-Pictures and captions come from `flowrl.demo.world`, captions of its train split only: neither a
-held-out nor a test prompt is seen, not even as a wrong caption. Each picture comes with a second
-one that differs by one word (or by its two things changing places), so a batch is full of near
+Images and captions come from `flowrl.demo.world`, captions of its train split only: neither a
+held-out nor a test prompt is seen, not even as a wrong caption. Each image comes with a second
+one that differs by one word (or by its two objects in swapped places), so a batch is full of near
 misses. The number of steps is fixed. Weights are saved in half precision in transformers' folder
 format, and the reward `clip` loads the folder like any other CLIP model.
 """
@@ -35,20 +35,20 @@ HIGHEST_SCALE = 50.0  # of the logits; CLIP itself stops at 100
 
 @dataclass(frozen=True)
 class Work:
-    """How much is done; the defaults make the shipped weights."""
+    """Numbers of steps and samples; the defaults make the shipped weights."""
 
     steps: int = 700
-    pairs: int = 64  # a batch has twice as many pictures and captions
+    pairs: int = 64  # a batch has twice as many images and captions
     judged: int = 1_000
 
     @classmethod
     def quick(cls) -> "Work":
-        """Enough to see that everything runs."""
+        """A smoke test."""
         return cls(3, 8, 16)
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast) -> CLIPModel:
-    """About 0.3 M parameters: patches of 4 pixels, three layers for pictures, two for text."""
+    """About 0.3 M parameters: patches of 4 pixels, three layers for images, two for text."""
     text = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -83,14 +83,14 @@ def caption(wanted: WantedShapes) -> str:
 
 
 def meaning(wanted: WantedShapes) -> WantedShapes:
-    """The same for captions that are true of the same pictures: left is right the other way."""
+    """A key that captions true of the same images share: left of is right of, reversed."""
     if wanted.relation in ("right of", "below"):
         return WantedShapes(wanted.things[::-1], OPPOSITE[wanted.relation])
     return wanted
 
 
 def near_miss(wanted: WantedShapes, rng: random.Random) -> WantedShapes:
-    """One thing changed so that the caption is false: a train prompt of the world."""
+    """A false caption with one change: a train prompt of the world."""
     while True:
         other = changed(wanted, rng)
         if meaning(other) != meaning(wanted) and caption(other) in train_prompts():
@@ -127,7 +127,7 @@ def changed(wanted: WantedShapes, rng: random.Random) -> WantedShapes:
 
 
 def weathered(pictures: Tensor) -> Tensor:
-    """Pictures [n 3 h w] with noise and blur of random strength, as a generator's may have."""
+    """Images [n 3 h w] with noise and blur of random strength, as a generator's may have."""
     n = len(pictures)
     blurred = functional.avg_pool2d(pictures, 3, 1, 1, count_include_pad=False)
     pictures = torch.lerp(pictures, blurred, torch.rand(n, 1, 1, 1))
@@ -142,7 +142,7 @@ def normal(pictures: Tensor) -> Tensor:
 def contrast(
     model: CLIPModel, tokenizer: PreTrainedTokenizerFast, wanted: Sequence[WantedShapes], x: Tensor
 ) -> Tensor:
-    """CLIP's loss, arXiv:2103.00020, where captions true of the same pictures are no negatives."""
+    """CLIP's loss, arXiv:2103.00020, where captions true of the same images are no negatives."""
     text = tokenizer([caption(w) for w in wanted], padding="max_length", return_tensors="pt")
     text.pop("token_type_ids", None)
     with torch.autocast("cpu", torch.bfloat16):
@@ -160,7 +160,7 @@ def contrast(
 
 
 def draw(prompts: Sequence[str], rng: random.Random) -> tuple[list[WantedShapes], Tensor]:
-    """What is wanted, then as many near misses; and a picture of each."""
+    """Draw prompts, as many near misses, and an image of each."""
     wanted = [world.wanted_shapes(prompt) for prompt in prompts]
     wanted += [near_miss(w, rng) for w in wanted]
     return wanted, world.render([world.arrange(w, rng) for w in wanted])
@@ -184,7 +184,7 @@ def train(
 
 
 def save(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Weights in float16, loaded as float32; pictures of any size are brought to 32 x 32."""
+    """Weights in float16, loaded as float32; images of any size are resized to 32 x 32."""
     model.half().save_pretrained(out)
     tokenizer.save_pretrained(out)
     side = world.SIZE
@@ -204,7 +204,7 @@ def save(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> Non
 
 @torch.no_grad()
 def judge(out: Path, work: Work, split: world.Split) -> float:
-    """How often a picture of a prompt scores higher than a near miss's picture; saved weights."""
+    """The share of images that score higher than a near miss's image; saved weights."""
     model = CLIPModel.from_pretrained(out)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out)
     rng = random.Random(f"judge {split}")
@@ -228,7 +228,7 @@ def main(out: Path, seed: int = 0, quick: bool = False, threads: int = 2) -> Non
     Args:
         out: Folder of the model.
         seed: Of everything random.
-        quick: A few small steps, to see that it runs.
+        quick: A few small steps, as a smoke test.
         threads: Processor threads; more than there are idle cores is much slower.
     """
     work = Work.quick() if quick else Work()

@@ -19,15 +19,15 @@ from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 from flowrl.demo import moving_world
 from flowrl.media.pictures import to_image
 
-WORDS = 12  # tokens a prompt: the longest has eleven words, and an end
+WORDS = 12  # tokens per prompt: the longest has eleven words, and an end
 TEXT_WIDTH = 64
 HEADS, HEAD_WIDTH, LAYERS = 4, 24, 5
-CHANNELS = 8  # of a latent; 3 x 4 x 4 of them make a film
+CHANNELS = 8  # of a latent; 3 x 4 x 4 of them make a video
 JITTER = 0.1  # noise of the latents that the decoder is trained on, and the posterior's std
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A token a word and an end after a prompt, as T5 has it."""
+    """A tokenizer of words, with an end after a prompt, as T5 has it."""
     prompts = moving_world.all_moving_prompts()
     words = sorted({word for prompt in prompts for word in prompt.split()})
     vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
@@ -126,7 +126,7 @@ def make_pipeline() -> WanPipeline:
 
 
 def save(pipe: WanPipeline, out: Path) -> None:
-    """diffusers' folder with weights in float16; loaded as float32 unless told otherwise."""
+    """Save diffusers' folder with weights in float16; they load as float32 by default."""
     for module in (pipe.transformer, pipe.vae, pipe.text_encoder):
         for parameter in module.parameters():  # their own `to` keeps some in float32
             parameter.data = parameter.data.half()
@@ -140,7 +140,7 @@ def save(pipe: WanPipeline, out: Path) -> None:
 
 
 def sheet(films: Tensor, right: Sequence[bool], columns: int = 2) -> Image.Image:
-    """Every other frame of each film in a row, in a green frame if right, otherwise in a red."""
+    """Every other frame of each video in a row, in a green frame if right, otherwise in a red."""
     tiles = []
     for film, good in zip(films, right[: len(films)], strict=True):
         strip = to_image(torch.cat(list(film[::2]), -1))

@@ -1,14 +1,14 @@
-"""A preference set whose truth is known, painted by the demo's own pipeline.
+"""A preference set with known truth, sampled from the demo's own pipeline.
 
     python scripts/generate/make_preferences.py [--out configs/preferences] [--noise 0.1] [--seed 0]
 
-Every held-out prompt of the demo's world is painted with few and with many denoising steps, so that
-good and bad pictures meet. The truth is the graded shapes checker. Exactly the share `noise` of the
-pairs that it tells apart gets the wrong label, so `shapes` has an accuracy of exactly 1 - noise on
-them, and a rank correlation of 1. Pairs that it finds equal are ties. Labels are sides drawn by the
-seed, so that no side is better.
+Every held-out prompt of the demo's world is sampled with few and with many denoising steps, so that
+pairs have good and bad images. The truth is the graded shapes checker. Exactly the share `noise` of
+the pairs that it distinguishes gets the wrong label, so `shapes` has an accuracy of exactly
+1 - noise on them, and a rank correlation of 1. Pairs that it finds equal are ties. The seed draws
+the sides, so that neither is better.
 
-pictures.png   all pictures, 32 x 32 each, on one sheet
+pictures.png   all images, 32 x 32 each, on one sheet
 pairs.jsonl    prompt, a, b, label, category: the plain layout
 ranks.json     prompt, generations, ranking: the layout of ImageReward's test set
 """
@@ -32,14 +32,14 @@ from rewards import Samples, load
 from rewards.perception.media import to_pil, to_tensor
 from samplers.noise import normal
 
-STEPS = (2, 3, 4, 10)  # denoising steps of a prompt's pictures
+STEPS = (2, 3, 4, 10)  # denoising steps of a prompt's images
 COLUMNS = 24  # of the sheet
-PAIRS = 3  # at most, a prompt, that the truth tells apart
-EQUAL = 0.2  # share of prompts that may also give a pair that it does not
+PAIRS = 3  # per prompt at most, with a winner by the truth
+EQUAL = 0.2  # share of prompts that may also have a tie
 
 
 def paint(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"]:
-    """One picture a prompt and number of steps, prompts outermost; 8 bits deep as on the sheet."""
+    """Sample one image per prompt and number of steps, prompts outermost; 8 bits deep."""
     pipe = DiffusionPipeline.from_pretrained("flowrl/demo/shapes-sd3")
     pipe.set_progress_bar_config(disable=True)
     shape = (pipe.transformer.config.in_channels, SIZE // 4, SIZE // 4)
@@ -142,7 +142,7 @@ def main() -> None:
     (given.out / "ranks.json").write_text(json.dumps(ranks(prompts, scores), indent=0) + "\n")
     ties = sum(row["label"] == 0.5 for row in rows)
     size = sum(path.stat().st_size for path in given.out.iterdir())
-    print(f"{len(prompts)} prompts, {len(images)} pictures, {len(rows)} pairs, {ties} of them ties")
+    print(f"{len(prompts)} prompts, {len(images)} images, {len(rows)} pairs, {ties} of them ties")
     print(
         f"{given.out}: {size / 1e3:.0f} kB; mean graded score by steps: {scores.mean(0).round(3)}"
     )

@@ -51,7 +51,7 @@ def a(word: str) -> str:
 
 
 def shapes() -> list[dict[str, Any]]:
-    """The demo's held-out prompts, by what they ask for."""
+    """The demo's held-out prompts, by their kind."""
     rows = []
     for prompt in prompts_of("held_out"):
         wanted = wanted_shapes(prompt)

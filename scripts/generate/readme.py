@@ -2,7 +2,7 @@
 
     python scripts/generate/readme.py
 
-A test holds both pages against this, so a new file, recipe or word cannot be forgotten.
+A test compares both pages with this, so no new file, recipe or word can be forgotten.
 """
 
 import ast

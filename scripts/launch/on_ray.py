@@ -1,12 +1,12 @@
-"""flowrl on the machines of a Ray cluster: one Ray task a machine, and in it accelerate's launcher.
+"""flowrl on a Ray cluster: one Ray task per machine, which starts accelerate's launcher.
 
     python scripts/launch/on_ray.py --nodes 2 --gpus 8 configs/papers/flow_grpo_flux.yaml
     python scripts/launch/on_ray.py --nodes 2 --gpus 8 -- --resume runs/flux
     python scripts/launch/on_ray.py --dry-run --nodes 2 --gpus 8 configs/demo.yaml
 
-Ray places the tasks and hands out addresses; the processes talk over torch.distributed. All
+Ray places the tasks and provides addresses; the processes communicate by torch.distributed. All
 machines see the project and the run's folder at the same path. `--dry-run` prints the commands and
-needs no Ray. What follows the options is what `flowrl train` takes.
+needs no Ray. The other arguments are those of `flowrl train`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def command(given: argparse.Namespace, rank: int, address: str) -> list[str]:
-    """What machine number `rank` runs; `address` is that of the first."""
+    """The command of machine number `rank`; `address` is that of the first."""
     launch = {
         "config_file": given.accelerate_config,
         "num_machines": given.nodes,
@@ -50,7 +50,7 @@ def command(given: argparse.Namespace, rank: int, address: str) -> list[str]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """One task a machine, each with all its GPUs. The first exit code that is not 0, or 0."""
+    """Run one task per machine, each with all its GPUs; the first exit code that is not 0, or 0."""
     import ray
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -71,7 +71,7 @@ def run(given: argparse.Namespace) -> int:
     while tasks:
         (done, *_), tasks = ray.wait(tasks)
         if code := ray.get(done):
-            for task in tasks:  # the others wait for one that is gone
+            for task in tasks:  # the others wait for one that has ended
                 ray.cancel(task, force=True)
             return code
     return 0

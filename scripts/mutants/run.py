@@ -1,7 +1,7 @@
-"""Break the mathematics on purpose, one line at a time, and see a test fail.
+"""Break the mathematics on purpose, one line at a time, and check that a test fails.
 
     python scripts/mutants/run.py                      the whole list (about ten minutes)
-    python scripts/mutants/run.py --only kernels       those whose name begins so
+    python scripts/mutants/run.py --only kernels       those whose name begins with it
     python scripts/mutants/run.py --list
 
 Each mutant replaces one piece of text in a temporary copy of the tree, so the working tree is never
@@ -250,7 +250,7 @@ MUTANTS = [Mutant(*row) for row in (
 
 
 def copied(folder: Path) -> None:
-    """What git would track, changes of the working tree included."""
+    """Copy the files that git tracks, with changes of the working tree."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True).stdout.decode()
     for name in filter(None, names.split("\0")):
@@ -260,10 +260,10 @@ def copied(folder: Path) -> None:
 
 
 def tested(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """(pytest's exit code, what it said): 0 all passed, 1 a test failed, 2 and more no verdict."""
+    """(pytest's exit code, its output): 0 all passed, 1 a test failed, 2 and more no verdict."""
     paths = [f"tests/{test}" for test in tests]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
-    # compiled files are told apart by second and size only, which a mutant may share
+    # compiled files differ by second and size only, which a mutant may share
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -291,7 +291,7 @@ def survives(mutant: Mutant, folder: Path) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="those whose name begins so")
+    parser.add_argument("--only", default="", help="those whose name begins with it")
     parser.add_argument("--list", action="store_true")
     given = parser.parse_args(arguments)
     chosen = [mutant for mutant in MUTANTS if mutant.name.startswith(given.only)]

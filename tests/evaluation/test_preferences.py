@@ -135,12 +135,12 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
         ({"label": "left-ish"}, "row 2: the label is 'left-ish'"),
         ({"label": 2}, "a number in 0..1"),
         ({"prompt": " "}, "row 2: the prompt is empty"),
-        ({"a": 5}, "row 2, 1: a path or the bytes"),
+        ({"a": 5}, "row 2, 1: '5' is neither a path"),
     ):
         path = write(tmp_path, "bad.jsonl", [good, good | bad])
         with pytest.raises(UserError, match=said):
             load_preferences(path, ANY)
-    with pytest.raises(UserError, match="of no layout that is known"):
+    with pytest.raises(UserError, match="of no known layout"):
         load_preferences(write(tmp_path, "odd.jsonl", [{"prompt": "p", "chosen": "x"}]), ANY)
     with pytest.raises(UserError, match="layout hpdv2 needs image_path, rank"):
         load_preferences(path, ReadOptions(layout="hpdv2"))
@@ -219,7 +219,7 @@ def test_pieces_bytes_and_animations_are_read_and_bad_files_name_themselves(tmp_
     assert found.broken["empty.png"] == "empty.png: an empty file"
     assert found.broken["none.png"] == "none.png: no such file"
     assert "torn.png: not readable" in found.broken["torn.png"]
-    assert "outside the picture" in found.broken["sheet.png#xywh=6,0,4,4"]
+    assert "outside the image" in found.broken["sheet.png#xywh=6,0,4,4"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16, 17, 100])

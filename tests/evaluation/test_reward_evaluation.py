@@ -10,12 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
+from flowrl.cli.sample import evaluate_weights
+from flowrl.errors import UserError
 from flowrl.evaluation.agreement import Resamples, credits
 from flowrl.evaluation.measure import Gallery, scores
 from flowrl.evaluation.preferences import ReadOptions, load_preferences
-from flowrl.evaluation.reward_evaluation import EvaluateRewards, ask_judge, plain, robust_rows
+from flowrl.evaluation.reward_evaluation import EvaluateRewards, judge_pairs, plain, robust_rows
 from flowrl.evaluation.reward_report import headline, results, sentences
 from flowrl.paths import PROJECT
+from flowrl.settings import Run
+from flowrl.settings.arguments import EvaluateArguments
 from rewards import load as load_reward
 from rewards.combine import ByScore
 from tests.support import runs
@@ -164,18 +168,48 @@ def test_prompts_and_names_are_escaped_and_missing_files_are_told(tmp_path):
 
 def test_mistakes_are_one_sentence(tmp_path, capsys):
     for words, said in (
-        ([], "name rewards"),
+        ([], "add --rewards"),
         (["--rewards", "shaps"], "did you mean 'shapes'"),
         (["--rewards", "shapes", "--judges", "shapes"], "among the rewards too"),
         (["--rewards", "shapes", "--level", "1"], "not between 0 and 1"),
         (["--rewards", "shapes", "--layout", "pick"], "'pick' is not known"),
+        (["--rewards", "shapes", "--frames", "0"], "--frames must be at least 1"),
+        (["--rewards", "shapes", "--prompts", "0"], "--prompts must be at least 1"),
+        (["--rewards", "shapes", "--robust", "-1"], "--robust must be at least 0"),
+        (["--rewards", "shapes", "--seed", "-1"], "--seed must be at least 0"),
     ):
         assert runs.flowrl("evaluate-rewards", PAIRS, *words) == 2
         assert said in capsys.readouterr().err
     rows = [{"prompt": "p", "a": "x.png", "b": "y.png", "label": "a"}]
     path = write(tmp_path, rows, {})
     assert runs.flowrl("evaluate-rewards", path, "--rewards", "brightness") == 2
-    assert "no sample can be read: x.png: no such file" in capsys.readouterr().err
+    assert "no sample is readable: x.png: no such file" in capsys.readouterr().err
+
+
+def test_outputs_are_checked_before_anything_is_scored(tmp_path, capsys, monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("scored before --out was checked")
+
+    monkeypatch.setattr("flowrl.evaluation.reward_evaluation.scores", never)
+    monkeypatch.setattr("flowrl.evaluation.scoring.scores", never)
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    images = tmp_path / "images"
+    images.mkdir()
+    Image.new("RGB", (4, 4)).save(images / "a_red_circle.png")
+    for words in (
+        ["evaluate-rewards", PAIRS, "--rewards", "brightness"],
+        ["score", images, "--rewards", "brightness"],
+    ):
+        for out in (taken, taken / "below"):
+            assert runs.flowrl(*words, "--out", out) == 2
+            assert "no folder can be made" in capsys.readouterr().err
+    for out, why in ((tmp_path / "missing" / "x.jsonl", "no folder"), (images, "is a folder")):
+        assert runs.flowrl("suites", "shapes", "--out", out) == 2
+        assert why in capsys.readouterr().err
+        with pytest.raises(UserError, match=why):
+            evaluate_weights(Run.model_construct(), EvaluateArguments(tmp_path, out=out))
+    assert taken.read_text() == ""
 
 
 def test_a_judge_that_likes_what_it_sees_first_is_found_out(preferences):
@@ -188,7 +222,7 @@ def test_a_judge_that_likes_what_it_sees_first_is_found_out(preferences):
         return torch.where(verdict == 0.5, 0.6, 0.3 + 0.6 * verdict)
 
     gallery = Gallery(preferences.items)
-    asked = ask_judge("biased", judge, 0.0, preferences, gallery, given)
+    asked = judge_pairs("biased", judge, 0.0, preferences, gallery, given)
     resamples = Resamples.draw(preferences.clusters, 200, 0.99, 0)
     ties = headline(preferences, None)
     found = results(preferences, [asked], resamples, ties)

@@ -71,9 +71,9 @@ def test_official_layouts(tmp_path):
 def test_mistakes_are_named(tmp_path):
     with pytest.raises(UserError, match="did you mean 'geneval'"):
         load_suite("genevol")
-    with pytest.raises(UserError, match="give its file as parti:FILE"):
+    with pytest.raises(UserError, match="needs the official file: parti:FILE"):
         load_suite("parti")
-    with pytest.raises(UserError, match="it takes no file"):
+    with pytest.raises(UserError, match="leave the file out"):
         load_suite("shapes:x")
     with pytest.raises(UserError, match="no such file"):
         load_suite("geneval:nowhere.jsonl")

@@ -1,0 +1,26 @@
+"""Checks of output paths, made before hours are spent on their content."""
+
+import os
+from pathlib import Path
+
+from flowrl.errors import UserError
+
+
+def check_output_file(path: Path, option: str = "--out") -> None:
+    """UserError if no file can be written at the path."""
+    if path.is_dir():
+        raise UserError(f"{option}: {path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"{option}: there is no folder {path.parent}; make it, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{option}: {path} cannot be written; name another place")
+
+
+def make_output_folder(path: Path, option: str = "--out") -> None:
+    """Make a folder with its parents. UserError if that is impossible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option}: no folder can be made at {path}: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise UserError(f"{option}: nothing can be written in {path}; name another folder")
