@@ -97,6 +97,9 @@ def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor
 class FlowSDE:
     """g = eta sqrt(sigma / (1 - sigma)): Flow-GRPO, arXiv:2505.05470, eq. 8-9.
 
+    Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
+    noise_hat = x + (1 - sigma) v, g = eta sqrt(sigma / (1 - sigma))
+
     At sigma = 1, where g is infinite, 1 - sigma is taken at the next level, as published: the
     std is then eta exactly. The same is done just below 1 (`PURE_NOISE`), where the formula would
     draw noise of many times the data's size.
@@ -114,7 +117,11 @@ class FlowSDE:
 
 @dataclass(frozen=True)
 class ConstantSDE:
-    """g = eta: DanceGRPO, arXiv:2505.07818."""
+    """g = eta: DanceGRPO, arXiv:2505.07818.
+
+    Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
+    noise_hat = x + (1 - sigma) v, g = eta
+    """
 
     eta: float = 0.3
 
@@ -128,6 +135,9 @@ class ConstantSDE:
 @dataclass(frozen=True)
 class WanSDE:
     """g = sigma_max sigma, with sigma_max the list's second level: Flow-GRPO's code for Wan 2.1.
+
+    Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
+    noise_hat = x + (1 - sigma) v, g = sigma_max sigma
 
     There is no noise level to set. Unbound (`sigma_max=None`) it refuses to step.
     """
@@ -150,6 +160,9 @@ class WanSDE:
 @dataclass(frozen=True)
 class CPS:
     """Coefficients-preserving step, std = sigma_next sin(eta pi / 2): Flow-CPS, arXiv:2509.05952.
+
+    Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
+    std = s' sin(eta pi / 2)
 
     The level of x_next is sigma_next whatever eta, but this is no SDE: its noise does not shrink
     with the step, and the samples' variance stays short of the data's however many steps there are.
@@ -180,6 +193,9 @@ def _ancestral(sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class DDIM:
     """DDIM with noise `eta` (arXiv:2010.02502, eq. 12 and 16), for models trained on epsilon or v.
+
+    Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
+    std = eta s' sqrt((1 - abar / abar') / (1 - abar))
 
     States are the flow's, x / (alpha + sigma): see `adapt.py`. DDPO (arXiv:2305.13301) and
     DanceGRPO's diffusion path use eta = 1.

@@ -73,7 +73,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Euler(Plain):
-    """x - h v."""
+    """Formula: x' = x - h v"""
 
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, None]:
         return at.x - (at.sigma - at.sigma_next) * at.v, None
@@ -81,7 +81,9 @@ class Euler(Plain):
 
 @dataclass(frozen=True)
 class Heun(Plain):
-    """The trapezoid rule: a second look at where Euler's step ends. Second order.
+    """The trapezoid rule: a second evaluation where Euler's step ends. Second order.
+
+    Formula: x' = x - h (v(x, s) + v(x - h v, s')) / 2
 
     The step to sigma = 0 is Euler's, since models are not trained there.
     """
@@ -137,6 +139,9 @@ class DPM2M(Plain):
     """DPM-Solver++ 2M. First order where there is no history, and in the step to sigma = 0.
 
     From sigma = 1 the second step is first order too. DiffusionNFT samples with it.
+
+    Formula: x' = (s' / s) x + (1 - s') (1 - e^-h) (x0 + (x0 - x0_before) / (2 r)), h the step in
+    log-SNR, r the one before over h
     """
 
     heun: bool = False
