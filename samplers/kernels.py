@@ -33,7 +33,7 @@ class Gaussian(NamedTuple):
 class Kernel(Protocol):
     """A stochastic step: a frozen dataclass.
 
-    `bound` gives the kernel for one list of noise levels. It is the kernel itself unless the
+    `bound` returns the kernel for one list of noise levels. It is the kernel itself unless the
     formula needs the list (`WanSDE`).
     """
 
@@ -49,7 +49,7 @@ class Kernel(Protocol):
 
 
 def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:
-    """A number a row, shaped to broadcast over that row."""
+    """One number per row, shaped to broadcast over that row."""
     return a.view(-1, *[1] * (x.ndim - 1))
 
 
@@ -65,7 +65,7 @@ def euler(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Float[Tens
 
 
 def clean_and_noise(x: Tensor, v: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """What v says of the state's two ends: (x0, noise), both [n *d]."""
+    """The state's two ends under v: (x0, noise), both [n *d]."""
     x, v = lift(x), lift(v)
     at = per_row(sigma, x)
     return x - at * v, x + (1 - at) * v
@@ -83,13 +83,13 @@ def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tens
 
 
 def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor) -> Gaussian:
-    """Predicted ends put together at the next level; `std` of its sigma_next is drawn anew.
+    """Combine the predicted ends at the next level; `std` of its sigma_next is fresh noise.
 
     The rest, sqrt(sigma_next^2 - std^2), is the predicted noise: DDIM's step (arXiv:2010.02502,
     eq. 12) on a rectified flow.
     """
     x0, noise = clean_and_noise(x, v, sigma)
-    keep = (sigma_next**2 - std**2).clamp_min(0).sqrt()  # rounding, where all of it is drawn anew
+    keep = (sigma_next**2 - std**2).clamp_min(0).sqrt()  # rounding, where all of it is fresh noise
     return Gaussian(per_row(1 - sigma_next, x) * x0 + per_row(keep, x) * noise, std)
 
 
@@ -237,7 +237,7 @@ def mean_log_prob(g: Gaussian, x_next: Float[Tensor, "n *d"]) -> Float[Tensor, "
     """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
 
     Averaging divides log-ratios by the latent's size; the published clip ranges (1e-5 to 1e-3)
-    only make sense with it. A step without noise (std = 0) has no density: do not ask.
+    only make sense with it. A step without noise (std = 0) has no density: do not call this for it.
     """
     std = per_row(g.std, x_next)
     z = (lift(x_next) - g.mean) / std

@@ -1,7 +1,7 @@
-"""Solvers: how a step without a density is made. All but Euler remember steps, or look twice.
+"""Solvers: steps without a density. All but Euler remember steps or evaluate twice.
 
 A solver is a frozen dataclass. It gets the `Point` that it starts from and what it remembers of
-the steps before, newest first, noisy steps included; it gives the next state and a new memory.
+the steps before, newest first, noisy steps included; it returns the next state and a new memory.
 Levels are plain floats here: all rows of a rollout walk together.
 """
 
@@ -30,13 +30,13 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """Where a step starts: x and v are [n *d], v is the velocity of x at sigma."""
+    """The start of a step: x and v are [n *d], v is the velocity of x at sigma."""
 
     x: Tensor
     v: Tensor
     sigma: float
     sigma_next: float
-    velocity: Callable[[Tensor, float], Tensor]  # one more look, at (x, sigma)
+    velocity: Callable[[Tensor, float], Tensor]  # one more evaluation, at (x, sigma)
     noise: Callable[[], Tensor]  # this step's keyed standard normal, [n *d]
 
     @property
@@ -57,7 +57,7 @@ class Solver(Protocol):
 
 
 class Plain:
-    """What a solver is unless it says otherwise: one evaluation a step, no memory, no noise."""
+    """Defaults of a solver: one evaluation a step, no memory, no noise."""
 
     @property
     def memory(self) -> int:
