@@ -1,7 +1,7 @@
-"""What a language model's sampler will do, as data, and what it has done.
+"""Plans of a language model's sampler as data, and the completions sampled under them.
 
-A step is a token, so a planner of text is called like one of pictures; of the levels only their
-number counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
+A step is a token, so a planner of text is called like one of images; only the number of levels
+counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
 Every node branches after its cut, so "the ancestor of leaf i in segment k" is integer division.
 A completion that has stopped before a cut has children that are its copies. After the last segment
 a tree may fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
@@ -147,7 +147,7 @@ TextPlanner = Completions | Segments | Forks
 
 @dataclass(frozen=True)
 class Say:
-    """A segment's tokens under the sampler, one entry a node: as `Edges` are for pictures."""
+    """A segment's tokens under the sampler, one entry per node, as `Edges` are for images."""
 
     step: int  # the segment, or turn
     logp: Float[Tensor, " nodes"]  # mean over its tokens; 0 where the node has none
@@ -163,8 +163,8 @@ class TextRollout:
     stopped    False where a completion was cut off at the plan's length
     kept       the tokens that top-p left, in bits; None where it left all
     common     of a tree that forked: first tokens that a leaf shares with each of its draw's
-    elsewhere  another engine drew them: `logp` is what that one said
-    told       tokens that an environment put between the model's turns, whose `logp` is 0; None
+    elsewhere  another engine drew them: `logp` is that engine's
+    `told`     tokens that an environment put between the model's turns, whose `logp` is 0; None
                where there is no environment
     states     with an environment: ids of the states that turns were taken in, 0 where there is
                no such turn
@@ -206,7 +206,7 @@ class TextRollout:
 
     @property
     def ends(self) -> Int[Tensor, " n"]:
-        """Tokens of each, whoever wrote them."""
+        """Tokens of each, the environment's included."""
         return self.lengths if self.told is None else self.lengths + self.told.sum(1)
 
     @property
@@ -230,7 +230,7 @@ class TextRollout:
 
     @property
     def _began(self) -> Bool[Tensor, "n t"]:
-        """Positions at which somebody else began to speak."""
+        """Positions at which an environment's reply begins."""
         assert self.told is not None
         before = torch.nn.functional.pad(self.told[:, :-1], (1, 0))
         return self.told & ~before
@@ -244,7 +244,7 @@ class TextRollout:
 
     @property
     def exists(self) -> Bool[Tensor, "n k"] | None:
-        """Which turns a sample has; None where all have all decision points."""
+        """Whether a sample has each turn; None where all have all decision points."""
         if self.told is None:
             return None
         turns = torch.arange(self.plan.turns, device=self.ids.device)
@@ -275,7 +275,7 @@ class TextRollout:
 
 
 def describe_text_plan(plans: Sequence[TextPlan]) -> str:
-    """What a draw of one iteration gives and costs, as text."""
+    """Describe the samples and cost of one draw, as text."""
     lines = []
     for plan in plans:
         lines.append(

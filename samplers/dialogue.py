@@ -1,6 +1,6 @@
-"""Texts of several turns: somebody else answers the model, and the model goes on.
+"""Texts of several turns: an environment answers the model, and the model goes on.
 
-What the other says becomes tokens of the completion that the model did not draw. Without them a
+Its replies become tokens of the completion that the model did not draw. Without them a
 completion's turns are a single one. Each turn is a decision, taken in a state that has an id. t
 tokens of a completion.
 """
@@ -37,7 +37,7 @@ class Environment(Protocol):
         ...
 
     def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
-        """What follows the model's turns `said` on the context `prompt`, each with its stop token.
+        """The reply to the model's turns `said` on the context `prompt`, each with its stop token.
         None ends the completion."""
         ...
 

@@ -21,7 +21,7 @@ class Forking:
 
     top     positions that each tree forks at in a round: the most uncertain tokens of all its
             completions that no round forked at before
-    branch  completions that go on from each, beginning with that token drawn anew
+    branch  completions that go on from each, beginning with another draw of that token
     by      how uncertain a token is: the `entropy` of what it was drawn from, or its `surprise`,
             minus its log-probability, as the published code has it
     """
@@ -77,10 +77,10 @@ class Grown(NamedTuple):
 def choose(
     grown: Grown, score: Float[Tensor, "d g t"], written: Bool[Tensor, "d g t"], rule: Forking
 ) -> tuple[Int[Tensor, "d f"], Int[Tensor, "d f"]]:
-    """Where trees fork: a leaf's place and a position, for each of the roots * top forks.
+    """Choose the forks of trees: a leaf's place and a position, for each of the roots * top forks.
 
-    Each token is looked at once, at the leaf that wrote it. A tree of fewer tokens than `top` forks
-    at some of them twice.
+    Each token is considered once, at the leaf that wrote it. A tree of fewer tokens than `top`
+    forks at some of them twice.
     """
     length = score.shape[-1]
     own = torch.arange(length, device=score.device) >= grown.first[..., None]

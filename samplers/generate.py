@@ -1,4 +1,4 @@
-"""Carry out plans of texts: ask a sampler for tokens, and keep who wrote which.
+"""Generate completions for a text plan and record each token's author.
 
 n leaves of all draws, m rows of one request, t tokens, u new ones, v tokens of a vocabulary.
 """

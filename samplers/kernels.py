@@ -33,7 +33,7 @@ class Gaussian(NamedTuple):
 class Kernel(Protocol):
     """A stochastic step: a frozen dataclass.
 
-    `bound` gives the kernel for one list of noise levels. It is the kernel itself unless the
+    `bound` returns the kernel for one list of noise levels. It is the kernel itself unless the
     formula needs the list (`WanSDE`).
     """
 
@@ -49,7 +49,7 @@ class Kernel(Protocol):
 
 
 def per_row(a: Float[Tensor, " n"], x: Float[Tensor, "n *d"]) -> Tensor:
-    """A number a row, shaped to broadcast over that row."""
+    """One number per row, shaped to broadcast over that row."""
     return a.view(-1, *[1] * (x.ndim - 1))
 
 
@@ -65,7 +65,7 @@ def euler(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Float[Tens
 
 
 def clean_and_noise(x: Tensor, v: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
-    """What v says of the state's two ends: (x0, noise), both [n *d]."""
+    """The state's two ends under v: (x0, noise), both [n *d]."""
     x, v = lift(x), lift(v)
     at = per_row(sigma, x)
     return x - at * v, x + (1 - at) * v
@@ -83,19 +83,22 @@ def reverse_sde(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, g: Tens
 
 
 def renoise(x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor, std: Tensor) -> Gaussian:
-    """Predicted ends put together at the next level; `std` of its sigma_next is drawn anew.
+    """Combine the predicted ends at the next level; `std` of its sigma_next is fresh noise.
 
     The rest, sqrt(sigma_next^2 - std^2), is the predicted noise: DDIM's step (arXiv:2010.02502,
     eq. 12) on a rectified flow.
     """
     x0, noise = clean_and_noise(x, v, sigma)
-    keep = (sigma_next**2 - std**2).clamp_min(0).sqrt()  # rounding, where all of it is drawn anew
+    keep = (sigma_next**2 - std**2).clamp_min(0).sqrt()  # rounding, where all of it is fresh noise
     return Gaussian(per_row(1 - sigma_next, x) * x0 + per_row(keep, x) * noise, std)
 
 
 @dataclass(frozen=True)
 class FlowSDE:
     """g = eta sqrt(sigma / (1 - sigma)): Flow-GRPO, arXiv:2505.05470, eq. 8-9.
+
+    Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
+    noise_hat = x + (1 - sigma) v, g = eta sqrt(sigma / (1 - sigma))
 
     At sigma = 1, where g is infinite, 1 - sigma is taken at the next level, as published: the
     std is then eta exactly. The same is done just below 1 (`PURE_NOISE`), where the formula would
@@ -114,7 +117,11 @@ class FlowSDE:
 
 @dataclass(frozen=True)
 class ConstantSDE:
-    """g = eta: DanceGRPO, arXiv:2505.07818."""
+    """g = eta: DanceGRPO, arXiv:2505.07818.
+
+    Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
+    noise_hat = x + (1 - sigma) v, g = eta
+    """
 
     eta: float = 0.3
 
@@ -128,6 +135,9 @@ class ConstantSDE:
 @dataclass(frozen=True)
 class WanSDE:
     """g = sigma_max sigma, with sigma_max the list's second level: Flow-GRPO's code for Wan 2.1.
+
+    Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
+    noise_hat = x + (1 - sigma) v, g = sigma_max sigma
 
     There is no noise level to set. Unbound (`sigma_max=None`) it refuses to step.
     """
@@ -150,6 +160,9 @@ class WanSDE:
 @dataclass(frozen=True)
 class CPS:
     """Coefficients-preserving step, std = sigma_next sin(eta pi / 2): Flow-CPS, arXiv:2509.05952.
+
+    Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
+    std = s' sin(eta pi / 2)
 
     The level of x_next is sigma_next whatever eta, but this is no SDE: its noise does not shrink
     with the step, and the samples' variance stays short of the data's however many steps there are.
@@ -180,6 +193,9 @@ def _ancestral(sigma: Tensor, sigma_next: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class DDIM:
     """DDIM with noise `eta` (arXiv:2010.02502, eq. 12 and 16), for models trained on epsilon or v.
+
+    Formula: x' = (1 - s') x0 + sqrt(s'^2 - std^2) noise_hat + std noise, s' = sigma_next,
+    std = eta s' sqrt((1 - abar / abar') / (1 - abar))
 
     States are the flow's, x / (alpha + sigma): see `adapt.py`. DDPO (arXiv:2305.13301) and
     DanceGRPO's diffusion path use eta = 1.
@@ -221,7 +237,7 @@ def mean_log_prob(g: Gaussian, x_next: Float[Tensor, "n *d"]) -> Float[Tensor, "
     """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
 
     Averaging divides log-ratios by the latent's size; the published clip ranges (1e-5 to 1e-3)
-    only make sense with it. A step without noise (std = 0) has no density: do not ask.
+    only make sense with it. A step without noise (std = 0) has no density: do not call this for it.
     """
     std = per_row(g.std, x_next)
     z = (lift(x_next) - g.mean) / std

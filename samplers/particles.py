@@ -1,7 +1,7 @@
-"""Particles of Feynman-Kac steering (arXiv:2501.06848): how they are weighed and drawn anew.
+"""Particles of Feynman-Kac steering (arXiv:2501.06848): how they are weighed and resampled.
 
-Weights are kept as logs, so no reward is too large. A reward that is not finite says nothing on
-the way and weighs nothing at the end.
+Weights are kept as logs, so no reward is too large. A reward that is not finite is ignored on the
+way, and has weight 0 at the end.
 """
 
 import math
@@ -25,7 +25,7 @@ def effective(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
 
 
 def normalised(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n k"]:
-    """Weights that add to 1, float64; equal ones where nothing weighs anything (all -inf)."""
+    """Weights that add to 1, float64; equal ones where every weight is 0 (all -inf)."""
     none = (log_weights == -math.inf).all(-1, keepdim=True)
     return torch.where(none, 0.0, log_weights.double()).softmax(-1)
 
@@ -45,14 +45,14 @@ def systematic(
 
 
 class Particles(NamedTuple):
-    """What n draws' k particles carry: all [n k], float64."""
+    """State of n draws' k particles: all [n k], float64."""
 
     reward: Tensor  # the last one, their highest or their sum, by the potential
     spent: Tensor  # log of all potentials that a particle's line was weighed with
-    log_weight: Tensor  # of the potentials since it was last drawn anew
+    log_weight: Tensor  # of the potentials since it was last resampled
 
     def take(self, index: Int[Tensor, "n k"], drawn: Tensor) -> "Particles":
-        """Draw anew in the rows where `drawn` [n 1]: weights are equal after it."""
+        """Resample the rows where `drawn` [n 1]; their weights are equal afterwards."""
         index = torch.where(drawn, index, torch.arange(index.shape[1], device=index.device))
         reward, spent, log_weight = (a.gather(1, index) for a in self)
         return Particles(reward, spent, torch.where(drawn, 0.0, log_weight))

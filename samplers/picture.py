@@ -1,4 +1,4 @@
-"""Plans to look at: a table for the terminal, a drawing for a page."""
+"""Plans made visible: a table for the terminal, a drawing for a page."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -10,7 +10,7 @@ WIDE, HIGH, LEFT, TOP = 56.0, 15.0, 60.0, 46.0
 
 
 def describe_plan(plans: Sequence[Plan]) -> str:
-    """What a draw of one iteration costs and gives, as text: a line a step, plans alike as one."""
+    """Describe the cost and samples of one draw as text: a line per step, equal plans as one."""
     samples = sum(p.group for p in plans)
     trained = sum(n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train)
     lines = [

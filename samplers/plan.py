@@ -1,4 +1,4 @@
-"""What a sampler will do, as data: every step, its noise, its branching.
+"""A sampler's plan as data: every step, its noise, its branching.
 
 A plan is a level-uniform tree. Nodes of one level are contiguous rows, so "the ancestor of leaf i
 after step k" is integer division and "the mean over a node's leaves" is a reshape: there is no
@@ -37,8 +37,8 @@ class Plan:
     `split` correlates the noise of siblings: xi = (xi_parent + split eta) / sqrt(1 + split^2), so
     each child is still N(mean, std^2) given its parent (BranchGRPO, arXiv:2509.06040, uses 4);
     None draws them independently.
-    `steer` makes the roots of a draw particles that are weighed by a reward on the way and drawn
-    anew: their samples are not the policy's own, so they have no density to train on.
+    `steer` makes the roots of a draw particles that are weighed by a reward on the way and
+    resampled: their samples are not the policy's own, so they have no density to train on.
     Raises ValueError, with the step's index, for steps that do not meet or cannot be.
     """
 
@@ -122,7 +122,7 @@ class Plan:
         return evaluations((self,))
 
     def trunk(self, k: int) -> tuple[object, ...] | None:
-        """What the state before step k depends on beside draws and noise; None once any is drawn.
+        """Key of the state before step k, beside draws and root noise; None once noise was drawn.
 
         Two plans of an iteration with the same trunk are in the same state there.
         """
@@ -134,7 +134,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Columns:
-    """What credit assignment needs to know of a rollout's k decision points.
+    """A rollout's k decision points, as credit assignment reads them.
 
     Text has one column a completion; a plan has one a step.
     """

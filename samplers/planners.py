@@ -1,10 +1,10 @@
-"""Planners: frozen settings that give the plans of an iteration, almost always one.
+"""Planners: frozen settings that return the plans of an iteration, almost always one.
 
 Everything that differs between the samplers of Flow-GRPO, MixGRPO, TempFlow and BranchGRPO is
 which steps are noisy, which branch, and which are trained on: one class each, below. A planner
 marks indices; the noise levels come when it is called, so one planner serves every schedule.
 
-The last step is deterministic: noise there would be painted into the sample that is scored.
+The last step is deterministic: noise there would stay in the sample that is scored.
 """
 
 import random
@@ -38,10 +38,12 @@ class Ode:
 @dataclass(frozen=True)
 class Particled:
     """In the iterations `first` <= i < `stop` a draw's group are Feynman-Kac particles (noisy steps
-    of `kernel`, weighed and drawn anew by the reward on the way), in all others `otherwise`'s.
+    of `kernel`, weighed and resampled by the reward on the way), in all others `otherwise`'s.
 
     Better samples to learn from while the policy finds few by itself; for likelihoods that need
-    clean samples only. The last drawing anew is left out: copies of one sample teach nothing new.
+    clean samples only. The last resampling is left out, since copies of one sample teach nothing
+    new. So the samples follow the potentials on the way, and max and terminal tilt them by more
+    than the strength.
     """
 
     otherwise: Planner

@@ -110,9 +110,9 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     The velocity's `prompt` argument is the place of a state's draw in `draws`. Steps without noise
     that several plans begin with are computed once. `keep_mean` stores the sampling policy's means
     with the edges, one more latent a trained node. Noise is drawn on the CPU in float32, so it is
-    the same on every device and in every dtype. A plan that steers asks `score` on the way. `begin`
-    makes the first states of that noise, where they are not the noise itself. `on_rollout` is told
-    of each rollout that others follow, as soon as it is drawn.
+    the same on every device and in every dtype. A plan that steers calls `score` on the way.
+    `begin` makes the first states of that noise, where they are not the noise itself. `on_rollout`
+    is called with each rollout but the last, as soon as it is drawn.
     """
     if not draws:
         raise ValueError("roll needs at least one draw")
@@ -125,7 +125,7 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
     for index, plan in enumerate(plans):
         if plan.steer is not None:
             if score is None:
-                raise ValueError("a plan that steers needs the reward on the way: give `score`")
+                raise ValueError("a plan that steers needs the reward on the way: pass `score`")
             (x0, _, _), edges = Steering(plan.steer, walk, plan, index, score).descend(), ()
         else:
             state, edges = trunk.descend(walk, plan, index)

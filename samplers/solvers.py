@@ -1,7 +1,7 @@
-"""Solvers: how a step without a density is made. All but Euler remember steps, or look twice.
+"""Solvers: steps without a density. All but Euler remember steps or evaluate twice.
 
 A solver is a frozen dataclass. It gets the `Point` that it starts from and what it remembers of
-the steps before, newest first, noisy steps included; it gives the next state and a new memory.
+the steps before, newest first, noisy steps included; it returns the next state and a new memory.
 Levels are plain floats here: all rows of a rollout walk together.
 """
 
@@ -30,13 +30,13 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """Where a step starts: x and v are [n *d], v is the velocity of x at sigma."""
+    """The start of a step: x and v are [n *d], v is the velocity of x at sigma."""
 
     x: Tensor
     v: Tensor
     sigma: float
     sigma_next: float
-    velocity: Callable[[Tensor, float], Tensor]  # one more look, at (x, sigma)
+    velocity: Callable[[Tensor, float], Tensor]  # one more evaluation, at (x, sigma)
     noise: Callable[[], Tensor]  # this step's keyed standard normal, [n *d]
 
     @property
@@ -57,7 +57,7 @@ class Solver(Protocol):
 
 
 class Plain:
-    """What a solver is unless it says otherwise: one evaluation a step, no memory, no noise."""
+    """Defaults of a solver: one evaluation a step, no memory, no noise."""
 
     @property
     def memory(self) -> int:
@@ -73,7 +73,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Euler(Plain):
-    """x - h v."""
+    """Formula: x' = x - h v"""
 
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, None]:
         return at.x - (at.sigma - at.sigma_next) * at.v, None
@@ -81,7 +81,9 @@ class Euler(Plain):
 
 @dataclass(frozen=True)
 class Heun(Plain):
-    """The trapezoid rule: a second look at where Euler's step ends. Second order.
+    """The trapezoid rule: a second evaluation where Euler's step ends. Second order.
+
+    Formula: x' = x - h (v(x, s) + v(x - h v, s')) / 2
 
     The step to sigma = 0 is Euler's, since models are not trained there.
     """
@@ -137,6 +139,9 @@ class DPM2M(Plain):
     """DPM-Solver++ 2M. First order where there is no history, and in the step to sigma = 0.
 
     From sigma = 1 the second step is first order too. DiffusionNFT samples with it.
+
+    Formula: x' = (s' / s) x + (1 - s') (1 - e^-h) (x0 + (x0 - x0_before) / (2 r)), h the step in
+    log-SNR, r the one before over h
     """
 
     heun: bool = False

@@ -1,8 +1,8 @@
 """Samples with a higher reward from the same weights: search at inference time.
 
     best         the best of each draw's samples
-    importance   samples drawn anew with weights exp(strength reward)
-    steer        Feynman-Kac particles (samplers/particles.py): weighed and drawn anew on the way
+    importance   samples resampled with weights exp(strength reward)
+    steer        Feynman-Kac particles (samplers/particles.py): weighed and resampled on the way
 
 All of them aim at p(x) exp(strength reward(x)); `best` is its limit. A plan with `steer` feeds
 training with particles: see `Particled` in samplers/planners.py.
@@ -56,7 +56,7 @@ class Steered:
     x0: Float[Tensor, "n *d"]
     prompt: Int[Tensor, " n"]
     weight: Float[Tensor, " n"]  # adds to 1 over a draw: what the last weighing left unused
-    parents: tuple[Int[Tensor, "draws k"], ...]  # at each weighing: who a particle goes on from
+    parents: tuple[Int[Tensor, "draws k"], ...]  # at each weighing: the parent of each particle
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Steering:
     def weigh(
         self, particles: Particles, x0: Tensor, k: int, last: bool = False
     ) -> tuple[Int[Tensor, "draws m"], Particles]:
-        """(who each particle goes on from, the particles), by the reward of `x0`."""
+        """(the parent of each particle, the particles), by the reward of `x0`."""
         (seed, iteration), draws = self.walk.key, self.walk.draws
         r = self.score(x0, self.walk.prompt(x0)).view(len(draws), -1).cpu()
         keys = [(seed, iteration, draw, "resample", k) for draw in draws]

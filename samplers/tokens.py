@@ -91,5 +91,5 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """To the right, zeros coming in: int64 has the sign bit coming in."""
+    """Shift right and fill with zeros, where int64 would fill with the sign bit."""
     return (z >> bits) & (2 ** (64 - bits) - 1)

@@ -1,4 +1,4 @@
-"""Where a window of noisy steps stands: a pure function of (iteration, seed).
+"""The position of a window of noisy steps: a pure function of (iteration, seed).
 
 Whatever the process, the machine or the resumption, an iteration has one window. Windows start at
 0, stride, 2 stride, ... and end before `limit`; near the end they shrink, as in MixGRPO's code.
@@ -94,7 +94,7 @@ class ExponentiallyDecaying:
 
 @dataclass(frozen=True)
 class Random:
-    """Anywhere in [low, high), anew each iteration; `high=None` is the window's limit.
+    """Anywhere in [low, high), chosen each iteration; `high=None` is the window's limit.
 
     Flow-GRPO-Fast ships low = 0 and high = steps / 2, one start for all processes here (its code
     draws one a process, and MixGRPO's draws without a seed).

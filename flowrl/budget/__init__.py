@@ -1,1 +1,1 @@
-"""Where samples and gradients go: which prompts are drawn, how often, and what teaches."""
+"""The sampling budget: which prompts are drawn, how often, and which samples are trained on."""

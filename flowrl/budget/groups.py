@@ -1,7 +1,7 @@
-"""What credit compares: the draws of one prompt as one group, whatever their number.
+"""Groups for credit: the draws of one prompt as one group, whatever their number.
 
-Credit wants groups of one size. So draws that belong together stand behind one another, and groups
-with fewer of them are filled up with samples without a score, which no mean and no std sees.
+Credit needs groups of one size. So draws of one group are contiguous, and smaller groups are padded
+with samples without a score, which no mean and no std counts.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Groups:
 
     @cached_property
     def place(self) -> Int[Tensor, " n"]:
-        """Where each sample stands once groups are filled up."""
+        """Index of each sample once groups are padded."""
         whole = self.most * self.size
         starts = torch.arange(len(self.counts)) * whole
         sizes = torch.tensor(self.counts) * self.size
@@ -58,7 +58,7 @@ class Groups:
         return Scores(self.filled(scores.values), self.filled(scores.scored), scores.names)
 
     def context(self, context: Context, draws: Int[Tensor, " d"]) -> Context:
-        """Of all draws, to that of these, whose groups they are."""
+        """The context of all draws, reduced to these draws and padded to their groups."""
         columns = context.columns
         samples = samples_of(draws, self.size)
         parts: dict[str, Tensor] = {}

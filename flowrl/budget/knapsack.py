@@ -1,4 +1,4 @@
-"""How many samples each prompt of an iteration should get."""
+"""The allocation of an iteration's samples to its prompts."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 
 
 def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
-    """What `samples` of prompts with success rate p are worth: the chance that they differ,
+    """The value of `samples` of a prompt with success rate p: the chance that they differ,
     1 - p^n - (1 - p)^n, times what a gradient then moves, p (1 - p)^2 (Knapsack RL,
     arXiv:2509.25849). 0 for none."""
     if samples == 0:
@@ -22,11 +22,11 @@ def gain(rate: Float[Tensor, " g"], samples: int) -> Float[Tensor, " g"]:
 def knapsack(
     rates: Float[Tensor, " g"], total: int, least: int = 2, most: int = 128, unit: int = 1
 ) -> list[int]:
-    """Units of so many samples a prompt that add up to `total` and gain the most, each prompt's
-    within least..most.
+    """Units of samples per prompt that add up to `total` and gain the most, each within
+    least..most.
 
     `gain` has falling returns from two samples on, so giving each further unit to the prompt that
-    gains most from it is exact. Prompts that gain nothing get what is left over, in turn.
+    gains most from it is exact. Prompts that gain nothing share the rest in turn.
     """
     g = len(rates)
     if not g * least <= total <= g * most:

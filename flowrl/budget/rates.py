@@ -1,4 +1,4 @@
-"""How often prompts succeed, measured on the way, and which prompts to draw because of it."""
+"""Success rates of prompts, measured during the run, and the order of drawing that follows."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ START_EVIDENCE = 1 / (1 - KEEP)  # evidence that a constant stream of single sam
 @dataclass(frozen=True)
 class Difficulty:
     """`low`..`high` are the rates of prompts that are drawn. `uncertain`: those near even chances
-    come more often. Whatever was measured is forgotten `revisit` iterations after the last visit.
+    come more often. A measurement expires `revisit` iterations after the last visit.
     """
 
     low: float = 0.0
@@ -65,7 +65,7 @@ class Rates:
             self.known[prompt] = (rate + m * (share - rate) / (kept + m), kept + m, iteration)
 
     def guess(self, prompt: int, how: Difficulty, iteration: int) -> float:
-        """The rate to go by: an even chance where the last visit is too long ago."""
+        """The assumed rate: 1/2 where the last visit is too long ago."""
         seen = self.known.get(prompt, (0.0, 0.0, iteration))[2]
         return 0.5 if iteration - seen >= how.revisit else self.rate(prompt)
 

@@ -1,7 +1,7 @@
-"""Where an iteration's samples go: which prompts are drawn, how often, and which samples teach.
+"""The budget of an iteration: which prompts are drawn, how often, and which samples are trained on.
 
-The loop asks a `Spending`, and it sees the scores of all processes, so that all are told the same.
-`Even` is the plain answer; `Rationed` follows the settings of `budget`. g draws, n samples.
+The loop asks a `Spending`, which sees the scores of all processes, so that all decide alike.
+`Even` draws each prompt in turn; `Rationed` follows the settings of `budget`. g draws, n samples.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ RARE = 0.5  # successes of prompts that succeed more often than this are not kep
 
 @dataclass(frozen=True)
 class DrawRequest:
-    """What is to be drawn in an iteration. `weights` are a tracker's, None: prompts in turn."""
+    """The draws wanted in an iteration. `weights` are a tracker's; None draws prompts in turn."""
 
     prompts: PromptSet
     count: int
@@ -48,7 +48,7 @@ class RoundScores(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What one plan's samples of a round scored. `mine`: this process's draws, if they count."""
+    """Scores of one plan's samples in a round. `mine`: this process's draws, if they count."""
 
     draws: Draws
     scores: Scores
@@ -64,16 +64,16 @@ class RoundOutcome:
 @runtime_checkable
 class Spending(Protocol):
     def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
-        """Of the next round, None for enough. The first round always has some."""
+        """Draws of the next round, or None to stop. The first round always has some."""
         ...
 
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
-        """Learns from what was scored. Gives what is taught: this process's rollout and the scores
-        of all, perhaps with some samples replaced."""
+        """Learn from the scores. Return what is trained on: this process's rollout and all scores,
+        perhaps with some samples replaced."""
         ...
 
     def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
-        """The draws of all rounds that are learned from."""
+        """The draws of all rounds that are trained on."""
         ...
 
     def rows(self, rows: Rows, unit: int) -> Rows: ...  # of which gradients are taken
@@ -86,7 +86,7 @@ class Spending(Protocol):
 
 
 class Even:
-    """Each prompt in turn, a group each, and all of it is learned from."""
+    """Each prompt in turn, one group each, and all of it is trained on."""
 
     def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
         if found:
@@ -120,7 +120,7 @@ class Rationed:
         low, high = settings.rates or (0.0, 1.0)
         self.difficulty = Difficulty(low, high, settings.revisit, settings.order == "uncertain")
         self.rates, self.successes = Rates(), Successes(settings.replay)
-        self._said: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
         if found and (
@@ -154,7 +154,7 @@ class Rationed:
         chosen = [order[i % len(order)] for i in range(call.count)]
         if number == 0:
             fit = [self.rates.inside(p, self.difficulty, call.iteration) for p in chosen]
-            self._said["outside"] = 1 - sum(fit) / len(fit)
+            self._metrics["outside"] = 1 - sum(fit) / len(fit)
         return chosen
 
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
@@ -169,7 +169,7 @@ class Rationed:
             if draw in outcome.mine and outcome.counts:
                 taught[sample - outcome.mine.start * each.shape[1]] = success.pieces
         self._remember(rollout, outcome, won)
-        self._said["replayed"] = self._said.get("replayed", 0.0) + len(replayed)
+        self._metrics["replayed"] = self._metrics.get("replayed", 0.0) + len(replayed)
         return put(rollout, taught), Scores(values, scored, outcome.scores.names)
 
     def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
@@ -212,7 +212,7 @@ class Rationed:
         return worth[grouped(merged)]
 
     def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
-        """Of more than are wanted the first; if no group is worth it, the first round's."""
+        """The first informative groups, up to the count; the first round's if there are none."""
         count = sum(len(f.draws.ids) for f in found)
         kept = torch.ones(count, dtype=torch.bool)
         if self.settings.flat == "resample":
@@ -224,7 +224,7 @@ class Rationed:
             kept = (ends[last] <= call.count)[grouped(merged)]
             if not kept.any():
                 kept = torch.arange(count) < len(found[0].draws.ids)
-        self._said |= {
+        self._metrics |= {
             "rounds": float(len(found)),
             "drawn": float(count),
             "kept": float(kept.sum()),
@@ -237,9 +237,9 @@ class Rationed:
         return trimmed(rows, unit)
 
     def metrics(self) -> dict[str, float]:
-        """Of the iteration; the next one counts anew."""
-        said, self._said = self._said, {}
-        return {f"budget/{name}": value for name, value in said.items()}
+        """Metrics of this iteration; counting then restarts."""
+        metrics, self._metrics = self._metrics, {}
+        return {f"budget/{name}": value for name, value in metrics.items()}
 
     def state(self) -> dict[str, Any]:
         return {"rates": self.rates.state(), "successes": self.successes.state()}

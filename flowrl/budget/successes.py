@@ -17,7 +17,7 @@ Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on t
 
 
 class Success(NamedTuple):
-    """Of one prompt under one plan; `scores` [r] and which of them are there."""
+    """A success of one prompt under one plan: `scores` [r], and which of them exist."""
 
     scores: Tensor
     scored: Tensor

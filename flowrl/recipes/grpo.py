@@ -43,7 +43,7 @@ from samplers import (
 
 
 def anchors(kl: float) -> tuple[Anchor, ...]:
-    """To the frozen start, if `kl` is not 0."""
+    """An anchor to the frozen start, or none if `kl` is 0."""
     return (Anchor(kl),) if kl else ()
 
 

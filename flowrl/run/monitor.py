@@ -3,6 +3,7 @@
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.media.statistics import Alarms
+from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.advice import learning_rate_warning
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
@@ -86,12 +87,32 @@ def save_samples(
         page.save_beside(folder, "before", "before_after")
 
 
+def check_levels(session: Session) -> None:
+    """Raise a UserError if the plan does not fit the pipeline's own noise levels.
+
+    The settings are checked on evenly spaced levels. A scheduler whose list ends on a level near 0
+    has one step less that may be noisy."""
+    if not isinstance(session.policy, PipelinePolicy):
+        return
+    steps = session.algorithm.steps
+    sigmas = session.policy.schedule(steps).sigmas
+    try:
+        session.algorithm.plan(sigmas, 0, session.run.train.seed)
+    except ValueError as problem:
+        levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
+        raise UserError(
+            f"recipe: the plan does not fit the pipeline's {steps} steps, whose levels end on "
+            f"{levels}: {problem}; take more steps or a smaller window"
+        ) from problem
+
+
 def prove_pipeline(session: Session) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
     meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
     for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):
         session.terminal.say(sentence)
+    check_levels(session)
     weights = sum(p.numel() for p in session.policies.parameters.values())
     if (warning := learning_rate_warning(session.run, weights)) is not None:
         session.terminal.warn(warning)

@@ -1,24 +1,41 @@
-"""Write docs/recipes.md from the recipes themselves: name, docstring, settings.
+"""Write docs/recipes.md from the recipes: docstring, the parts with their formulas, settings.
 
     python scripts/generate/recipes_page.py
 
 `tests/recipes/test_recipes_page.py` fails until the page is what this writes.
 """
 
+import dataclasses
+import functools
 import inspect
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from flowrl.algorithm import Algorithm
 from flowrl.cli.commands import recipe_rows
+from flowrl.credit.trackers import NoTracker
 from flowrl.recipes import RECIPES
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+PROJECT = Path(__file__).resolve().parents[2]
+PAGE = PROJECT / "docs" / "recipes.md"
 HEAD = """# Recipes
 
 Written by `scripts/generate/recipes_page.py` from the code: change the docstrings, not this file.
-`flowrl recipes NAME` says the same. Defaults are published numbers; `configs/papers` has whole
-configurations.
+`flowrl recipes NAME` prints the same text and settings. Defaults are published numbers;
+`configs/papers` has whole configurations. The table of a recipe lists what it is made of at its
+defaults, in the order in which it is applied; settings at a part's own default are left out.
 
 """
+# of parts whose docstring opens with something else
+FORMULAS = {
+    "Surrogate": "-min(r A, clip(r, 1 - low, 1 + high) A)",
+    "GPPO": "-min(r A, clip(r, 1 - low, 1 + high) A), clipped entries keep a gradient",
+    "NFT": "r |x0_good - x0|^2 + (1 - r) |x0_bad - x0|^2, r = 1/2 + A / 2 advantage_max, "
+    "v_good = (1 - beta) v_old + beta v, v_bad = (1 + beta) v_old - beta v",
+    "Clip": "clip(A, -at, at)",
+}
 
 
 def page() -> str:
@@ -34,8 +51,96 @@ def section(name: str) -> str:
         f"| `{key}` | {kind} | `{default}` |\n" for key, kind, default in recipe_rows(name)
     )
     words = inspect.cleandoc(RECIPES[name].__doc__ or "")
-    table = f"| setting | type | default |\n|---|---|---|\n{rows}"
-    return f"\n## {name}\n\n```text\n{words}\n```\n\n{table}"
+    settings = f"| setting | type | default |\n|---|---|---|\n{rows}"
+    return f"\n## {name}\n\n```text\n{words}\n```\n\n{parts_table(RECIPES[name]())}\n{settings}"
+
+
+def parts_table(algorithm: Algorithm) -> str:
+    rows = "".join(
+        f"| {choice} | `{written(part)}` | {formula(part)} | {link(part)} |\n"
+        for choice, part in chosen_parts(algorithm)
+    )
+    return f"| choice | part | formula, or what it does | source |\n|---|---|---|---|\n{rows}"
+
+
+def chosen_parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+    """(choice, part), a part inside another directly after it."""
+    choices: list[tuple[str, Any]] = [("plan", algorithm.plan)]
+    choices += [("advantage", transform) for transform in algorithm.advantage.transforms]
+    choices += [("likelihood", algorithm.likelihood), ("loss", algorithm.loss)]
+    choices += [("average", average) for average in algorithm.averages]
+    if algorithm.tracker is not NoTracker:
+        choices.append(("tracker", algorithm.tracker))
+    for choice, part in choices:
+        yield choice, part
+        yield from ((f"{choice}: {name}", inner) for name, inner in inner_parts(part))
+    if algorithm.behaviour != "current":
+        yield "behaviour", algorithm.behaviour
+
+
+def inner_parts(part: Any) -> Iterator[tuple[str, Any]]:
+    if not dataclasses.is_dataclass(part):
+        return
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(each) and not isinstance(each, type):
+                yield field.name.rstrip("s"), each
+
+
+def class_of(part: Any) -> type | Callable[..., Any]:
+    return part.func if isinstance(part, functools.partial) else type(part)
+
+
+def written(part: Any) -> str:
+    """A part as one writes it: its settings that differ from its defaults."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, functools.partial):
+        words = [repr(value) for value in part.args]
+        words += [f"{name}={value!r}" for name, value in part.keywords.items()]
+        return f"{part.func.__name__}({', '.join(words)})"
+    words = []
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if dataclasses.is_dataclass(value) or value == default(field) or nested(value):
+            continue
+        words.append(f"{field.name}={value!r}")
+    return f"{type(part).__name__}({', '.join(words)})"
+
+
+def default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def nested(value: Any) -> bool:
+    """Whether these are parts, which have rows of their own."""
+    return isinstance(value, tuple) and any(dataclasses.is_dataclass(each) for each in value)
+
+
+def formula(part: Any) -> str:
+    """The `Formula:` line of the part's docstring, or its first sentence."""
+    if isinstance(part, str):
+        return "the average that samples; the trained policy follows it"
+    text = inspect.cleandoc(class_of(part).__doc__ or "")
+    if match := re.search(r"^Formula: (.+?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL):
+        return f"`{' '.join(match.group(1).split())}`".replace("|", "\\|")
+    if class_of(part).__name__ in FORMULAS:
+        return f"`{FORMULAS[class_of(part).__name__]}`".replace("|", "\\|")
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[\w`)])\. (?=[A-Z`])", paragraph, maxsplit=1)[0].rstrip(".:")
+    return sentence.replace("|", "\\|")
+
+
+def link(part: Any) -> str:
+    if isinstance(part, str):
+        return ""
+    kind = class_of(part)
+    path = Path(inspect.getsourcefile(kind) or "").resolve().relative_to(PROJECT)
+    line = inspect.getsourcelines(kind)[1]
+    return f"[{path.as_posix()}:{line}](../{path.as_posix()}#L{line})"
 
 
 if __name__ == "__main__":

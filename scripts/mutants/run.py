@@ -24,6 +24,7 @@ sys.path.insert(0, str(PROJECT))
 
 from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
+from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 
 PATIENCE = 900  # seconds for the tests of one mutant
@@ -244,7 +245,7 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *MODEL_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS,
 )]
 # fmt: on
 

@@ -19,7 +19,7 @@ import torch
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
-from samplers import Chain, FlowSDE, Ode, Tree
+from samplers import Chain, FlowSDE, Ode, Prune, Tree
 from tests.support.tiny_pipelines import FAMILIES, SIZE
 from tests.support.tiny_pipelines_unet import sd15
 
@@ -67,6 +67,11 @@ def sampled(name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_made_of_its_pinned_parts(name: str) -> None:
     assert recipe_parts()[name] == json.loads(PARTS.read_text())[name]
+
+
+def test_depth_pruning_moves_to_earlier_steps() -> None:
+    plan = RECIPES["branch_grpo"](prune="depth").plan
+    assert plan.prune == Prune((14, 15, 16, 17, 18), every=30, move=-1, stop=8)
 
 
 def test_every_pinned_recipe_is_there() -> None:

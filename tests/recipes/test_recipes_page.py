@@ -1,17 +1,36 @@
 """The page of recipes, and what the command line says of one."""
 
+import re
 from typing import Literal
 
 import pytest
 
 from flowrl.cli.commands import in_yaml, readable, recipes
 from flowrl.recipes import RECIPES
-from scripts.generate.recipes_page import PAGE, page
+from scripts.generate.recipes_page import PAGE, page, section
 
 
 def test_the_page_is_up_to_date():
     assert PAGE.read_text() == page(), "run: python scripts/generate/recipes_page.py"
     assert page().count("\n## ") == len(RECIPES)
+
+
+def test_a_section_names_every_part_with_its_formula_and_place():
+    rows = [line for line in section("nft").splitlines() if "../" in line]
+    text = "\n".join(rows)
+    assert "`DPM2M()`" in text and "(x0 - x0_before) / (2 r)" in text
+    assert "`Standardize(scale='batch')`" in text and "(value - mean) / (std + eps)" in text
+    assert "r \\|x0_good - x0\\|^2" in text and "| behaviour | `trailing`" in section("nft")
+    assert "g = eta sqrt(sigma / (1 - sigma))" in section("grpo_guard")
+    assert "`ScaleSteps(by='1/h')`" in section("grpo_guard")
+    assert "PromptValues(0.9, uncertain=True)" in section("text_stream")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_link_points_at_its_class(name):
+    for cell, path, line in re.findall(r"`(\w+)\(.*\(\.\./(.+?)#L(\d+)\)", section(name)):
+        lines = (PAGE.parents[1] / path).read_text().splitlines()[int(line) - 1 :]
+        assert any(f"class {cell}" in row for row in lines[:3]), (cell, path, line)
 
 
 @pytest.mark.parametrize(

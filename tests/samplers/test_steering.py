@@ -162,7 +162,7 @@ def test_particles_are_better_samples_in_groups_and_cost_no_more():
 
 
 def test_particles_without_a_reward_or_too_late_are_refused():
-    with pytest.raises(ValueError, match="give `score`"):
+    with pytest.raises(ValueError, match="pass `score`"):
         roll(particled()(SIGMAS, 2, 0), gaussian_velocity, (1,), [0], seed=0, iteration=2)
     with pytest.raises(ValueError, match=r"before the steps \[29\]"):
         particled(at=(3, 29))(SIGMAS, 0, 0)

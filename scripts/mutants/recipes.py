@@ -1,0 +1,29 @@
+"""Mutants of what recipes are made of. `run.py` runs them.
+
+A row is name, file, text that occurs once in it, replacement, tests that must fail.
+"""
+
+PINS = "recipes/test_pins.py"
+GRPO, PRESETS = "flowrl/recipes/grpo.py", "flowrl/recipes/text_presets.py"
+
+# fmt: off
+ROWS = (
+    ("recipes-guard-h", GRPO, 'Clip(), ScaleSteps("1/h"))', "Clip())", PINS),
+    ("recipes-guard-ratio", GRPO, 'Transition("ratio_norm")', "Transition()", PINS),
+    ("recipes-awm-trust", "flowrl/recipes/matching.py",
+     'anchors=(*anchors(kl), Anchor(1.0, "trust"))', "anchors=anchors(kl)", PINS),
+    ("recipes-branch-mix", GRPO, "branch, stripes=Stripes(window, every)", "branch", PINS),
+    ("recipes-depth", GRPO, "move=-1, stop=stop", "move=1, stop=stop", PINS),
+    ("recipes-dapo-flat", PRESETS, '"text_dapo", {"drop_flat": True}', '"text_dapo", {}', PINS),
+    ("recipes-luspo", PRESETS, '"denominator": "sequences"', '"denominator": "rows"', PINS),
+    ("recipes-kl-place", "flowrl/recipes/text.py", '1 if self.advantage in ("greedy", "mean_whitened") else 0',
+     "0", "language/test_kl_in_reward.py"),
+    ("recipes-unread", "flowrl/recipes/text.py",
+     "if getattr(self, name) != getattr(TextMixture, name):", "if False:",
+     "recipes/test_text_recipes.py::test_a_mixture_without_sense_is_refused"),
+    ("particles-sum", "samplers/particles.py", "return 2 / (times * (times + 1))", "return 1.0",
+     "samplers/test_steering.py"),
+    ("plan-levels", "flowrl/run/monitor.py", "    check_levels(session)\n    for", "    for",
+     "recipes/test_levels.py"),
+)
+# fmt: on

@@ -1,0 +1,27 @@
+"""A plan that does not fit the pipeline's own noise levels is refused before any sampling."""
+
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.paths import PROJECT
+from flowrl.run import train
+from flowrl.settings.read import override, read_run
+
+
+def test_a_window_that_the_schedulers_levels_leave_no_room_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six steps of the demo end on the levels 0.2, 0.001, 0: three may be noisy, not four."""
+    arguments = ["--recipe.name", "mix_grpo", "--recipe.steps", "6", "--recipe.group", "4"]
+    run = override(read_run(PROJECT / "configs" / "demo.yaml"), arguments)
+
+    def evaluated(*_: object) -> None:
+        pytest.fail("the base was evaluated first")
+
+    monkeypatch.setattr(train, "look", evaluated)
+    with pytest.raises(
+        UserError, match=r"6 steps, whose levels end on .*0\.001, 0\.000.*a window of 4"
+    ):
+        train.start(run, "demo", tmp_path / "run")
