@@ -55,7 +55,7 @@ class MaxVariance:
     def __post_init__(self) -> None:
         if self.keep < 2:
             raise UserError(
-                f"MaxVariance keeps {self.keep} samples, and one has no variance: set keep to 2 or more"
+                f"MaxVariance keeps {self.keep} samples, and one has no variance: keep at least 2"
             )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:

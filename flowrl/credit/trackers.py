@@ -79,8 +79,8 @@ class PromptValues:
     here it is constant. They start from scores sampled beforehand; here a new prompt has the mean
     value of the known ones, or `prior`, and the evidence 1 / (1 - keep) of a constant stream.
 
-    uncertain  draws prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by success
-               rate (scores in 0..1), instead of in turn
+    uncertain  draws prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by
+               success rate (scores in 0..1), instead of in turn
     """
 
     keep: float = 0.9
