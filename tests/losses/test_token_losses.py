@@ -281,7 +281,7 @@ def test_chunks_do_not_change_a_loss(seed, kind):
         (lambda: GPPO(low=1.5), "low must be"),
         (lambda: HighEntropy(), "a share or a floor"),
         (lambda: HighEntropy(share=1.5), "share must be"),
-        (lambda: Mismatch(high=0.9), "must be inside"),
+        (lambda: Mismatch(high=0.9), "low < 1 < high"),
         (lambda: OffPolicyMask(0.0), "above 0"),
     ],
 )
