@@ -80,8 +80,7 @@ class PromptValues:
     value of the known ones, or `prior`, and the evidence 1 / (1 - keep) of a constant stream.
 
     uncertain  draws prompts by `flowrl.prompts.uncertainty` of their values, a curriculum by
-    success
-               rate (scores in 0..1), instead of in turn
+               success rate (scores in 0..1), instead of in turn
     """
 
     keep: float = 0.9

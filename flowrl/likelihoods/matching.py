@@ -1,4 +1,4 @@
-"""Minus the flow-matching error as a log-likelihood: needs clean samples only, from any sampler."""
+"""Minus the flow-matching error as a log-likelihood, for clean samples of any sampler."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,11 +20,13 @@ FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
 
 @dataclass(frozen=True)
 class Weighting:
-    """scale sigma^a (1 - sigma)^c ((e + 1e-10)^p - 1e-10^p) / p, e the mean squared error.
+    """Weights of matching errors by noise level and size: AWM (arXiv:2509.25050).
 
-    AWM's five (arXiv:2509.25050) are uniform (0, 0, 1), t (1, 0, 1), t2 (2, 0, 1),
-    ghuber (1, 0, p) and huber, half of ghuber at p = 1/2. `epsilon` (0, 2, 1) is the error of a
-    noise prediction in velocity space.
+        w(e) = scale sigma^a (1 - sigma)^c ((e + 1e-10)^p - 1e-10^p) / p
+
+    e is the mean squared error. AWM's five (a, c, p) are uniform (0, 0, 1), t (1, 0, 1),
+    t2 (2, 0, 1), ghuber (1, 0, p) and huber, half of ghuber at p = 1/2. `epsilon` (0, 2, 1) is the
+    error of a noise prediction in velocity space.
     """
 
     sigma_power: float = 0.0  # a
@@ -44,7 +46,7 @@ WeightingName = Literal["uniform", "t", "t2", "huber", "ghuber", "epsilon"]
 
 
 def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
-    """The published ones by name; `power` is ghuber's p."""
+    """The published weighting of that name; `power` is ghuber's p."""
     known = {
         "uniform": Weighting(),
         "t": Weighting(1.0),
@@ -58,18 +60,21 @@ def weighting(name: WeightingName, power: float = 0.25) -> Weighting:
 
 @dataclass(frozen=True)
 class Matching:
-    """-weight(|v - (noise - x0)|^2) at fresh noise levels: AWM, arXiv:2509.25050.
+    """Minus the flow-matching error at new noise levels: AWM (arXiv:2509.25050).
 
-    draws      noise levels a sample (or a pair)
-    paired     keep each group's best and worst, next to each other, at one noise and level:
-               Diffusion-DPO, arXiv:2311.12908. A group with a tie gives a masked pair.
-    share      who has the same levels: every sample of the batch (a minibatch is then at one
-               sigma, which every pipeline can run in one call), or each sample its own
-    kl_weight  of |v - v_ref|^2: 1, or AWM's `elbo`, 1 / 2s^2 with s = .7 sqrt(t / (1 - t)),
-               t at most .99 in the denominator
+        log p = -w(mean |v(x, sigma) - (noise - x0)|^2),  x = (1 - sigma) x0 + sigma noise
+
+    draws      noise levels per sample (or pair)
+    weight     w, by noise level and size: see `Weighting`
+    paired     keeps each group's best and worst as consecutive rows, with the same noise and level:
+               Diffusion-DPO (arXiv:2311.12908). A tie becomes a masked pair
+    share      "batch": all samples have the same levels, so that a minibatch is at one sigma, which
+               every pipeline can run in one call; "sample": each has its own
+    kl_weight  of the divergence |v - v_ref|^2: 1, or AWM's `elbo`, 1 / 2s^2 with
+               s = .7 sqrt(t / (1 - t)), t at most .99 in the denominator
 
     Noise and levels are keyed by (seed, iteration, draw, plan, leaf), so they depend neither on
-    the batch nor on the number of processes. Differences are taken in float32 or better.
+    the batch nor on the number of processes. Differences are computed in float32 or better.
     """
 
     draws: int = 1
@@ -102,7 +107,7 @@ class Matching:
     def rows(
         self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
     ) -> list[MatchingRows]:
-        """One `Rows` a draw of noise levels, each with all samples (or pairs)."""
+        """One `Rows` per noise level drawn, each with all samples (or pairs)."""
         credit, kept = advantage[:, -1].cpu(), mask[:, -1].cpu()
         keep = torch.arange(len(credit))
         if self.paired:
@@ -111,12 +116,12 @@ class Matching:
         levels = self._levels(rollout, keep[:: self.unit]).repeat_interleave(self.unit, 0)
         at = keep.to(rollout.x0.device)
         x0, prompt = rollout.x0[at], rollout.prompt[at]
-        found = []
+        parts: list[MatchingRows] = []
         for draw, sigma in enumerate(levels.unbind(1)):
             sigma = sigma.to(x0)
             noise = self._noise(rollout, keep, draw).to(x0)
             s = per_row(sigma, x0)
-            found.append(
+            parts.append(
                 MatchingRows(
                     prompt=prompt,
                     advantage=credit[keep][:, None].to(x0),
@@ -128,22 +133,22 @@ class Matching:
                     noise=noise,
                 )
             )
-        return found
+        return parts
 
     @staticmethod
     def pairs(
         credit: Tensor, mask: Tensor, group: int
     ) -> tuple[Int[Tensor, " b"], Bool[Tensor, " b"]]:
-        """Best, worst of each group; masked where they tie, so that every group gives one pair."""
+        """Index the best and worst of each group, and mask ties: one pair for every group."""
         grouped = credit.view(-1, group)
         ends = torch.stack([grouped.argmax(1), grouped.argmin(1)], 1)
         keep = (ends + torch.arange(len(grouped))[:, None] * group).flatten()
-        apart = (grouped.amax(1) > grouped.amin(1)).repeat_interleave(2)
+        differ = (grouped.amax(1) > grouped.amin(1)).repeat_interleave(2)
         both = mask[keep].view(-1, 2).all(1).repeat_interleave(2)
-        return keep, apart & both
+        return keep, differ & both
 
     def _key(self, rollout: Rollout, sample: int) -> tuple[int | str, ...]:
-        """What names sample (or pair) number `sample` of this rollout, wherever it is computed."""
+        """The key of sample (or pair) number `sample` of this rollout, on any process."""
         draw = rollout.draws[sample // rollout.plan.group]
         leaf = "pair" if self.paired else sample % rollout.plan.group
         return (rollout.seed, rollout.iteration, draw, "matching", rollout.index, leaf)

@@ -1,6 +1,6 @@
-"""Noise levels for matching losses: frozen settings that give `count` sigmas from a generator.
+"""Noise levels for matching losses: frozen settings that draw `count` sigmas from a generator.
 
-All are stratified (one sigma from each of `count` parts), so a few draws cover the range. They
+All are stratified (one sigma from each of `count` parts), so that a few draws cover the range. They
 stay at or below the plan's first sigma, where the model was trained (Wan .9997, SD1.5 .936).
 Sources: AWM's time types (arXiv:2509.25050) and DiffusionNFT's permuted grid (arXiv:2509.16117).
 """
@@ -18,7 +18,7 @@ from flowrl.errors import UserError
 
 @runtime_checkable
 class Times(Protocol):
-    """`sigmas` are the plan's N levels, without the final 0."""
+    """A rule that draws noise levels. `sigmas` are the plan's levels, without the final 0."""
 
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
@@ -26,19 +26,22 @@ class Times(Protocol):
 
 
 def shifted(t: Tensor, shift: float) -> Tensor:
-    """Towards noise for shift > 1, as SD3 does it (arXiv:2403.03206)."""
+    """Shift levels, towards noise for shift > 1: SD3's timestep shift (arXiv:2403.03206)."""
     return shift * t / (1 + (shift - 1) * t)
 
 
 def _strata(count: int, rng: torch.Generator) -> Float[Tensor, " count"]:
-    """(k + U) / count in random order."""
+    """One uniform number from each of `count` equal parts of 0..1, in random order."""
     t = (torch.arange(count) + torch.rand(count, generator=rng)) / count
     return t[torch.randperm(count, generator=rng)]
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """shifted(low + (1 - low) u). AWM: low 0.2, shift 3."""
+    """Uniform levels: AWM (arXiv:2509.25050) has low 0.2 and shift 3.
+
+    sigma = shifted(low + (1 - low) u)
+    """
 
     low: float = 0.0
     shift: float = 1.0
@@ -52,10 +55,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogitNormal:
-    """shifted(sigmoid(z)), z normal, at least `least`. AWM: shift 3, least 0.01.
+    """Logit-normal levels: AWM (arXiv:2509.25050) has shift 3 and least 0.01.
 
-    AWM's code computes a clamp of the uniform and then overwrites it; here it holds, so no sigma
-    is exactly 1.
+        sigma = max(least, shifted(sigmoid(z))),  z ~ N(0, 1)
+
+    AWM's code computes a clamp of the uniform and then overwrites it; here it holds, so that no
+    sigma is exactly 1.
     """
 
     shift: float = 3.0
@@ -70,10 +75,12 @@ class LogitNormal:
 
 @dataclass(frozen=True)
 class Discrete:
-    """Levels of the plan's own grid, one from each of `count` parts of its first `fraction`.
+    """Levels of the plan's own grid: AWM's discrete types (arXiv:2509.25050).
 
-    `init` says what becomes of index 0, pure noise: in the first part as any other (`any`), never
-    drawn (`without`), or always drawn, beside count - 1 parts of the rest (`with`).
+        sigma_j = grid[k],  k uniform in part j of `count` parts of the first `fraction`
+
+    `init` sets the rule for index 0, pure noise: drawn like the others (`any`), never (`without`),
+    or always, beside count - 1 parts of the rest (`with`). UserError for too few levels.
     """
 
     fraction: float = 0.9
@@ -102,7 +109,12 @@ class Discrete:
 
 @dataclass(frozen=True)
 class PermutedGrid:
-    """`count` different levels of the plan's own grid, in random order: DiffusionNFT."""
+    """Different levels of the plan's own grid: DiffusionNFT (arXiv:2509.16117).
+
+        sigma_j = grid[permutation[j]],  j < count
+
+    UserError for too few levels.
+    """
 
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator

@@ -1,6 +1,6 @@
-"""Training rows: what one optimizer step is taken on.
+"""Training rows: the data of an optimizer step.
 
-b rows, t entries a row: one for images and videos, one a token for text. `*d`: the latent's dims.
+b rows, t entries per row: one for images and videos, one per token for text. `*d`: latent dims.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class Evaluation(NamedTuple):
-    """A policy's say on b rows. `out` is a mean, a velocity, or None where nobody needs it."""
+    """A policy's log-likelihoods of b rows.
+
+    `out` is the mean of a step, a velocity, or tokens' entropies; None where no loss reads it.
+    """
 
     logp: Float[Tensor, "b t"]
     out: Tensor | None
@@ -25,17 +28,17 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows are never dropped, only masked: every process holds the same number of them."""
+    """Rows of any kind. Rows are masked, never dropped: all processes hold equally many."""
 
-    prompt: Int[Tensor, " b"]  # row of the batch's conditioning
+    prompt: Int[Tensor, " b"]  # index into the batch's prompts
     advantage: Float[Tensor, "b t"]
-    mask: Bool[Tensor, "b t"]  # False: not in the loss, nor in its denominator
-    old: Evaluation | None  # the behaviour policy's say; None until the update asks for it
+    mask: Bool[Tensor, "b t"]  # False: neither in the loss nor in its denominator
+    old: Evaluation | None  # the behaviour policy's; None until the update evaluates it
 
 
 @dataclass(frozen=True)
 class TransitionRows(Rows):
-    """Stored noisy steps x -> x_next of one step of a plan."""
+    """Stored transitions x -> x_next of one noisy step of a plan."""
 
     x: Float[Tensor, "b *d"]
     x_next: Float[Tensor, "b *d"]
@@ -46,7 +49,7 @@ class TransitionRows(Rows):
 
 @dataclass(frozen=True)
 class MatchingRows(Rows):
-    """Clean samples with fresh noise: x = (1 - sigma) x0 + sigma noise."""
+    """Clean samples with new noise: x = (1 - sigma) x0 + sigma noise."""
 
     x: Float[Tensor, "b *d"]
     sigma: Float[Tensor, " b"]
@@ -58,33 +61,37 @@ class MatchingRows(Rows):
 class TokenRows(Rows):
     """Completions of prompts that the policy holds: row `prompt` of its batch.
 
-    `mask` holds the tokens in the loss, the stop tokens among them. Positions of at least `ends`
-    are padding: entries there are 0. `lengths` counts the model's own tokens.
+    mask       the tokens in the loss, stop tokens included
+    lengths    number of the model's own tokens. Positions from `ends` on are padding, and 0
+    kept       the tokens that the sampler's top-p kept, as bits; None: all
+    sampled    log-probabilities by another engine that sampled; None: the model itself did
+    `told`     tokens of an environment, which are context only; None: there are none
+    uncertain  tokens of highest entropy in the iteration: see `flowrl.losses.weights.HighEntropy`
     """
 
     ids: Int[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
     temperature: float
-    kept: UInt8[Tensor, "b t bytes"] | None  # tokens that the sampler's top-p left; None: all
-    sampled: Float[Tensor, "b t"] | None = None  # another engine's log-probs; None: the same model
-    told: Bool[Tensor, "b t"] | None = None  # tokens of an environment, context only; None: none
-    uncertain: Bool[Tensor, "b t"] | None = None  # see `flowrl.losses.weights.HighEntropy`
+    kept: UInt8[Tensor, "b t bytes"] | None
+    sampled: Float[Tensor, "b t"] | None = None
+    told: Bool[Tensor, "b t"] | None = None
+    uncertain: Bool[Tensor, "b t"] | None = None
 
     @property
     def ends(self) -> Int[Tensor, " b"]:
-        """Tokens of each, whoever wrote them."""
+        """Number of tokens in each row, the environment's included."""
         return self.lengths if self.told is None else self.lengths + self.told.sum(1)
 
     @property
     def written(self) -> Bool[Tensor, "b t"]:
-        """Positions that hold a token of the model."""
+        """Mask of the model's own tokens."""
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         whole = places < self.ends[:, None]
         return whole if self.told is None else whole & ~self.told
 
 
 def stacked(parts: Sequence[T]) -> T:
-    """Rows of one kind behind one another; what is not a tensor is the first's."""
+    """Concatenate rows of one kind; fields that are no tensors are those of the first."""
 
     def join(values: Sequence[Any]) -> Any:
         if isinstance(values[0], Tensor):
@@ -100,14 +107,14 @@ def stacked(parts: Sequence[T]) -> T:
 
 
 def trimmed(rows: Rows, unit: int) -> Rows:
-    """Without the units of neighbouring rows that no entry of is in the loss: they add nothing to
-    it, nor to its denominators."""
+    """Drop units of rows without an entry in the loss: they add nothing to it or its
+    denominators."""
     some = rows.mask.any(1).view(-1, unit).any(1).repeat_interleave(unit)
     return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
 
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:
-    """Rows `index` of every tensor in `rows`; what is not a tensor stays as it is."""
+    """Select rows `index` of every tensor in `rows`; other fields stay as they are."""
 
     def pick(value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""How likely a language model finds its completions, token by token."""
+"""Likelihood of completions under a language model, token by token."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,37 +10,38 @@ from torch import Tensor
 
 from flowrl.credit.choices import Choices, text_plans
 from flowrl.credit.turns import greedy_baselines
-from flowrl.credit.values import NodeLevel as Nodes
+from flowrl.credit.values import NodeLevel
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, TokenRows, take
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
-"""(rows, whether entropies are wanted) -> log-probabilities [b t] and entropies [b t] in nats, of
+"""(rows, whether to compute entropies) -> log-probabilities [b t] and entropies [b t] in nats, of
 the distribution that tokens are drawn from; 0 at padding."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """log p of each token under the sampler's own rule: its temperature, and the tokens that its
-    top-p kept, so that the ratio of unchanged weights is 1 whatever they are.
+    """Log-probability of each token under the sampler's temperature and top-p.
 
-    The tokens kept are the sampler's, not the ones that new weights would keep: a smooth ratio,
-    and no token that was drawn ever has probability 0 (as in arXiv:2512.02556, section 3.1).
+        log p_t = logits_t / temperature - log sum_{kept by top-p} exp(logits / temperature)
 
-    ratio     at which level a ratio is taken: see `flowrl.likelihoods.token_ratios.log_ratio`
-    kl_form   the estimate of a divergence
-    entropy   also give entropies
-    paired    keep each group's best and worst, next to each other; a tie gives a masked pair
+    So the ratio of unchanged weights is 1 at any temperature and top-p. The kept tokens are the
+    sampler's, not those that new weights would keep: the ratio is smooth, and no sampled token ever
+    has probability 0 (arXiv:2512.02556, section 3.1).
+
+    ratio     the level of the ratio: see `flowrl.likelihoods.token_ratios.log_ratio`
+    kl_form   the estimate of a divergence: see `flowrl.likelihoods.token_ratios.divergence`
+    entropy   also computes entropies
+    paired    keeps each group's best and worst as consecutive rows; a tie becomes a masked pair
     cut       completions that were cut off at the length: trained on, or masked (DAPO's overlong
               filter, arXiv:2503.14476)
 
-    Each turn of a completion has its own credit, which is the same for all of them unless credit
-    tells turns apart: a trajectory's outcome is then broadcast to its turns (AgentFlow's Flow-GRPO,
-    arXiv:2510.05592). What an environment said between them is in the context, and in no loss.
-
-    In a tree a token that leaves share is in the loss once, with the mean of their credit.
+    Each turn of a completion has its own credit. Unless credit compares turns, it is the
+    trajectory's, which all turns share (AgentFlow's Flow-GRPO, arXiv:2510.05592). The replies of an
+    environment are context, and in no loss. In a tree a token that several leaves share is in the
+    loss once, with their mean credit.
     """
 
     ratio: RatioLevel = "token"
@@ -79,8 +80,8 @@ class Token:
     def rows(
         self, rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
     ) -> list[TokenRows]:
-        """One `Rows` with all completions, or with all pairs of them. `advantage` has a column a
-        decision point, or one a token."""
+        """One `Rows` with all completions, or all pairs of them. `advantage` has one column per
+        decision point, or per token."""
         value, some = by_token(rollout, advantage, mask)
         kept = some & rollout.own
         if self.cut == "mask":
@@ -90,17 +91,17 @@ class Token:
         rows = replace(every, advantage=spread[drawn], mask=kept[drawn])
         if not self.paired:
             return [rows]
-        last = rollout.last[:, None].to(advantage.device)  # a sample may lack the others' last turn
+        last = rollout.last[:, None].to(advantage.device)  # samples may differ in their last turn
         value, some = (part.gather(1, last)[:, 0].cpu() for part in (advantage, mask))
         best = Matching.pairs(value, some, rollout.plan.group)
-        keep, apart = (part.to(rollout.ids.device) for part in best)
+        keep, differ = (part.to(rollout.ids.device) for part in best)
         pairs = take(rows, keep)
-        whole = pairs.written & apart[:, None]  # a pair is compared as whole completions
+        whole = pairs.written & differ[:, None]  # a pair is compared as whole completions
         return [replace(pairs, mask=whole)]
 
     def whole(self, rollout: TextRollout) -> tuple[TokenRows, Int[Tensor, " b"]]:
-        """All tokens of the completions that were drawn by chance, and which samples those are:
-        greedy ones are of no use to a loss."""
+        """All tokens of the completions that were sampled at random, and the indices of those
+        completions: no loss reads greedy ones."""
         rows = TokenRows(
             prompt=rollout.prompt,
             advantage=torch.zeros_like(rollout.logp),
@@ -132,13 +133,15 @@ class Token:
 def by_token(
     rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
 ) -> tuple[Float[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Credit of decision points at each of their tokens; credit of tokens as it is."""
+    """Expand credit of decision points to their tokens; return credit of tokens unchanged."""
     nodes, device = rollout.passed, rollout.ids.device
     if advantage.shape[1] != nodes.shape[1]:
-        assert advantage.shape[1] == rollout.ids.shape[1], "a column a decision point, or a token"
+        assert advantage.shape[1] == rollout.ids.shape[1], (
+            "one column per decision point, or per token"
+        )
         return advantage.to(device), mask.to(device)
-    found = shared_credit(advantage, mask, nodes, rollout.plan.group)
-    value, some = (part.to(device).gather(1, rollout.point) for part in found)
+    shared = shared_credit(advantage, mask, nodes, rollout.plan.group)
+    value, some = (part.to(device).gather(1, rollout.point) for part in shared)
     return value, some
 
 
@@ -148,12 +151,13 @@ def shared_credit(
     nodes: Int[Tensor, "n k"],
     group: int,
 ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
-    """Each leaf has the mean credit of its node's credited leaves, on the CPU. Most estimators give
-    leaves of a node the same; those that add a leaf's own outcome (TEMPO) do not."""
-    values, masks = [], []
+    """Average credit over each node's credited leaves, on the CPU. Leaves of a node agree, except
+    under estimators that add a leaf's own outcome (TEMPO)."""
+    values: list[Tensor] = []
+    masks: list[Tensor] = []
     advantage, mask = advantage.cpu(), mask.cpu()
     for k, ids in enumerate(nodes.unbind(1)):
-        level = Nodes.of(ids, group)
+        level = NodeLevel.of(ids, group)
         kept = mask[:, k : k + 1].to(advantage)
         count = level.total(kept)
         mean = level.total(advantage[:, k : k + 1] * kept) / count.clamp(min=1)

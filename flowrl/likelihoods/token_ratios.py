@@ -1,6 +1,6 @@
-"""Arithmetic on tokens' log-probabilities: ratios at three levels, divergences, mismatch.
+"""Arithmetic on tokens' log-probabilities: ratios at four levels, divergences, mismatch.
 
-b rows, t tokens. `mask` is True for tokens in the loss; what stands elsewhere is never read.
+b rows, t tokens. `mask` is True for tokens in the loss; entries elsewhere are never read.
 """
 
 from typing import Literal
@@ -29,11 +29,11 @@ def log_ratio(
     mask: Bool[Tensor, "b t"],
     level: RatioLevel = "token",
 ) -> Float[Tensor, "b t"]:
-    """log p_new - log p_old, 0 where masked:
+    """Log-ratios log p_new - log p_old at a level, 0 where masked.
 
-    token           each token's own
+    token           of each token
     sequence        the mean over the row's tokens, at each of them (GSPO, arXiv:2507.18071)
-    sequence_token  the same value, but only the token's own gradient (GSPO-token)
+    sequence_token  the same value, with the gradient of the token alone (GSPO-token)
     product         the sum over the row's tokens: the completion is one action (RLOO,
                     arXiv:2402.14740)
     """
@@ -51,11 +51,12 @@ def log_ratio(
 def divergence(
     new: Float[Tensor, "b t"], ref: Float[Tensor, "b t"], estimate: KLEstimator = "k3"
 ) -> Float[Tensor, "b t"]:
-    """KL(new | ref) from one sample of each token, by Schulman's three estimators.
+    """KL(new | ref) from one sample per token, by Schulman's three estimators.
 
-    With d = log ref - log new: k1 is -d, k2 is d^2 / 2, k3 is e^d - d - 1. The means of k1 and k3
-    are exact. As a loss on fresh samples k1 has no gradient on average, k2 has the one of
-    KL(new | ref) and k3 that of KL(ref | new): see `Anchor.corrected`.
+        k1 = -d,  k2 = d^2 / 2,  k3 = e^d - d - 1,  d = log p_ref - log p_new
+
+    The means of k1 and k3 are exact. As a loss on on-policy samples k1 has no gradient on average,
+    k2 has that of KL(new | ref) and k3 that of KL(ref | new): see `Anchor.corrected`.
     """
     d = ref - new
     if estimate == "k1":
@@ -71,9 +72,9 @@ def mismatch(
     mask: Bool[Tensor, "b t"],
     level: Literal["token", "sequence"],
 ) -> Float[Tensor, "b u"]:
-    """How much likelier the trainer's weights find what another engine sampled: p_old / p_sampled
-    a token (u = t), or its product over the row (u = 1). A token that the engine did not score
-    (NaN) counts as equal."""
+    """Ratio of the trainer's to the sampling engine's probability: p_old / p_sampled per token
+    (u = t), or its product over the row (u = 1). A token that the engine did not score (NaN) has
+    ratio 1."""
     each = torch.where(mask, old - sampled, 0.0).nan_to_num(0.0)
     return (each if level == "token" else each.sum(1, keepdim=True)).exp()
 
@@ -81,7 +82,7 @@ def mismatch(
 def bounded(
     ratio: Float[Tensor, "b u"], mode: Literal["truncate", "mask"], low: float, high: float
 ) -> Float[Tensor, "b u"]:
-    """Outside low..high a ratio is cut to the bound, or becomes 0."""
+    """Clip ratios to low..high, or set those outside to 0."""
     if mode == "truncate":
         return ratio.clamp(low, high)
     return torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)

@@ -1,11 +1,13 @@
-"""How likely a policy finds a sample. Two notions of it here, and all that differs between them.
+"""Likelihoods of samples under a policy, and the densities of denoising steps.
 
     Transition   density of the sampler's own noisy steps        GRPO and its variants
     Matching     minus the flow-matching error (an ELBO)         AWM, DiffusionNFT, Diffusion-DPO
                  (in flowrl/likelihoods/matching.py)
+    Token        log-probabilities of tokens                     language models
+                 (in flowrl/likelihoods/token.py)
 
-A likelihood picks the rows to train on, scores them under a policy, and compares two scores.
-It never sees a reward; a loss never sees a model.
+A likelihood selects the rows to train on, evaluates them under a policy, and compares two
+evaluations. It never sees a reward; a loss never sees a model.
 """
 
 from collections.abc import Sequence
@@ -25,10 +27,13 @@ NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
 @runtime_checkable
 class Likelihood(Protocol):
-    """A policy is a velocity `(x [b *d], sigma [b], prompt [b]) -> v [b *d]`."""
+    """Rows of rollouts, their evaluation, and the comparison of two evaluations.
+
+    A policy is a velocity `(x [b *d], sigma [b], prompt [b]) -> v [b *d]`, or a `TokenPolicy`.
+    """
 
     @property
-    def unit(self) -> int: ...  # neighbouring rows that belong together: 2 for pairs
+    def unit(self) -> int: ...  # consecutive rows that belong together: 2 for pairs
 
     @property
     def keep_mean(self) -> bool: ...  # whether the rollout must store its steps' means
@@ -48,30 +53,34 @@ class Likelihood(Protocol):
 
 
 def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Float[Tensor, "b 1"]:
-    """Mean squared difference over the latent's dims."""
+    """Mean squared difference over the latent's dims, per row."""
     assert a is not None and b is not None, "this comparison needs means or velocities"
     return (a - b).square().flatten(1).mean(1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class Transition:
-    """log N(x_next; mean, std) of stored steps, averaged over the latent's dims.
+    """Density of the stored noisy steps: Flow-GRPO (arXiv:2505.05470).
 
-    ratio   what a log-ratio is, with q the step's std and l = log p_new - log p_old:
-            density     l
-            ratio_norm  q l + |mean - mean_old|^2 / 2q: GRPO-Guard (arXiv:2510.22319, eq. 8). It is
-                        mean(noise * shift of the mean), of mean 0 and without l's 1 / q. The
-                        authors' code averages the second term over the micro-batch; here each row
-                        has its own, as in verl-omni and Pref-GRPO.
-            cps         2 q^2 l, the difference of -|x_next - mean|^2: Flow-CPS's published score
-                        (arXiv:2509.05952)
-    kl_form to another policy:
-            exact       |mean - mean_ref|^2 / 2 q^2, the divergence of the two steps
-            published   the same with g^2 = q^2 / h for q^2: Flow-GRPO's code, smaller by h, which
-                        its printed beta is for
-            velocity    |v - v_ref|^2
-            mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). A weight
-                        for it is one for `exact` over 2 q^2, so another number at every step
+        log p = mean over dims of log N(x_next; mean(x, v), q^2)
+
+    q is the step's std, and squared differences are means over the latent's dims.
+
+    ratio    the log-ratio, with l = log p_new - log p_old:
+             density     l
+             ratio_norm  q l + |mean - mean_old|^2 / 2q: GRPO-Guard (arXiv:2510.22319, eq. 8). It is
+                         mean(noise * shift of the mean), of mean 0 and without l's 1 / q. The
+                         authors' code averages the second term over the micro-batch; here each row
+                         has its own, as in verl-omni and Pref-GRPO
+             cps         2 q^2 l, the difference of -|x_next - mean|^2: Flow-CPS's published score
+                         (arXiv:2509.05952)
+    kl_form  the divergence from another policy:
+             exact       |mean - mean_ref|^2 / 2 q^2, the divergence of the two steps
+             published   the same with g^2 = q^2 / h for q^2: Flow-GRPO's code, smaller by h, which
+                         its published beta goes with
+             velocity    |v - v_ref|^2
+             mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). A weight
+                         for `exact` times 1 / 2 q^2 is one for this form, so it differs per step
     """
 
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
@@ -108,8 +117,8 @@ class Transition:
     def rows(
         self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
     ) -> list[TransitionRows]:
-        """One `Rows` a trained step."""
-        assert rollout.edges, "Algorithm refuses plans without trained steps"
+        """One `Rows` per trained step."""
+        assert rollout.edges, "`refuses` excludes plans without trained steps"
         return [self._rows(rollout, edges, advantage, mask) for edges in rollout.edges]
 
     def _rows(
@@ -118,7 +127,7 @@ class Transition:
         step, kernel, x = rollout.plan.steps[edges.step], rollout.plan.kernel, edges.x
         assert kernel is not None and (edges.mean is not None or not self.keep_mean)
         nodes = len(x)
-        # the leaves of a node agree, so its first stands for all
+        # the leaves of a node agree, so its first one is enough
         credit, kept = (a[:, edges.step].reshape(nodes, -1)[:, :1] for a in (advantage, mask))
         return TransitionRows(
             prompt=edges.prompt,
@@ -161,7 +170,7 @@ class Transition:
 
     @staticmethod
     def _scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
-        """The step's std, and d mean / d v: every kernel's mean is affine in v."""
+        """Compute the step's std and d mean / d v: every kernel's mean is affine in v."""
         zero = torch.zeros_like(rows.sigma)[:, None]
         mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)
         return std[:, None], mean

@@ -1,6 +1,6 @@
-"""What a loss is, how its entries become one number, and what all losses on ratios share.
+"""Losses as entries, their reduction to one number, and the base of all losses on ratios.
 
-A loss gives one value an entry [b t]. The update reduces them once, over the mask, the whole
+A loss returns one value per entry [b t]. The update reduces them once, over the mask, the whole
 optimizer step and all processes, so that neither chunks nor processes change the result.
 """
 
@@ -19,18 +19,22 @@ from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
-"""How unmasked values are averaged. With t tokens in a row, and B rows that have any:
+"""The average of unmasked values, over B rows that have any:
 
-tokens     sum / all tokens: every token counts the same (DAPO, arXiv:2503.14476)
-rows       mean over a row's tokens, then over rows: every completion counts the same (GRPO)
-sequences  sum over a row's tokens, mean over rows: longer rows count more (LUSPO)
+tokens     sum / all tokens: every token weighs the same (DAPO, arXiv:2503.14476)
+rows       mean over a row's tokens, then over rows: every completion weighs the same (GRPO)
+sequences  sum over a row's tokens, mean over rows: longer rows weigh more (LUSPO,
+           arXiv:2602.05261)
 an int     sum / (B times it): a constant length (Dr. GRPO, arXiv:2503.20783)
 """
 
 
 class Entries(NamedTuple):
-    """Metrics are means over unmasked entries. `per_token` is a further term of the loss that is
-    always averaged over tokens, whatever `denominator` says (the entropy bonus)."""
+    """The entries of a loss. Metrics are averaged over unmasked entries.
+
+    `per_token` is a further term of the loss that is averaged over tokens, whatever the
+    `denominator`: the entropy bonus.
+    """
 
     value: Float[Tensor, "b t"]
     denominator: Denominator
@@ -39,7 +43,7 @@ class Entries(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What sums are divided by, over everything that an optimizer step averages."""
+    """The denominators of an optimizer step, over all its chunks and processes."""
 
     rows: float  # with an entry in the loss
     tokens: float
@@ -51,7 +55,7 @@ class Counts(NamedTuple):
 
 
 def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:
-    """These entries' share of the loss: sums over the mask, over what the whole step counts."""
+    """Reduce entries to their part of the loss: sums over the mask, over the step's counts."""
     value, kind = torch.where(mask, entries.value, 0.0), entries.denominator
     if kind == "rows":
         loss = (value.sum(1) / mask.sum(1).clamp(min=1)).sum() / max(counts.rows, 1.0)
@@ -67,11 +71,13 @@ def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Floa
 
 @runtime_checkable
 class Objective(Protocol):
-    @property
-    def unit(self) -> int: ...  # neighbouring rows that must stay together in a minibatch
+    """A loss: entries from the evaluations of rows under several policies."""
 
     @property
-    def roles(self) -> frozenset[str]: ...  # evaluations it needs beside "new"
+    def unit(self) -> int: ...  # consecutive rows that must stay together in a minibatch
+
+    @property
+    def roles(self) -> frozenset[str]: ...  # evaluations that it reads beside "new"
 
     @property
     def clip(self) -> tuple[float, float] | None: ...  # (low, high), for the noise-floor check
@@ -90,17 +96,20 @@ def mispaired(unit: int, likelihood: object) -> str | None:
         return None
     return (
         "Preference learns from pairs, and no other loss does: set Matching(paired=True) with "
-        "Preference, and leave it out with every other loss"
+        "Preference, and leave paired out with every other loss"
     )
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """`weight` times the divergence to `role`: "ref", or a named average (AWM's trust region).
+    """A term of the loss: the divergence from another policy.
 
-    `corrected` multiplies it by the ratio, with its gradient. The plain k3 estimate pulls along
-    the gradient of KL(ref | new) and the plain k1 nowhere; corrected, both pull along that of
-    KL(new | ref), also when the samples are an older policy's (DeepSeek-V3.2, arXiv:2512.02556).
+        weight KL(new | role)
+
+    `role` is "ref", the start, or a named average (AWM's trust region). `corrected` multiplies the
+    estimate by the ratio, with its gradient. The plain k3 estimate follows the gradient of
+    KL(ref | new), and the plain k1 has none; corrected, both follow that of KL(new | ref), also for
+    samples of an older policy (DeepSeek-V3.2, arXiv:2512.02556).
     """
 
     weight: float
@@ -109,7 +118,9 @@ class Anchor:
 
     def __post_init__(self) -> None:
         if self.weight <= 0:
-            raise UserError(f"an anchor's weight must be above 0, got {self.weight}: leave it out")
+            raise UserError(
+                f"an anchor's weight must be above 0, got {self.weight}: leave the anchor out"
+            )
 
 
 def anchored(
@@ -118,7 +129,7 @@ def anchored(
     evaluations: Mapping[str, Evaluation],
     rows: Rows,
 ) -> tuple[Float[Tensor, "b t"] | float, dict[str, Tensor]]:
-    """The weighted sum of divergences, and each of them: `kl`, `kl_<average>`."""
+    """Sum the weighted divergences; metrics have each of them: `kl`, `kl_<average>`."""
     total: Tensor | float = 0.0
     metrics: dict[str, Tensor] = {}
     for anchor in anchors:
@@ -132,15 +143,17 @@ def anchored(
 
 
 def roles(anchors: tuple[Anchor, ...], *more: str) -> frozenset[str]:
+    """Collect the policies that the anchors read, and `more`."""
     corrected = ("old",) if any(anchor.corrected for anchor in anchors) else ()
     return frozenset((*more, *corrected, *(anchor.role for anchor in anchors)))
 
 
 @runtime_checkable
 class Weight(Protocol):
-    """A factor [b t] without gradient on each entry of the policy term, and metrics of it.
+    """A factor [b t] without gradient on each entry of the policy term, and its metrics.
 
-    Anchors and the entropy bonus are not weighted, and no denominator changes."""
+    It applies neither to anchors nor to the entropy bonus, and changes no denominator.
+    """
 
     def __call__(
         self, evaluations: Mapping[str, Evaluation], rows: Rows
@@ -157,12 +170,14 @@ class EntropyShare(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RatioLoss:
-    """What all losses on a ratio to the policy that sampled share; `policy` is each one's own part.
+    """The base of losses on a ratio to the policy that sampled; `policy` is the term of each.
 
-    anchors      divergences to the start or to averages
+        loss = policy(ratio, A) prod(weights) + sum(anchors) - entropy H
+
+    anchors      divergences from the start or from averages
     weights      factors on the policy term: see `flowrl.losses.weights`
-    entropy      a bonus of this times the entropy, averaged over tokens whatever the denominator
-    denominator  how entries are averaged
+    entropy      the weight of the entropy bonus, averaged over tokens whatever the denominator
+    denominator  the average of entries: see `Denominator`
     """
 
     anchors: tuple[Anchor, ...] = ()
@@ -175,6 +190,8 @@ class RatioLoss:
             raise UserError(f"a constant length must be at least 1, got {self.denominator}")
         if self.entropy < 0:
             raise UserError(f"an entropy bonus must be at least 0, got {self.entropy}")
+        if sum(isinstance(weight, EntropyShare) for weight in self.weights) > 1:
+            raise UserError("a loss keeps one selection of tokens by entropy: leave the others out")
 
     @property
     def unit(self) -> int:
@@ -202,9 +219,9 @@ class RatioLoss:
 
     @property
     def entropy_share(self) -> float | None:
-        """The smallest share of uncertain tokens that one of the weights trains on."""
+        """The share of the iteration's most uncertain tokens that a weight keeps, if one does."""
         shares = [weight.share for weight in self.weights if isinstance(weight, EntropyShare)]
-        return min((share for share in shares if share is not None), default=None)
+        return next((share for share in shares if share is not None), None)
 
     def policy(
         self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows
@@ -217,11 +234,11 @@ class RatioLoss:
         log_ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows)
         value, metrics = self.policy(log_ratio, evaluations, rows)
         for weight in self.weights:
-            factor, found = weight(evaluations, rows)
-            value, metrics = value * factor, {**metrics, **found}
+            factor, more = weight(evaluations, rows)
+            value, metrics = value * factor, {**metrics, **more}
         divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
-        said = {"ratio": log_ratio.detach().exp(), "policy_loss": value.detach()}
-        metrics = {**said, **metrics, **kl}
+        common = {"ratio": log_ratio.detach().exp(), "policy_loss": value.detach()}
+        metrics = {**common, **metrics, **kl}
         bonus = None
         if self.entropy > 0:
             entropy = entropies(evaluations["new"])
@@ -230,7 +247,7 @@ class RatioLoss:
 
 
 def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:
-    """A token policy's entropies, which it gives as `out`."""
+    """Entropies of tokens in nats, the `out` of a token policy. UserError where there are none."""
     if evaluation.out is None:
         raise UserError("this loss reads entropies: set Token(entropy=True)")
     return evaluation.out

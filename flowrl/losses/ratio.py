@@ -1,8 +1,8 @@
 """Losses: pure functions of policies' evaluations. No model is called in this file.
 
 `new` is the policy being trained, `old` the one that sampled, `ref` the frozen start; other roles
-are named averages. What they share is in `flowrl/losses/base.py`; more losses on ratios, which
-language models made, in `flowrl/losses/token.py`.
+are named averages. Their base is in `flowrl/losses/base.py`, and further losses on ratios, known
+from language models, in `flowrl/losses/token.py`.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,9 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood
-from flowrl.losses.base import Anchor, Entries, Objective, RatioLoss, anchored, mispaired
+from flowrl.losses.base import Anchor, Entries, RatioLoss, anchored, mispaired
 from flowrl.losses.base import roles as _roles
 from samplers.kernels import per_row
-
-__all__ = [
-    "NFT", "Anchor", "Entries", "Objective", "Preference", "Surrogate", "Weighted",
-    "clipped_surrogate",
-]  # fmt: skip
 
 
 def clipped_surrogate(
@@ -37,9 +32,11 @@ def clipped_surrogate(
     high: float,
     dual: float | None = None,
 ) -> Float[Tensor, "b t"]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv:1707.06347, eq. 7.
+    """PPO's clipped surrogate (arXiv:1707.06347, eq. 7), per entry.
 
-    `dual` bounds the loss of bad samples at -dual A: dual clip, arXiv:1912.09729.
+        -min(r A, clip(r, 1 - low, 1 + high) A)
+
+    `dual` bounds the loss of bad samples at -dual A: dual clip (arXiv:1912.09729).
     """
     ratio = log_ratio.exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
@@ -50,11 +47,13 @@ def clipped_surrogate(
 
 @dataclass(frozen=True)
 class Surrogate(RatioLoss):
-    """PPO's clipped surrogate, its range open to both sides by itself.
+    """PPO's clipped surrogate (arXiv:1707.06347), with separate bounds below and above.
 
-    `high > low` is DAPO's clip-higher (arXiv:2503.14476). Metrics count a clip only where it
-    acts: ratio below 1 - low with A < 0, above 1 + high with A > 0. INTELLECT-2's two-sided bound
-    delta (arXiv:2505.07291) is `dual`: a bound on the ratio of bad samples.
+        loss = -min(r A, clip(r, 1 - low, 1 + high) A)
+
+    `high > low` is DAPO's clip-higher (arXiv:2503.14476). `dual` bounds the ratio of bad samples:
+    dual clip (arXiv:1912.09729), or INTELLECT-2's two-sided delta (arXiv:2505.07291). Metrics count
+    a clip only where it acts: a ratio below 1 - low with A < 0, or above 1 + high with A > 0.
     """
 
     low: float
@@ -86,7 +85,7 @@ class Surrogate(RatioLoss):
 def clip_counts(
     log_ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None = None
 ) -> dict[str, Tensor]:
-    """Which entries a clip range keeps from moving on, by side [b t]."""
+    """Mark the entries [b t] whose gradient a clip range stops, by side."""
     ratio, good, bad = log_ratio.detach().exp(), advantage > 0, advantage < 0
     counts = {
         "clipped_low": (bad & (ratio < 1 - low)).to(ratio),
@@ -99,10 +98,12 @@ def clip_counts(
 
 @dataclass(frozen=True)
 class Preference:
-    """-log sigmoid(beta (gain of the better - gain of the worse)): DPO, arXiv:2305.18290.
+    """Preference of the better sample of each pair: DPO (arXiv:2305.18290).
 
-    A gain is log p_new - log p_ref. Rows come in pairs, the better first. With `Matching` this is
-    Diffusion-DPO (arXiv:2311.12908), whose beta is twice this one.
+        loss = -log sigmoid(beta (gain_better - gain_worse)),  gain = log p_new - log p_ref
+
+    Rows come in pairs, the better first. With `Matching` this is Diffusion-DPO (arXiv:2311.12908),
+    whose beta is twice this one.
     """
 
     beta: float
@@ -147,10 +148,13 @@ class Preference:
 
 @dataclass(frozen=True)
 class Weighted:
-    """-weight log p, the weights in place of advantages and at least 0.
+    """Weighted likelihood, with the advantages as weights of at least 0.
+
+        loss = -w log p_new
 
     With `Exponential` weights this is reward-weighted regression (ORW-CFM-W2, arXiv:2502.06061,
-    with an anchor to "ref" for its W2 term); with equal weights, fine-tuning on own samples.
+    with an anchor to "ref" for its W2 term); with equal weights, fine-tuning on the policy's own
+    samples.
     """
 
     anchors: tuple[Anchor, ...] = ()
@@ -184,17 +188,19 @@ class Weighted:
     ) -> Entries:
         divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
         value = -rows.advantage * evaluations["new"].logp
-        said = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
-        return Entries(value + divergence, "tokens", {**said, **metrics})
+        own = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**own, **metrics})
 
 
 @dataclass(frozen=True)
 class NFT:
-    """DiffusionNFT, arXiv:2509.16117, with its adaptive weights.
+    """Regression towards good samples and away from bad ones: DiffusionNFT (arXiv:2509.16117).
 
-    Moves v towards what good samples match and away from what bad ones do:
-    v_good = (1 - beta) v_old + beta v,  v_bad = (1 + beta) v_old - beta v. The advantage, cut to
-    +-`advantage_max` and then read by `mode`, says in which part: r = 1/2 + A / 2 advantage_max.
+        loss = (r |x0_good - x0|^2 + (1 - r) |x0_bad - x0|^2) advantage_max / beta
+
+    v_good = (1 - beta) v_old + beta v and v_bad = (1 + beta) v_old - beta v predict x0_good and
+    x0_bad, and each squared error is divided by its detached mean size. r = 1/2 + A / 2
+    advantage_max, with A clipped to +-advantage_max and then mapped by `mode`.
 
     mode  all | positive_only (A < 0 is 0) | negative_only (A > 0 is 0) | one_only (A > 0 is 1, all
           others 0) | binary (the sign of A)
@@ -252,8 +258,8 @@ class NFT:
         value = (good * error_good + (1 - good) * error_bad) * self.advantage_max / self.beta
         divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
         moved = (v.detach() - old).square().flatten(1).mean(1, keepdim=True)
-        said = {"moved": moved, "policy_loss": value.detach()}
-        return Entries(value + divergence, "tokens", {**said, **metrics})
+        own = {"moved": moved, "policy_loss": value.detach()}
+        return Entries(value + divergence, "tokens", {**own, **metrics})
 
     def _read(self, advantage: Tensor) -> Tensor:
         a = advantage.clamp(-self.advantage_max, self.advantage_max)
@@ -267,7 +273,7 @@ class NFT:
 
 
 def _x0_error(v: Float[Tensor, "b *d"], rows: MatchingRows) -> Float[Tensor, "b 1"]:
-    """Squared error of the clean sample that v predicts, over its own detached mean size."""
+    """Squared error of the clean sample that v predicts, over its detached mean size."""
     error = rows.x - per_row(rows.sigma, v) * v - rows.x0
     size = error.detach().abs().flatten(1).mean(1, keepdim=True).clamp(min=1e-5)
     return error.square().flatten(1).mean(1, keepdim=True) / size

@@ -1,5 +1,7 @@
-"""Losses on ratios that language models made. All but GMPO read only what a likelihood compares,
-so pictures can use them too: there a ratio is that of one denoising step.
+"""Losses on ratios known from language models.
+
+All but VESPO and GMPO read only a likelihood's ratios, so they train image models too: a ratio is
+then that of one denoising step.
 
 | loss      | policy term, with ratio r and advantage A           | source           |
 | --------- | --------------------------------------------------- | ---------------- |
@@ -30,8 +32,8 @@ from flowrl.losses.ratio import clip_counts
 from flowrl.losses.weights import Correction
 
 Parts = tuple[Tensor, dict[str, Tensor]]
-LEAST, MOST = math.log(1e-8), 20.0  # VESPO's bounds on a row's log-ratio
-EACH = 20.0  # and on a token's
+_LOWEST, _HIGHEST = math.log(1e-8), 20.0  # VESPO's bounds on a row's log-ratio
+_TOKEN_BOUND = 20.0  # and on a token's
 
 
 def _range(name: str, low: float, high: float) -> None:
@@ -41,11 +43,13 @@ def _range(name: str, low: float, high: float) -> None:
 
 @dataclass(frozen=True)
 class GPPO(RatioLoss):
-    """The clipped surrogate whose clipped entries keep the gradient that they have at the bound.
+    """The clipped surrogate with the gradient of clipped entries at the bound: GPPO.
 
-    `keep_low` and `keep_high` are the part of it that is kept: bad samples below 1 - low, good
-    ones above 1 + high; at 0 it is the Surrogate. The authors later advise 0.25 to 0.5, or the
-    high side only, where entropy collapses.
+        loss = -min(r A, k A),  k = clip(r) (1 + keep (r / stop(r) - 1)) where r is clipped
+
+    arXiv:2508.07629. `keep_low` and `keep_high` are the fractions of the gradient that are kept for
+    bad samples below 1 - low and good ones above 1 + high; at 0 it is the `Surrogate`. The authors
+    later advise 0.25 to 0.5, or the high side only, where entropy collapses.
     """
 
     low: float = 0.2
@@ -74,10 +78,12 @@ class GPPO(RatioLoss):
 
 @dataclass(frozen=True)
 class CISPO(RatioLoss):
-    """-stop(clip(r, low, high)) A log p: no token's gradient is lost, only its weight is bounded.
+    """The policy gradient with a bounded weight per token: CISPO (arXiv:2506.13585).
 
-    `low` and `high` bound the ratio itself, not its distance to 1. ScaleRL (arXiv:2510.13786)
-    takes 5 for `high`; below 1 it would scale every gradient down.
+        loss = -stop(clip(r, low, high)) A log p
+
+    No token loses its gradient. `low` and `high` bound the ratio itself, not its distance from 1.
+    ScaleRL (arXiv:2510.13786) has 5 for `high`; below 1 it would scale every gradient down.
     """
 
     high: float = 5.0
@@ -86,7 +92,7 @@ class CISPO(RatioLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.low < self.high:
-            raise UserError(f"CISPO's bounds ({self.low}, {self.high}): low below high, from 0")
+            raise UserError(f"CISPO's bounds ({self.low}, {self.high}): 0 <= low < high")
 
     def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
         ratio = log_ratio.detach().exp()
@@ -96,10 +102,13 @@ class CISPO(RatioLoss):
 
 @dataclass(frozen=True)
 class SAPO(RatioLoss):
-    """-A sigmoid(tau (r - 1)) 4 / tau, whose slope at r = 1 is 1 and fades away from it.
+    """A soft clip, whose slope at r = 1 is 1 and decays away from it: SAPO (arXiv:2511.20347).
 
-    tau is `positive` for A > 0 and `negative` otherwise; the paper's are for ratios of tokens.
-    Denoising steps move by far less: tau of about 1 / (the usual clip range) does there.
+        loss = -A sigmoid(tau (r - 1)) 4 / tau
+
+    tau is `positive` for A > 0 and `negative` otherwise; the paper's values are for ratios of
+    tokens. Ratios of denoising steps move far less: there tau should be about 1 / (the usual clip
+    range).
     """
 
     positive: float = 1.0
@@ -109,7 +118,9 @@ class SAPO(RatioLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.positive <= 0 or self.negative <= 0:
-            raise UserError(f"SAPO's temperatures ({self.positive}, {self.negative}): above 0")
+            raise UserError(
+                f"SAPO's temperatures ({self.positive}, {self.negative}) must be above 0"
+            )
 
     def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
         tau = torch.where(rows.advantage > 0, self.positive, self.negative)
@@ -119,11 +130,13 @@ class SAPO(RatioLoss):
 
 @dataclass(frozen=True)
 class VESPO(RatioLoss):
-    """-stop(phi(w)) A log p with phi(w) = w^k exp(lambda (1 - w)), 1 at w = 1.
+    """The policy gradient weighted by a smooth function of the row's ratio (arXiv:2602.10693).
+
+        loss = -stop(phi(w)) A log p,  phi(w) = w^k exp(lambda (1 - w))
 
     w is the ratio of the whole row (a product, whatever the likelihood's level), times the row's
-    `mismatch` to another engine. `positive` and `negative` are (k, lambda) by the sign of A. A
-    mismatch that masks tokens takes their whole row out: truncate instead.
+    `mismatch` with another engine. `positive` and `negative` are (k, lambda) by the sign of A. A
+    mismatch that masks tokens removes their whole row: truncate instead.
     """
 
     positive: tuple[float, float] = (2.0, 3.0)
@@ -132,12 +145,12 @@ class VESPO(RatioLoss):
 
     def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
         new, old = evaluations["new"].logp, evaluations["old"].logp
-        each = (new.detach() - old).clamp(-EACH, EACH)
+        each = (new.detach() - old).clamp(-_TOKEN_BOUND, _TOKEN_BOUND)
         total = row_sum(each, rows.mask)
         if self.mismatch is not None:
             factor = self.mismatch.factor(evaluations, rows)
-            total = total + factor.log().clamp(LEAST, EACH).sum(1, keepdim=True)
-        log_w = total.clamp(LEAST, MOST)
+            total = total + factor.log().clamp(_LOWEST, _TOKEN_BOUND).sum(1, keepdim=True)
+        log_w = total.clamp(_LOWEST, _HIGHEST)
         good = rows.advantage >= 0
         k, rate = (
             torch.where(good, a, b) for a, b in zip(self.positive, self.negative, strict=True)
@@ -148,8 +161,9 @@ class VESPO(RatioLoss):
 
 @dataclass(frozen=True)
 class GMPO(RatioLoss):
-    """-A times the geometric mean of a row's ratios, each clipped in log space on the side where
-    moving on would pay: at most e^high for A > 0, at least e^-low otherwise.
+    """The geometric mean of a row's clipped ratios: GMPO (arXiv:2507.20673).
+
+        loss = -A exp(mean_t log r_t),  log r_t <= high for A > 0, log r_t >= -low otherwise
 
     Reads the tokens' own log-ratios, whatever the likelihood's level.
     """
@@ -161,7 +175,7 @@ class GMPO(RatioLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low <= 0 or self.high <= 0:
-            raise UserError(f"GMPO's range ({self.low}, {self.high}) is of log-ratios: above 0")
+            raise UserError(f"GMPO's range ({self.low}, {self.high}) of log-ratios must be above 0")
 
     def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
         each = evaluations["new"].logp - evaluations["old"].logp
@@ -177,8 +191,12 @@ class GMPO(RatioLoss):
 
 @dataclass(frozen=True)
 class Reinforce(RatioLoss):
-    """-A log p: the plain policy gradient. For one update of what was just sampled: nothing in it
-    notices that a policy has moved on."""
+    """The plain policy gradient: REINFORCE (Williams, 1992).
+
+        loss = -A log p
+
+    For one update per iteration: nothing corrects for samples of an older policy.
+    """
 
     def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
         return -rows.advantage * evaluations["new"].logp, {}

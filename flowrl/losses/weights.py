@@ -1,6 +1,6 @@
-"""Factors on the policy term of tokens: what is stale, dull, or sampled by another engine.
+"""Factors on the policy term of tokens: importance correction, off-policy masks, entropy filters.
 
-Each is a `Weight` of a loss (`weights=`). None changes a denominator, and none touches the anchors.
+Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anchor.
 """
 
 import math
@@ -19,26 +19,29 @@ from flowrl.losses.base import entropies
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
-    """Log-probabilities by the engine that sampled: another one's, or the trainer's own."""
-    assert isinstance(rows, TokenRows), "only token rows may come from another engine"
+    """Log-probabilities under the engine that sampled: another one, or the trainer itself."""
+    assert isinstance(rows, TokenRows), "only token rows can come from another engine"
     return old.logp if rows.sampled is None else rows.sampled
 
 
 @runtime_checkable
 class Correction(Protocol):
-    """What another engine's samples weigh, by token [b t] or by row [b 1]."""
+    """A weight of another engine's samples, per token [b t] or per row [b 1]."""
 
     def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Weighs by p_old / p_sampled where another engine sampled (truncated importance sampling).
+    """Importance weights of samples from another engine: truncated importance sampling.
 
-    level  of a token, or its product over the row
-    mode   truncate: cut to low..high; mask: 0 outside of it; none: weighs nothing, only measures
-    Logs `mismatch`, the mean |log p_old - log p_sampled| a token (and `mismatch_max`), the mean
-    `mismatch_weight`, the shares of tokens that were `mismatch_truncated` or `mismatch_masked`, and
+        weight = clip(p_old / p_sampled, low, high)
+
+    level  the ratio of a token, or its product over the row
+    mode   "truncate" clips to low..high; "mask" is 0 outside; "none" is 1, and only measures
+
+    Metrics: `mismatch`, the mean |log p_old - log p_sampled| per token (and `mismatch_max`), the
+    mean `mismatch_weight`, the shares of tokens with `mismatch_truncated` or `mismatch_masked`, and
     `mismatch_effective`: (sum w)^2 / (n sum w^2) over the n tokens of one call.
     """
 
@@ -49,7 +52,7 @@ class Mismatch:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < 1 < self.high:
-            raise UserError(f"a mismatch of 1 must be inside ({self.low}, {self.high})")
+            raise UserError(f"Mismatch's bounds ({self.low}, {self.high}): 0 <= low < 1 < high")
 
     def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
         """[b t], or [b 1] for the sequence level."""
@@ -70,12 +73,12 @@ class Mismatch:
         old = evaluations["old"]
         ratio = self._ratio(evaluations, rows).expand_as(old.logp)
         weight = self._weight(ratio)
-        apart = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
+        difference = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
         outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
         none, seen = torch.zeros_like(outside), weight[rows.mask].double()
         effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
         return weight, {
-            "mismatch": apart,
+            "mismatch": difference,
             "mismatch_weight": weight,
             "mismatch_truncated": outside if self.mode == "truncate" else none,
             "mismatch_masked": outside if self.mode == "mask" else none,
@@ -85,8 +88,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class OffPolicyMask:
-    """Leaves out bad samples that the policy has moved away from: A < 0 and mean over the row of
-    log p_sampled - log p_new above `threshold` (DeepSeek-V3.2, arXiv:2512.02556)."""
+    """A mask of bad samples that the policy has moved away from: DeepSeek-V3.2 (arXiv:2512.02556).
+
+    weight = 0 if A < 0 and mean_t (log p_sampled - log p_new) > threshold else 1
+    """
 
     threshold: float
 
@@ -97,8 +102,8 @@ class OffPolicyMask:
     def __call__(
         self, evaluations: Mapping[str, Evaluation], rows: Rows
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        gone = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
-        near = row_mean(gone.nan_to_num(0.0), rows.mask) <= self.threshold
+        fall = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
+        near = row_mean(fall.nan_to_num(0.0), rows.mask) <= self.threshold
         kept = ((rows.advantage >= 0) | near).to(rows.advantage)
         return kept, {"off_policy": 1 - kept}
 

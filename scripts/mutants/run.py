@@ -145,7 +145,7 @@ MUTANTS = [Mutant(*row) for row in (
     ("matching-path", "flowrl/likelihoods/matching.py", "x=(1 - s) * x0 + s * noise",
      "x=s * x0 + (1 - s) * noise", "likelihoods/test_likelihoods.py"),
     ("matching-noise", "flowrl/likelihoods/matching.py", '"noise", draw)', '"noise")', "likelihoods/test_likelihoods.py"),
-    ("matching-tie", "flowrl/likelihoods/matching.py", "return keep, apart & both", "return keep, both",
+    ("matching-tie", "flowrl/likelihoods/matching.py", "return keep, differ & both", "return keep, both",
      "likelihoods/test_likelihoods.py"),
     ("matching-huber", "flowrl/likelihoods/matching.py", "error_power=0.5, scale=0.5", "error_power=0.5",
      "likelihoods/test_likelihoods.py"),

@@ -163,7 +163,8 @@ def test_tracked_quantiles_find_a_distributions_quantiles():
 
 
 @pytest.mark.parametrize(
-    "tracker", [NoTracker(), PromptValues(known={3: (0.25, 4.0)}), ScoreQuantiles(found=(1.0, 2.0))]
+    "tracker",
+    [NoTracker(), PromptValues(known={3: (0.25, 4.0)}), ScoreQuantiles(quantiles=(1.0, 2.0))],
 )
 def test_a_tracker_goes_through_json(tracker):
     import json

@@ -89,7 +89,7 @@ def test_a_token_answers_for_itself_and_for_those_after_it():
     white = credit((Penalize(0.1, each=True), WhitenTokens()), r, **known, lengths=lengths)
     each = value[mask]
     close(white[0][mask], (each - each.mean()) / (each.var() + 1e-8).sqrt(), 1e-12)
-    with pytest.raises(UserError, match="behind what compares samples"):
+    with pytest.raises(UserError, match="after the transforms that compare samples"):
         credit((Penalize(0.1, each=True), Standardize()), r, **known)
 
 

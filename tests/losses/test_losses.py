@@ -185,7 +185,7 @@ def test_nfts_first_gradient_is_that_of_a_weighted_matching_error():
         (lambda: Surrogate(1.2, 0.2), "clip range"),
         (lambda: Surrogate(0.2, 0.2, dual=1.1), "dual clip"),
         (lambda: NFT(beta=0.0), "beta and advantage_max above 0"),
-        (lambda: Anchor(0.0), "leave it out"),
+        (lambda: Anchor(0.0), "leave the anchor out"),
         (lambda: Preference(0.0), "beta must be above 0"),
     ],
 )

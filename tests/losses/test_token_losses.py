@@ -275,13 +275,13 @@ def test_chunks_do_not_change_a_loss(seed, kind):
     [
         (lambda: Surrogate(0.2, 0.2, denominator=0), "constant length"),
         (lambda: Surrogate(0.2, 0.2, entropy=-0.1), "at least 0"),
-        (lambda: CISPO(high=0.5, low=0.6), "low below high"),
+        (lambda: CISPO(high=0.5, low=0.6), "0 <= low < high"),
         (lambda: SAPO(0.0), "above 0"),
         (lambda: GMPO(low=0.0), "above 0"),
         (lambda: GPPO(low=1.5), "low must be"),
         (lambda: HighEntropy(), "a share or a floor"),
         (lambda: HighEntropy(share=1.5), "share must be"),
-        (lambda: Mismatch(high=0.9), "must be inside"),
+        (lambda: Mismatch(high=0.9), "low < 1 < high"),
         (lambda: OffPolicyMask(0.0), "above 0"),
     ],
 )

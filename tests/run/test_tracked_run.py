@@ -71,7 +71,7 @@ def test_a_tracker_learns_from_what_was_scored(model, tmp_path, group):
 
 def test_quantiles_reach_the_credit(model, tmp_path):
     kept = text_runs.session(model, tmp_path, RISK)
-    assert isinstance(kept.tracker, ScoreQuantiles) and kept.tracker.found is None
+    assert isinstance(kept.tracker, ScoreQuantiles) and kept.tracker.quantiles is None
     first = collect(kept, 0).scores.values[:, 0].double().view(3, 4).sum(0)
     want = torch.quantile(first, torch.tensor([0.2, 0.8], dtype=torch.float64)).tolist()
-    assert list(kept.tracker.found or ()) == pytest.approx(want)
+    assert list(kept.tracker.quantiles or ()) == pytest.approx(want)
