@@ -12,7 +12,7 @@ from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.words import unknown_name
 
-WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+_WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
 
 
 def check_kind(run: Run, algorithm: Algorithm) -> None:
@@ -61,7 +61,7 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
     if folder.is_dir():
         if not (folder / wanted).is_file():
             raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
-    elif folder.is_file() or Path(source).suffix in WEIGHT_FILES:
+    elif folder.is_file() or Path(source).suffix in _WEIGHT_FILES:
         raise UserError(
             f"{place}: {source} is a single file; give a folder in {library}' format, such as one "
             "that `save_pretrained` writes"
