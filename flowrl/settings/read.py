@@ -12,7 +12,13 @@ import rewards
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
-from flowrl.settings.checks import check_kind, check_model, check_optimizer, check_trackers
+from flowrl.settings.checks import (
+    check_hub,
+    check_kind,
+    check_model,
+    check_optimizer,
+    check_trackers,
+)
 from flowrl.settings.options import with_options
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
@@ -117,3 +123,4 @@ def check_run(run: Run) -> None:
     check_optimizer(run.train.optimizer)
     check_model(run.model)
     check_trackers(run.track.trackers)
+    check_hub(run.model)
