@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.errors import Stopped, UserError
 
-HELP = ("-h", "--help", "help")
+_HELP = ("-h", "--help", "help")
 
 # Waiting threads spin for at most this long. By default they spin on, and where another program
 # needs a core a step takes thirty times as long; on an idle machine this costs nothing.
@@ -43,7 +43,7 @@ def exit_code(words: list[str]) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if not words or words[0] in HELP:
+    if not words or words[0] in _HELP:
         print(overview())
         return 0 if words else 2
     if words[0] in ("--version", "version"):
@@ -54,7 +54,7 @@ def _run(words: list[str]) -> int:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
         raise UserError(f"{name[:100]!r} is no command; {hint}")
-    if set(rest) & set(HELP[:2]):
+    if set(rest) & set(_HELP[:2]):
         print(command_help(name))
         return 0
     return command(name)(rest)

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from textwrap import fill
 
-PACKAGE = Path(__file__).resolve().parent.parent
-WIDTH = 98
+_SOURCES = Path(__file__).resolve().parent.parent
+_WIDTH = 98
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def command_help(name: str) -> str:
     command = COMMANDS[name]
     parts = [f"usage: flowrl {name} {command.usage}".rstrip()]
     if command.words:
-        found = _classes(PACKAGE / command.file)[command.words]
-        parts.append(fill(" ".join((ast.get_docstring(found) or "").split()), WIDTH))
+        found = _classes(_SOURCES / command.file)[command.words]
+        parts.append(fill(" ".join((ast.get_docstring(found) or "").split()), _WIDTH))
         parts.append("\n".join(_words(found)))
     else:
         parts.append(f"{command.about[0].upper()}{command.about[1:]}.")
@@ -158,7 +158,7 @@ def _settings(kind: str, at: str) -> Iterator[str]:
 
 def _entry(name: str, default: str, about: str) -> str:
     shown = f" ({default})" if default else ""
-    text = fill(" ".join(about.split()), WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    text = fill(" ".join(about.split()), _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return f"  {name}{shown}" + (f"\n{text}" if about else "")
 
 
@@ -204,6 +204,6 @@ def _classes(path: Path) -> dict[str, ast.ClassDef]:
 @cache
 def _setting_classes() -> dict[str, ast.ClassDef]:
     found: dict[str, ast.ClassDef] = {}
-    for path in sorted((PACKAGE / "settings").glob("*.py")):
+    for path in sorted((_SOURCES / "settings").glob("*.py")):
         found |= _classes(path)
     return found

@@ -14,7 +14,7 @@ from pydantic import Field
 import rewards
 from flowrl.errors import UserError
 from flowrl.settings.arguments import AtLeastOne, Word
-from flowrl.settings.strict_yaml import parse_yaml, shown
+from flowrl.settings.strict_yaml import parse_yaml, short_repr
 from rewards.load import load_judge
 from rewards.serving.batching import ServerLimits
 
@@ -99,7 +99,7 @@ def parse_reward(word: str) -> tuple[str, Mapping[str, object]]:
     if isinstance(given, str):
         return given, {}
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise UserError(f"serve-reward: expected a name or {{name: ...}}, not {shown(word)}")
+        raise UserError(f"serve-reward: expected a name or {{name: ...}}, not {short_repr(word)}")
     return given["name"], {key: value for key, value in given.items() if key != "name"}
 
 

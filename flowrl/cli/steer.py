@@ -48,7 +48,7 @@ class SampleScorer:
     policy: PipelinePolicy
     rewards: dict[str, Reward]
     trial: Trial
-    guidance: float
+    guidance: float | None
     device: torch.device
 
     def samples(self, x0: Tensor, conditioning: Conditioning, prompt: Tensor) -> Samples:

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from PIL import ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,14 @@ class Fonts:
 @cache
 def has_letter(font: Font, letter: str) -> bool:
     """Whether a font shows a letter, and not its box for letters that it lacks."""
-    mask, box = font.getmask(letter), font.getmask(_ABSENT)
-    return (mask.size, bytes(mask)) != (box.size, bytes(box))
+    return _glyph(font, letter) != _glyph(font, _ABSENT)
+
+
+def _glyph(font: Font, letter: str) -> tuple[tuple[int, int], bytes]:
+    _, _, right, bottom = font.getbbox(letter)
+    image = Image.new("L", (max(1, int(right) + 1), max(1, int(bottom) + 1)))
+    ImageDraw.Draw(image).text((0, 0), letter, 255, font)
+    return image.size, image.tobytes()
 
 
 @cache

@@ -16,10 +16,10 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.paths import find
 
-MOST_BYTES = 2**30
-MOST_FILES = 5_000  # of a folder
-MOST_COLUMNS = 1_000
-MOST_ROWS = 20_000_000
+_MOST_BYTES = 2**30
+_MOST_FILES = 5_000  # of a folder
+_MOST_COLUMNS = 1_000
+_MOST_ROWS = 20_000_000
 
 Row = dict[str, Any]
 
@@ -64,8 +64,8 @@ def _file(path: Path, source: str, place: str) -> PromptRows:
         known = ", ".join(READERS)
         raise UserError(f"{place}: {source}: cannot read {path.suffix or 'it'}; one of {known}")
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise _Damage(f"more than {MOST_BYTES // 2**20} MiB")
+        if path.stat().st_size > _MOST_BYTES:
+            raise _Damage(f"more than {_MOST_BYTES // 2**20} MiB")
         found = READERS[path.suffix](path)
     except _Damage as error:
         raise UserError(f"{place}: {source} is not readable: {error}") from error
@@ -80,8 +80,8 @@ def _short(error: BaseException) -> str:
 
 def _same_columns(rows: Sequence[Row], source: str, place: str) -> Sequence[Row]:
     columns = dict.fromkeys(name for row in rows for name in row)
-    if len(columns) > MOST_COLUMNS:
-        raise UserError(f"{place}: {source} has more than {MOST_COLUMNS} columns")
+    if len(columns) > _MOST_COLUMNS:
+        raise UserError(f"{place}: {source} has more than {_MOST_COLUMNS} columns")
     if all(len(row) == len(columns) for row in rows):
         return rows
     return [{name: row.get(name) for name in columns} for row in rows]
@@ -210,8 +210,8 @@ def _read_parquet(path: Path) -> PromptRows:
 
     try:
         file = parquet.ParquetFile(path)
-        if file.metadata.num_rows > MOST_ROWS:
-            raise _Damage(f"more than {MOST_ROWS} rows")
+        if file.metadata.num_rows > _MOST_ROWS:
+            raise _Damage(f"more than {_MOST_ROWS} rows")
         rows = file.read().to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         raise _Damage(f"no parquet ({_short(error)})") from error
@@ -233,9 +233,9 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
     for _, _, names in os.walk(folder):
         count += len(names)
         tables += sum(Path(name).suffix in READERS for name in names)
-        if count > MOST_FILES:
+        if count > _MOST_FILES:
             raise UserError(
-                f"{place}: {source} has more than {MOST_FILES} files: name the prompt file in it"
+                f"{place}: {source} has more than {_MOST_FILES} files: name the prompt file in it"
             )
     if not tables:
         raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
@@ -250,8 +250,9 @@ def _dataset(name: str, source: str, place: str) -> PromptRows:
     try:
         # the cache recognizes a file by its time alone, and two runs may start at once
         with TemporaryDirectory() as cache:
-            kept = {"cache_dir": cache} if Path(name).is_dir() else {}
-            rows: Any = load_dataset(name, split="train", **kept).to_list()
+            folder = cache if Path(name).is_dir() else None
+            found: Any = load_dataset(name, split="train", cache_dir=folder)
+            rows = found.to_list()
     except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         raise UserError(f"{place}: {source} is not readable: {_short(error)}") from error
     return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])

@@ -18,7 +18,7 @@ from samplers.noise import generator
 IMAGE_COLUMNS = re.compile(
     r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
 )  # columns that hold images or videos
-MOST_CHARACTERS = 100_000  # of a prompt
+_MOST_CHARACTERS = 100_000  # of a prompt
 
 
 class Draws(NamedTuple):
@@ -99,8 +99,8 @@ def _check_prompts(table: PromptRows, column: str, source: str) -> None:
             raise UserError(f"{source}, {at}: the prompt is {text!r:.50}, and not a text")
         if text is None or not text.strip():
             raise UserError(f"{source}, {at}: the prompt is empty")
-        if len(text) > MOST_CHARACTERS:
-            raise UserError(f"{source}, {at}: the prompt has more than {MOST_CHARACTERS} letters")
+        if len(text) > _MOST_CHARACTERS:
+            raise UserError(f"{source}, {at}: the prompt has more than {_MOST_CHARACTERS} letters")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise UserError(
                 f"{source}, {at}: the prompt has half a surrogate pair, which is no text"

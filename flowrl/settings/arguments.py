@@ -12,8 +12,8 @@ from flowrl.settings.sentences import plain_message
 from flowrl.settings.words import suggestion
 
 T = TypeVar("T")
-POSITIONAL = "positional"
-Word = Annotated[T, POSITIONAL]
+_POSITIONAL = "positional"
+Word = Annotated[T, _POSITIONAL]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
@@ -91,10 +91,10 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        shown = name.upper() if name in _positional(kind) else f"--{name.replace('_', '-')}"
+        short_repr = name.upper() if name in _positional(kind) else f"--{name.replace('_', '-')}"
         why = "missing" if first["type"] == "missing" else plain_message(first)
         raise UserError(
-            f"{command}: {shown}: {why}; `flowrl {command} --help` lists all"
+            f"{command}: {short_repr}: {why}; `flowrl {command} --help` lists all"
         ) from error
 
 
@@ -150,7 +150,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _positional(kind: type) -> list[str]:
     return [
-        n for n, hint in _hints(kind).items() if POSITIONAL in getattr(hint, "__metadata__", ())
+        n for n, hint in _hints(kind).items() if _POSITIONAL in getattr(hint, "__metadata__", ())
     ]
 
 

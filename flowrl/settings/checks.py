@@ -12,7 +12,8 @@ from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.words import unknown_name
 
-WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+_HUB_SECONDS = 5.0
+_WEIGHT_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
 
 
 def check_kind(run: Run, algorithm: Algorithm) -> None:
@@ -27,7 +28,7 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_model(m: ModelSettings) -> None:
-    """UserError where there is no such model, or no such environment."""
+    """UserError for a model or an environment that is not there; asks no server."""
     if m.pipeline is not None:
         check_pipeline(m.pipeline)
         return
@@ -35,6 +36,35 @@ def check_model(m: ModelSettings) -> None:
     check_language(m.language, m.gguf_file)
     if m.environment is not None:
         m.environment.function()
+
+
+def check_hub(m: ModelSettings) -> None:
+    """UserError, within seconds, for a hub name whose model can be neither found nor reached."""
+    place = "model.language" if m.pipeline is None else "model.pipeline"
+    source, wanted = m.pipeline or m.language or "", m.gguf_file or "config.json"
+    if find(source).is_dir():
+        return
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+    wanted = wanted if m.pipeline is None else "model_index.json"
+    if isinstance(huggingface_hub.try_to_load_from_cache(source, wanted), str):
+        return
+    try:
+        url = huggingface_hub.hf_hub_url(source, wanted)
+        huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
+    except GatedRepoError as error:
+        raise UserError(
+            f"{place}: {source} is gated: accept its licence on the hub, and log in (hf auth login)"
+        ) from error
+    except HfHubHTTPError as error:
+        raise UserError(f"{place}: the hub has no {source} with a file {wanted}") from error
+    except Exception as error:  # whatever the installed HTTP library raises
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise UserError(
+            f"{place}: {source} is no folder and not in the hub's cache, and the hub cannot be "
+            f"reached ({why}); `hf download {source}` brings it where there is a network"
+        ) from error
 
 
 def check_optimizer(name: str) -> None:
@@ -61,7 +91,7 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
     if folder.is_dir():
         if not (folder / wanted).is_file():
             raise UserError(f"{place}: {source} has no {wanted}; give a {library} folder")
-    elif folder.is_file() or Path(source).suffix in WEIGHT_FILES:
+    elif folder.is_file() or Path(source).suffix in _WEIGHT_FILES:
         raise UserError(
             f"{place}: {source} is a single file; give a folder in {library}' format, such as one "
             "that `save_pretrained` writes"

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from flowrl.settings.base import Settings
-from flowrl.settings.strict_yaml import shown
+from flowrl.settings.strict_yaml import short_repr
 
 
 class PromptFiles(Settings):
@@ -48,7 +48,7 @@ class RewardSpec(Settings):
         inner = data.get("settings", {})
         if not isinstance(inner, Mapping):
             raise ValueError(
-                f"settings: expected a mapping such as {{kind: strict}}, not {shown(inner)}"
+                f"settings: expected a mapping such as {{kind: strict}}, not {short_repr(inner)}"
             )
         settings = {**inner, **rest}
         if not own.get("label") and isinstance(own.get("name"), str):
@@ -64,7 +64,7 @@ class RewardSpec(Settings):
             at = [iteration for iteration, _ in self.weight]
             if not at or at != sorted(set(at)):
                 raise ValueError(
-                    f"weight: points [iteration, weight] in rising order, not {shown(at)}"
+                    f"weight: points [iteration, weight] in rising order, not {short_repr(at)}"
                 )
         return self
 

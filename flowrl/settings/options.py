@@ -17,8 +17,8 @@ from flowrl.settings.sentences import settings_at
 from flowrl.settings.strict_yaml import parse_yaml
 from flowrl.settings.words import suggestion
 
-LISTS = (tuple, list, dict)
-NULLS = ("null", "None")
+_LISTS = (tuple, list, dict)
+_NULLS = ("null", "None")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Option:
             if bool in kinds:
                 return True
             raise UserError(f"{name}: missing its value")
-        whole = any(kind in LISTS or settings_at(kind) for kind in kinds)
+        whole = any(kind in _LISTS or settings_at(kind) for kind in kinds)
         if len(words) > 1 and not whole:
             raise UserError(f"{name} takes one value, not {' '.join(words)[:200]}")
         nullable = any(kind in (NoneType, Any) or settings_at(kind) for kind in kinds)
-        if len(words) == 1 and words[0] in NULLS and nullable:
+        if len(words) == 1 and words[0] in _NULLS and nullable:
             return None
         if not whole and Any not in kinds:
             return words[0]
@@ -143,7 +143,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _kinds(get_args(annotation)[0])
-    elif origin in LISTS:
+    elif origin in _LISTS:
         yield origin
     elif origin is Literal:
         yield from {type(value) for value in get_args(annotation)}

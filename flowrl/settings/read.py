@@ -12,14 +12,20 @@ import rewards
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
-from flowrl.settings.checks import check_kind, check_model, check_optimizer, check_trackers
+from flowrl.settings.checks import (
+    check_hub,
+    check_kind,
+    check_model,
+    check_optimizer,
+    check_trackers,
+)
 from flowrl.settings.options import with_options
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
-from flowrl.settings.strict_yaml import read_yaml, shown
+from flowrl.settings.strict_yaml import read_yaml, short_repr
 from flowrl.settings.words import unknown_name
 
-NAME = "--recipe.name"
+_NAME = "--recipe.name"
 
 
 def read_run(path: Path) -> Run:
@@ -35,7 +41,7 @@ def run_from(tree: Any, source: str) -> Run:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):
         raise UserError(
-            f"{source}: expected settings such as `recipe:` and `model:`, not {shown(tree)}"
+            f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
         )
     recipe = tree.get("recipe")
     if isinstance(recipe, str):
@@ -65,10 +71,10 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
     The file's settings of the recipe stay where the other recipe has them. Returns the options
     that are left.
     """
-    flat = [part for a in arguments for part in (a.split("=", 1) if a.startswith(NAME) else [a])]
-    if NAME not in flat[:-1]:
+    flat = [part for a in arguments for part in (a.split("=", 1) if a.startswith(_NAME) else [a])]
+    if _NAME not in flat[:-1]:
         return run, arguments
-    at = flat.index(NAME)
+    at = flat.index(_NAME)
     name, rest = flat[at + 1], flat[:at] + flat[at + 2 :]
     if name not in RECIPES:
         raise UserError(f"command line: recipe.name: {unknown_name(name, list(RECIPES))}")
@@ -117,3 +123,4 @@ def check_run(run: Run) -> None:
     check_optimizer(run.train.optimizer)
     check_model(run.model)
     check_trackers(run.track.trackers)
+    check_hub(run.model)

@@ -18,9 +18,9 @@ from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled
 from samplers.completions import TextPlanner
 
-MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
-MOST_OTHER = 10_000  # of a recipe's other integers
-MOST_LEAVES = 10_000  # samples of one tree
+_MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
+_MOST_OTHER = 10_000  # of a recipe's other integers
+_MOST_LEAVES = 10_000  # samples of one tree
 
 
 class RecipeSettings(Settings):
@@ -32,12 +32,12 @@ class RecipeSettings(Settings):
     def _leaves(self) -> "RecipeSettings":
         values = dict(self)
         cuts = max(1, len(values.get("at", ())))
-        if len(values.get("at", ())) > MOST["steps"]:
-            raise ValueError(f"at: more steps than {MOST['steps']}")
+        if len(values.get("at", ())) > _MOST["steps"]:
+            raise ValueError(f"at: more steps than {_MOST['steps']}")
         leaves = values.get("roots", 1) * values.get("branch", 1) ** min(cuts, 20)
-        if leaves > MOST_LEAVES:
+        if leaves > _MOST_LEAVES:
             raise ValueError(
-                f"roots and branch make {leaves} samples per prompt; at most {MOST_LEAVES}"
+                f"roots and branch make {leaves} samples per prompt; at most {_MOST_LEAVES}"
             )
         return self
 
@@ -49,7 +49,7 @@ def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[Setting
         assert parameter.default is not inspect.Parameter.empty, (name, parameter.name)
         annotation = parameter.annotation
         if annotation is int:
-            most = MOST.get(parameter.name, MOST_OTHER)
+            most = _MOST.get(parameter.name, _MOST_OTHER)
             annotation = Annotated[int, Field(le=most)]
         fields[parameter.name] = (annotation, parameter.default)
     return create_model(name, __base__=RecipeSettings, __doc__=recipe.__doc__, **fields)

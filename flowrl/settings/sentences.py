@@ -6,17 +6,17 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from flowrl.settings.run import RECIPE_SETTINGS, Run
-from flowrl.settings.strict_yaml import shown
+from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 
-MOST_SENTENCES = 5
+_MOST_SENTENCES = 5
 
 
 def explain(error: ValidationError) -> str:
-    """One clause per mistake, with semicolons between them; at most MOST_SENTENCES of them."""
+    """One clause per mistake, with semicolons between them; at most _MOST_SENTENCES of them."""
     clauses = list(dict.fromkeys(_clause(each) for each in error.errors(include_url=False)))
-    more = len(clauses) - MOST_SENTENCES
-    return "; ".join(clauses[:MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
+    more = len(clauses) - _MOST_SENTENCES
+    return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _clause(e: Mapping[str, Any]) -> str:
@@ -35,7 +35,7 @@ def _clause(e: Mapping[str, Any]) -> str:
 def plain_message(e: Mapping[str, Any]) -> str:
     """pydantic's message with the value that it is about."""
     message = e["msg"][0].lower() + e["msg"][1:]
-    return f"{message}, not {shown(e['input'])}"
+    return f"{message}, not {short_repr(e['input'])}"
 
 
 def _names(where: Sequence[str], loc: Sequence[Any]) -> list[str]:

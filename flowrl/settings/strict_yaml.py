@@ -9,11 +9,11 @@ import yaml
 
 from flowrl.errors import UserError
 
-MOST_CHARACTERS = 2**18
-MOST_LEVELS = 40  # of lists and mappings inside each other
-MOST_VALUES = 20_000  # with every alias written out
-LARGEST_INTEGER = 2**63
-CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
+_MOST_CHARACTERS = 2**18
+_MOST_LEVELS = 40  # of lists and mappings inside each other
+_MOST_VALUES = 20_000  # with every alias written out
+_LARGEST_INTEGER = 2**63
+_CHECKED_TYPES = ("int", "float", "bool", "timestamp", "binary")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxlevel = 3
@@ -28,10 +28,10 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.depth += 1
-        if self.depth > MOST_LEVELS:
+        if self.depth > _MOST_LEVELS:
             raise _Refusal(
                 f"line {self.peek_event().start_mark.line + 1}: lists and mappings are nested more "
-                f"than {MOST_LEVELS} deep"
+                f"than {_MOST_LEVELS} deep"
             )
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -46,15 +46,15 @@ def _checked(kind: str, construct: Callable[..., Any]) -> Callable[..., Any]:
             value = construct(loader, node)
         except (ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
             place = f"line {node.start_mark.line + 1}"
-            raise _Refusal(f"{place}: {shown(node.value)} is no {kind}") from error
-        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise _Refusal(f"{place}: {short_repr(node.value)} is no {kind}") from error
+        if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
             raise _Refusal(f"line {node.start_mark.line + 1}: the integer is too large")
         return value
 
     return constructed
 
 
-for _kind in CHECKED_TYPES:
+for _kind in _CHECKED_TYPES:
     _tag = f"tag:yaml.org,2002:{_kind}"
     _construct = yaml.SafeLoader.yaml_constructors[_tag]
     _StrictLoader.add_constructor(_tag, _checked(_kind, _construct))
@@ -64,7 +64,7 @@ def read_yaml(path: Path) -> Any:
     """The value of a file. UserError for a file that is missing, too large or not valid YAML."""
     try:
         with path.open("rb") as file:
-            data = file.read(4 * MOST_CHARACTERS + 1)
+            data = file.read(4 * _MOST_CHARACTERS + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
@@ -78,8 +78,8 @@ def read_yaml(path: Path) -> Any:
 
 def parse_yaml(text: str, source: str) -> Any:
     """The value of one document. UserError, in one sentence that begins with `source`."""
-    if len(text) > MOST_CHARACTERS:
-        raise UserError(f"{source}: more than {MOST_CHARACTERS} characters: not a run's settings")
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"{source}: more than {_MOST_CHARACTERS} characters: not a run's settings")
     try:
         loader = _StrictLoader(text)
         try:
@@ -104,7 +104,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
 def _check_node(node: Any, place: str, sizes: dict[int, int], above: tuple[int, ...]) -> int:
     """The number of values with aliases written out. Refuses cycles, keys that are given twice,
-    and more than MOST_VALUES values."""
+    and more than _MOST_VALUES values."""
     if id(node) in above:
         raise _Refusal(f"line {node.start_mark.line + 1}: {place or 'the file'} contains itself")
     if id(node) in sizes:
@@ -120,8 +120,8 @@ def _check_node(node: Any, place: str, sizes: dict[int, int], above: tuple[int, 
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
             total += _check_node(value, f"{place}.{i}", sizes, inside)
-    if total > MOST_VALUES:
-        raise _Refusal(f"more than {MOST_VALUES} values, its aliases written out")
+    if total > _MOST_VALUES:
+        raise _Refusal(f"more than {_MOST_VALUES} values, its aliases written out")
     sizes[id(node)] = total
     return total
 
@@ -140,6 +140,6 @@ def _check_keys(node: yaml.MappingNode, place: str) -> None:
         lines[name] = line
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in a message: on one line, and short."""
     return " ".join(_SHORT.repr(value).split())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from flowrl.settings.strict_yaml import shown
+from flowrl.settings.strict_yaml import short_repr
 
 PEERS = ("flow_grpo", "DanceGRPO", "TRL", "diffusers")
 
@@ -322,7 +322,7 @@ def _written(word: str, prefix: str) -> str:
 
 def unknown_name(name: Any, known: Sequence[str]) -> str:
     """The sentence on a name that is not known."""
-    return f"{shown(name)} is not known; {suggestion(name, known)}"
+    return f"{short_repr(name)} is not known; {suggestion(name, known)}"
 
 
 def words_table() -> str:

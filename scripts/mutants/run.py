@@ -215,7 +215,8 @@ MUTANTS = [Mutant(*row) for row in (
     ("runs-raw", "flowrl/run/checkpoint.py", 'f"{folder.name}_raw"), "current")',
      'f"{folder.name}_raw"))', "run/test_peer_defects.py::test_13_raw_and_averaged_weights_and_all"
      "_counters_are_saved"),
-    ("runs-prompts", "flowrl/prompts/files.py", 'kept = {"cache_dir": cache} if', "kept = {} if",
+    ("runs-prompts", "flowrl/prompts/files.py", 'split="train", cache_dir=folder',
+     'split="train"',
      "settings/test_damaged_files.py::test_what_a_folder_holds_is_read_anew"),
     ("losses-policy", "flowrl/losses/base.py", '"policy_loss": value.detach()',
      '"policy_loss": (value + divergence).detach()',

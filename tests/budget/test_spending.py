@@ -236,12 +236,12 @@ def algorithm(name: str, **settings):
     ("budget", "recipe", "message"),
     [
         ({"subset": 99}, algorithm("text_grpo"), "99 samples of a group of 64"),
-        ({"subset": 2}, algorithm("dpo"), "chooses its samples itself"),
-        ({"subset": 2}, algorithm("text_tree"), "share their way"),
+        ({"subset": 2}, algorithm("dpo"), "selects its own samples"),
+        ({"subset": 2}, algorithm("text_tree"), "share steps"),
         ({"repeat": 2}, algorithm("text_dpo"), "come in pairs"),
-        ({"replay": 2}, algorithm("branch_grpo"), "share their way"),
-        ({"replay": 2}, algorithm("text_stream"), "remembers every prompt by itself"),
-        ({"flat": "resample"}, algorithm("text_riskpo"), "take drop"),
+        ({"replay": 2}, algorithm("branch_grpo"), "share steps"),
+        ({"replay": 2}, algorithm("text_stream"), "keeps its own record of every prompt"),
+        ({"flat": "resample"}, algorithm("text_riskpo"), "set drop"),
     ],
     ids=lambda v: "-".join(v) if isinstance(v, dict) else None,
 )

@@ -218,6 +218,17 @@ def test_single_files_of_weights_are_named(capsys, tmp_path):
         )
 
 
+def test_a_hub_that_cannot_be_reached_is_one_sentence_at_once(capsys, monkeypatch):
+    def unreachable(url: str, timeout: float) -> None:
+        assert "owner/name" in url and timeout <= 5
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    said = refusal(capsys, "train", DEMO, "--model.pipeline", "owner/name")
+    assert "model.pipeline: owner/name is no folder and not in the hub's cache" in said
+    assert "cannot be reached (OSError: Name or service not known); `hf download" in said
+
+
 def test_the_schema_is_json(capsys):
     _, out, _ = flowrl(capsys, "schema")
     assert json.loads(out)["properties"].keys() >= {"recipe", "model", "rewards"}

@@ -109,8 +109,8 @@ def test_an_environment_that_fails_is_one_sentence(model, tmp_path, function, me
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipe": text_runs.TREE}, "this recipe draws trees"),
-        ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe draws trees"),
+        ({"recipe": text_runs.TREE}, "this recipe samples trees"),
+        ({"recipe": {"name": "text_treerl", "length": 6}}, "this recipe samples trees"),
         ({"name": "no_file.py:reply"}, "model.environment: there is no file no_file.py"),
         ({"name": "reply"}, "names no function"),
         ({"function": "short"}, r"must take \(prompt, meta, turns\)"),

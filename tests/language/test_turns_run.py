@@ -194,9 +194,9 @@ def test_a_plan_says_who_answers(model, tmp_path, capsys):
     config = write(tree(model, tmp_path, recipe=GIGPO), tmp_path)
     assert flowrl("plan", config) == 0
     said = capsys.readouterr().out
-    assert "guess.py:reply answers in between: up to 3 turns of the model, which share 24" in said
+    assert "guess.py:reply replies between the turns: at most 3 turns of the model, 24" in said
     config = write(text_runs.tree(model, tmp_path, text_runs.GRPO), tmp_path)
-    assert flowrl("plan", config) == 0 and "answers" not in capsys.readouterr().out
+    assert flowrl("plan", config) == 0 and "replies" not in capsys.readouterr().out
 
 
 def test_prompts_of_a_run_are_sampled_with_their_rows(model, tmp_path, capsys):

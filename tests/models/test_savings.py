@@ -275,7 +275,7 @@ def test_eight_bit_adam_is_bitsandbytes_or_a_sentence(pipeline, tmp_path, monkey
     t = Train(optimizer="adamw8bit", lr=0.5, betas=(0.1, 0.2), weight_decay=0.3)
     monkeypatch.setattr("flowrl.settings.read.find_spec", lambda name: None)
     tree = runs.tree(Path(pipeline), tmp_path, runs.NFT, optimizer="adamw8bit")
-    with pytest.raises(UserError, match=r"adamw8bit is bitsandbytes'.*pip install"):
+    with pytest.raises(UserError, match=r"adamw8bit needs bitsandbytes.*pip install"):
         check_run(run_from(tree, "test"))
     monkeypatch.setattr("flowrl.settings.read.find_spec", lambda name: object())
     stand_in = ModuleType("bitsandbytes.optim")
