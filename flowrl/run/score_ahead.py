@@ -31,8 +31,11 @@ class ScoreAhead:
     def on_rollout(self, rollout: RolloutLike) -> None:
         samples = self.decode(rollout)
         self.decoded.append(samples)
+        self._early.append(self._submit(samples))
+
+    def _submit(self, samples: Samples) -> Future[Scores]:
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="rewards")
-        self._early.append(self._pool.submit(self.score, samples))
+        return self._pool.submit(self.score, samples)
 
     def media(self, rollouts: Sequence[RolloutLike]) -> list[Samples]:
         """Decode the rollouts that `on_rollout` has not seen; return the samples of all."""
