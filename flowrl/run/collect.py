@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,17 +10,19 @@ from flowrl.budget.groups import Groups, samples_of
 from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
-from flowrl.run.rounds import Rounds
+from flowrl.run.round import PlanSamples
+from flowrl.run.rounds import ModelCall, Rounds
 from flowrl.run.session import Session
 from rewards import Samples, Scores
 from rewards.reports import reports
+from samplers.completions import TextRollout
 
 
 @dataclass(frozen=True)
 class Experience:
     rows: tuple[Rows, ...]  # one for each (rollout, trained step) or matching draw
     draws: tuple[int, ...]  # ids; a row's `prompt` is a place in them
-    policy: Any  # what the likelihood evaluates (velocity or token policy), with current weights
+    policy: ModelCall  # with the current weights, for training
     metrics: dict[str, float]  # over all processes
     samples: Samples  # this process's, for a look
     scores: Scores
@@ -29,7 +30,7 @@ class Experience:
 
 
 @dataclass(frozen=True)
-class Credit:
+class PlanCredit:
     owns: list[tuple[Tensor, ...]]  # per round: advantages and mask [n k] of this process's samples
     metrics: dict[str, float]
 
@@ -60,7 +61,7 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     return metrics
 
 
-def credit(session: Session, rounds: Rounds, plan: int) -> Credit:
+def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     """Compute the credit of one of the plans.
 
     Scores are few numbers: all processes see all of them, compute all credit and keep their share.
@@ -83,7 +84,7 @@ def credit(session: Session, rounds: Rounds, plan: int) -> Credit:
         part[samples] = column[groups.place]
     owns = rounds.own([part.to(device) for part in whole], columns.group)
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    return Credit(owns, metrics | _kl(context, kept[1]))
+    return PlanCredit(owns, metrics | _kl(context, kept[1]))
 
 
 def _some(scores: Scores, samples: Tensor) -> Scores:
@@ -93,7 +94,7 @@ def _some(scores: Scores, samples: Tensor) -> Scores:
 def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
     """Gather what credit reads beside the scores, of all draws of all rounds and processes."""
 
-    def gathered(read: Callable[[Any], Tensor]) -> Tensor:
+    def gathered(read: Callable[[PlanSamples], Tensor | None]) -> Tensor:
         return rounds.gathered(read, plan)
 
     rollout = rounds.first.parts[plan].rollout
@@ -112,8 +113,14 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         exists=None if rollout.exists is None else gathered(lambda each: each.rollout.exists),
         states=None if rollout.states is None else gathered(lambda each: each.rollout.states),
         divergence=gathered(lambda each: each.log_ratios) if reads_reference else None,
-        points=gathered(lambda each: each.rollout.point) if reads_reference else None,
+        points=gathered(_turns) if reads_reference else None,
     )
+
+
+def _turns(each: PlanSamples) -> Tensor:
+    """Return the turn [n t] of each token: a KL in the reward is of text alone."""
+    assert isinstance(each.rollout, TextRollout)
+    return each.rollout.point
 
 
 def handle_failures(session: Session, scores: Scores, credited: Tensor) -> None:

@@ -16,7 +16,7 @@ from samplers import Rollout
 
 Named = Iterable[tuple[str, Tensor]]
 # a loss that is not finite is no error of its own where its optimizer step was skipped
-METRICS = {"reward": "the reward", "reward_std": "the reward's spread", "loss": "the loss"}
+_METRICS = {"reward": "the reward", "reward_std": "the reward's spread", "loss": "the loss"}
 
 
 class NotFiniteError(UserError):
@@ -61,7 +61,7 @@ def check_iteration(
 ) -> None:
     """End an iteration: one reduction on each process, one exchange of verdicts, and all processes
     raise the same NotFiniteError or none. `metrics` are those of all processes."""
-    for name, what in METRICS.items():
+    for name, what in _METRICS.items():
         skipped = name == "loss" and metrics["skipped"] > 0
         if not skipped and not math.isfinite(metrics[name]):
             refuse(f"{what} of iteration {iteration}")

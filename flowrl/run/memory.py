@@ -151,7 +151,7 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
     first = estimate(run)
     if first is None:
         return []
-    said, changed, before = [], run, first
+    changes, changed, before = [], run, first
     for change in CHANGES:
         words = _words(change, changed, before)
         if words is None or (limit is not None and before.total <= limit):
@@ -162,9 +162,9 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
         saved = before.total - after.total
         if saved > 0.01 * first.total:
             setting = f"{words[0].removeprefix('--').replace('-', '_')}: {_value(words)}"
-            said.append(f"{setting} (saves about {size(saved)})")
+            changes.append(f"{setting} (saves about {size(saved)})")
             changed, before = trial, after
-    return said
+    return changes
 
 
 def _words(change: str, run: Run, needed: MemoryEstimate) -> list[str] | None:

@@ -120,8 +120,8 @@ def _settings(before: Origin, run: Run, folder: Path) -> Iterator[str]:
 def _files(before: Origin, now: Origin, run: Run, folder: Path) -> Iterator[str]:
     changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
     if changed:
-        revisions = {before.revision, now.revision} - {None}
-        which = f" (revisions {' and '.join(sorted(revisions))})" if len(revisions) > 1 else ""
+        revisions = before.revision, now.revision
+        which = f" (revisions {revisions[0]} and {revisions[1]})" if None not in revisions else ""
         raise UserError(
             f"the base model {run.model.pipeline or run.model.language} is not the one that "
             f"{folder} was begun with: {', '.join(sorted(changed)[:3])} differs{which}; bring it "

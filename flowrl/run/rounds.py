@@ -7,16 +7,19 @@ encoding again happen here; credit and the update see one set of draws.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
+from flowrl.likelihoods.token import TokenPolicy
 from flowrl.run.round import PlanSamples, Round, sample_round, timed
 from flowrl.run.session import Session
 from rewards import Scores
+from samplers import Velocity
+
+ModelCall = Velocity | TokenPolicy  # what a likelihood evaluates: of images, of texts
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class LearnedRows:
 
     rows: tuple[Rows, ...]
     draws: tuple[int, ...]
-    policy: Any  # what this algorithm's likelihood evaluates: a velocity, or a token policy
+    policy: ModelCall
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,14 @@ class Rounds:
         values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
         return Scores(values, scored, parts[0].names)
 
-    def gathered(self, read: Callable[[PlanSamples], Tensor], plan: int) -> Tensor:
+    def gathered(self, read: Callable[[PlanSamples], Tensor | None], plan: int) -> Tensor:
         """Join a column of all rounds and processes, in the order of the draws."""
         parts = []
         for r in self.each:
             gather = self.session.parallel.gatherer(len(r.draws.ids))
-            parts.append(gather(read(r.parts[plan])))
+            column = read(r.parts[plan])
+            assert column is not None, "all rollouts of a plan have the same columns"
+            parts.append(gather(column))
         return torch.cat(parts)
 
     def own(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
-from flowrl.models.policy import RolloutLike
 from rewards import Samples, Scores
 from rewards.guard import SharedState, beside_sampling
 
+R = TypeVar("R")
 
-class ScoreAhead:
+
+class ScoreAhead(Generic[R]):
     """Media and scores of an iteration's rollouts, in their order.
 
     `on_rollout` is called for every rollout but the last. It decodes at once, since decoding needs
@@ -16,9 +18,7 @@ class ScoreAhead:
     rollout, or the last one, is scored on the main thread. Use with `contextlib.closing`.
     """
 
-    def __init__(
-        self, decode: Callable[[RolloutLike], Samples], score: Callable[[Samples], Scores]
-    ) -> None:
+    def __init__(self, decode: Callable[[R], Samples], score: Callable[[Samples], Scores]) -> None:
         self.decode, self.score = decode, score
         self.decoded: list[Samples] = []
         self._early: list[Future[Scores]] = []
@@ -30,15 +30,18 @@ class ScoreAhead:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def on_rollout(self, rollout: RolloutLike) -> None:
+    def on_rollout(self, rollout: R) -> None:
         samples = self.decode(rollout)
         self.decoded.append(samples)
+        self._early.append(self._submit(samples))
+
+    def _submit(self, samples: Samples) -> Future[Scores]:
         self._pool = self._pool or ThreadPoolExecutor(
             1, thread_name_prefix="rewards", initializer=beside_sampling
         )
-        self._early.append(self._pool.submit(self.score, samples))
+        return self._pool.submit(self.score, samples)
 
-    def media(self, rollouts: Sequence[RolloutLike]) -> list[Samples]:
+    def media(self, rollouts: Sequence[R]) -> list[Samples]:
         """Decode the rollouts that `on_rollout` has not seen; return the samples of all."""
         self.decoded += [self.decode(rollout) for rollout in rollouts[len(self.decoded) :]]
         return self.decoded

@@ -29,7 +29,7 @@ from rewards.load import check_sources
 from rewards.self_test import Prompts, self_test
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
-DEVICES = ("auto", "cpu", "cuda", "mps")
+_DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -181,9 +181,9 @@ def hardware(session: Session) -> str:
 def on_cpu(run: Run) -> bool:
     """Whether a run uses the CPU. UserError if `model.device` is unknown or not there."""
     device, cuda = run.model.device, torch.cuda.is_available()
-    if device not in DEVICES:
+    if device not in _DEVICES:
         raise UserError(
-            f"model.device: {device!r} is not known; one of {', '.join(DEVICES)} "
+            f"model.device: {device!r} is not known; one of {', '.join(_DEVICES)} "
             "(CUDA_VISIBLE_DEVICES chooses among several GPUs)"
         )
     there = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}

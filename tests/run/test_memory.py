@@ -152,7 +152,7 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     assert names[0] == "train.gradient_checkpointing" and "train.optimizer" in names
     assert {"train.rows_per_call", "model.dtype"} <= set(names)
     for wrong in ("24", "24 Gib", "much"):
-        with pytest.raises(UserError, match=r"--memory: .* is no size"):
+        with pytest.raises(UserError, match=r"--memory: .* is not a size"):
             memory.memory_report(given, wrong)
     config = write(runs.tree(folders["SD3"], tmp_path, runs.FLOW_GRPO), tmp_path)
     assert flowrl("plan", config, "--memory", "8GiB") == 0
@@ -205,7 +205,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
     code = flowrl("train", config, "--folder", folder)
     said = capsys.readouterr().err
     assert code == 3
-    assert "out of memory (" in said and "the run wants about" in said
+    assert "out of memory (" in said and "the run needs about" in said
     assert "train.gradient_checkpointing: true (saves about" in said
     assert "flowrl train --resume" in said and "Traceback" not in said
     kept = newest(folder)

@@ -73,7 +73,7 @@ def test_01_two_iterations_and_two_more_are_four(pipeline, tmp_path, monkeypatch
     assert flowrl("train", config, "--folder", tmp_path / "whole") == 0
     signals = iter([None, None, 15])  # at the start, after one iteration, after two
     with monkeypatch.context() as interrupted:
-        interrupted.setattr(Interrupt, "asked", lambda *_: next(signals))
+        interrupted.setattr(Interrupt, "pending", lambda *_: next(signals))
         assert flowrl("train", config, "--folder", tmp_path / "broken") == 143
     assert [line["iteration"] for line in lines(tmp_path / "broken")] == [0, 1, 2]
     assert flowrl("train", "--resume", tmp_path / "broken") == 0

@@ -129,7 +129,7 @@ def test_a_constant_score_raises_an_alarm_once(pipeline, tmp_path, capsys):
             alarms.restore(state)
     assert seen == [0, 0, 0, 0, 0, 0, 1, 0]
     said = capsys.readouterr().err
-    assert said.count("the reward ocr gave every sample of 5 iterations the same score, 0.000") == 1
+    assert said.count("the reward ocr scored every sample of 5 iterations the same, 0.000") == 1
 
 
 def test_rounding_is_no_spread():

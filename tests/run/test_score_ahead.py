@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import Future
+from contextlib import closing
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def test_a_reward_scores_while_the_next_rollout_is_drawn():
         assert drawn.wait(30)  # if the next one waited for this score, it would never come
         return scores(shown)
 
-    with ScoreAhead(samples, slow) as ahead:
+    with closing(ScoreAhead(samples, slow)) as ahead:
         ahead.on_rollout(0)
         assert asked.wait(30)
         drawn.set()  # the model goes on
@@ -52,11 +53,14 @@ def test_one_rollout_needs_no_thread_and_errors_come_through():
     def fails(shown: Samples) -> Scores:
         raise RuntimeError("no paper")
 
-    with ScoreAhead(samples, scores) as ahead:
+    with closing(ScoreAhead(samples, scores)) as ahead:
         ahead.media([5])
         assert float(ahead.scores()[0].values) == 5
         assert ahead._pool is None
-    with pytest.raises(RuntimeError, match="no paper"), ScoreAhead(samples, fails) as ahead:
+    with (
+        pytest.raises(RuntimeError, match="no paper"),
+        closing(ScoreAhead(samples, fails)) as ahead,
+    ):
         ahead.on_rollout(0)
         ahead.scores()
 
