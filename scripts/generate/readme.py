@@ -52,9 +52,9 @@ def table() -> str:
 
 
 def words() -> str:
-    from flowrl.settings.words import markdown
+    from flowrl.settings.words import words_table
 
-    return markdown()
+    return words_table()
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
