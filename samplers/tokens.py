@@ -26,7 +26,7 @@ def warp(
     logits: Float[Tensor, "*n v"], temperature: float, kept: Bool[Tensor, "*n v"] | None = None
 ) -> Float[Tensor, "*n v"]:
     """Log-probabilities that are sampled from: at a temperature, over the tokens `kept`."""
-    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    scaled = logits.float() / temperature
     if kept is not None:
         scaled = scaled.masked_fill(~kept, -torch.inf)
     return scaled.log_softmax(-1)

@@ -90,6 +90,19 @@ class TokenRows(Rows):
         return whole if self.told is None else whole & ~self.told
 
 
+def without_old(chunk: Rows) -> Rows:
+    """The rows without the sampler's log-probabilities, so that the trainer computes them. Tokens
+    keep them as `sampled`, like those of another engine: the difference is logged."""
+    if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
+        return replace(chunk, old=None, sampled=chunk.old.logp)
+    return replace(chunk, old=None)
+
+
+def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:
+    """Log-probabilities by the sampler, where the trainer computes `old` itself."""
+    return rows.sampled if isinstance(rows, TokenRows) else None
+
+
 def stacked(parts: Sequence[T]) -> T:
     """Concatenate rows of one kind; fields that are no tensors are those of the first."""
 

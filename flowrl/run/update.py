@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows, take
+from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, take, without_old
 from flowrl.losses.base import Counts, Entries, entropies, reduced
 from flowrl.losses.weights import marked_above, share_bound
 from flowrl.models.evaluation_counter import Meter
@@ -123,14 +123,6 @@ def share_of(session: Session, experience: Experience, iteration: int, number: i
     return chunks
 
 
-def without_old(chunk: Rows) -> Rows:
-    """The rows without the sampler's log-probabilities, so that the trainer computes them. Tokens
-    keep them as `sampled`, like those of another engine: the difference is logged."""
-    if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
-        return replace(chunk, old=None, sampled=chunk.old.logp)
-    return replace(chunk, old=None)
-
-
 @torch.no_grad()
 def with_old(session: Session, experience: Experience, chunks: Chunks) -> Chunks:
     """Evaluate the policy that sampled, for rows without its evaluation."""
@@ -211,8 +203,8 @@ def mismatch_metric(
     stored: compare log-probabilities that rows carry as `old` with the trained weights, which are
     still those that sampled
     """
-    if isinstance(chunk, TokenRows) and chunk.sampled is not None:
-        difference = evaluations["old"].logp - chunk.sampled
+    if (sampled := sampled_elsewhere(chunk)) is not None:
+        difference = evaluations["old"].logp - sampled
     elif stored and chunk.old is not None:
         difference = evaluations["new"].logp.detach() - chunk.old.logp
     else:

@@ -23,7 +23,7 @@ ROWS = (
      "recipes/test_text_recipes.py::test_a_mixture_without_sense_is_refused"),
     ("particles-sum", "samplers/particles.py", "return 2 / (times * (times + 1))", "return 1.0",
      "samplers/test_steering.py"),
-    ("plan-levels", "flowrl/run/monitor.py", "    check_levels(session)\n    for", "    for",
+    ("plan-levels", "flowrl/run/monitor.py", "    check_levels(session)\n    weights", "    weights",
      "recipes/test_levels.py"),
 )
 # fmt: on
