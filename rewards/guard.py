@@ -119,4 +119,4 @@ def _checksums(media: Any) -> list[tuple[int, ...]]:
 
 def _checksum(tensor: Tensor) -> tuple[int, ...]:
     plain = tensor.detach().cpu().contiguous().view(torch.uint8)
-    return (*tensor.shape, zlib.crc32(plain.numpy()))
+    return (*tensor.shape, zlib.crc32(plain.numpy().data))

@@ -22,8 +22,12 @@ PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "configs/**/*.md")
 DEFINITIONS = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
+PROMPT_DATA = PROJECT / "scripts" / "generate" / "make_suites.py"  # its strings are prompts
+
+
 def sources() -> list[str]:
     paths = (path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
+    paths = (path for path in paths if path != PROMPT_DATA)
     return sorted(str(path.relative_to(PROJECT)) for path in paths)
 
 
@@ -40,7 +44,7 @@ def sentences(source: str) -> Iterator[tuple[int, str]]:
 def plain(text: str) -> str:
     """The text without code, quotations, links and file names."""
     text = re.sub(
-        r"```.*?```|`[^`]*`|\]\([^)]*\)|\"[^\"]*\"|\S*[/.]\w+", " ", text, flags=re.DOTALL
+        r"```.*?```|`[^`]*`|\]\([^)]*\)|\"[^\"]*\"|[\w/.-]*[/.]\w+", " ", text, flags=re.DOTALL
     )
     return text
 

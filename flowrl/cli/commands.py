@@ -212,6 +212,23 @@ def schema(arguments: list[str]) -> int:
     return 0
 
 
+def new(arguments: list[str]) -> int:
+    """`new FOLDER`."""
+    from flowrl.cli.new import New, write_new_run
+
+    write_new_run(parse_arguments(New, arguments, "new"))
+    return 0
+
+
+def doctor(arguments: list[str]) -> int:
+    """`doctor`."""
+    from flowrl.cli.doctor import Doctor, print_findings
+
+    parse_arguments(Doctor, arguments, "doctor")
+    quiet()
+    return print_findings()
+
+
 COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "sample": sample_command,
@@ -223,6 +240,8 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "evaluate-rewards": evaluate_rewards,
     "suites": suites,
     "schema": schema,
+    "new": new,
+    "doctor": doctor,
 }
 
 

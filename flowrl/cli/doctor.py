@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
-State = Literal["ok", "note", "missing"]
+Verdict = Literal["ok", "note", "missing"]
 
 
 class Finding(NamedTuple):
-    state: State
+    state: Verdict
     subject: str
     detail: str
 
@@ -47,7 +47,7 @@ def print_findings() -> int:
 
 def _python() -> Finding:
     system = f"{platform.system()} {platform.machine()}"
-    state: State = "ok" if platform.system() == "Linux" else "note"
+    state: Verdict = "ok" if platform.system() == "Linux" else "note"
     tested = "" if state == "ok" else "; flowrl is tested on Linux only"
     return Finding(state, "python", f"{sys.version.split()[0]} on {system}{tested}")
 

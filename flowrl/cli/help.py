@@ -27,6 +27,13 @@ class Command:
 
 
 COMMANDS = {
+    "new": Command(
+        "FOLDER [--model M] [--recipe R] [--text]",
+        "write a run file, a reward of your own and prompts to start from",
+        "flowrl new my_run --recipe flow_grpo",
+        "cli/new.py",
+        "New",
+    ),
     "train": Command(
         "CONFIG [--train.lr 1e-4 ...] | --resume RUN",
         "align a model; every setting of the file is an option",
@@ -85,6 +92,13 @@ COMMANDS = {
         "flowrl suites shapes",
         "evaluation/suites.py",
         "Suites",
+    ),
+    "doctor": Command(
+        "",
+        "check Python, devices, versions, extras, the hub's cache and launchers",
+        "flowrl doctor",
+        "cli/doctor.py",
+        "Doctor",
     ),
     "schema": Command(
         "",

@@ -4,12 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings import Run
+from flowrl.settings.arguments import Word
 
 IMAGE_RUN = """\
 # yaml-language-server: $schema=run.schema.json
@@ -97,15 +96,15 @@ def contains(samples: Samples, word: str = "5") -> list[float]:
     return [float(word in text) for text in samples.media]
 '''
 
-COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
-SHAPES = ("circle", "square", "triangle")
+EXAMPLE_COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
+EXAMPLE_SHAPES = ("circle", "square", "triangle")
 
 
 @dataclass
 class New:
     """Write a folder with a small run file, a reward of your own, and prompts."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Word[Path]
     """The folder to make."""
     model: str | None = None
     """A pipeline's or language model's folder or hub name; a small demo model if not given."""
@@ -147,7 +146,7 @@ def new_files(given: New, recipe: str) -> dict[str, str]:
         call = "  call: {max_sequence_length: 1}\n" if given.model is None else ""
         run = IMAGE_RUN.format(recipe=recipe, model=model, lora=lora, call=call)
         reward = IMAGE_REWARD
-        pairs = [(a, b) for a in COLOURS for b in SHAPES]
+        pairs = [(a, b) for a in EXAMPLE_COLOURS for b in EXAMPLE_SHAPES]
         prompts = [f"a {a} {b}" for a, b in pairs]
         prompts += [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
     return {

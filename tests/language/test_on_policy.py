@@ -41,7 +41,6 @@ def hit(samples):
 """
 TURNS = ("text_gigpo", "text_turns", "text_rebn")
 ROUNDING = {"float32": 3e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
-PER_CALL = pytest.mark.xfail(reason="the entropy bound is taken from the tokens of one call")
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +167,7 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
     "name",
     [
         *(pytest.param(name, marks=pytest.mark.slow) for name in IMAGE_RECIPES),
-        *(
-            pytest.param(name, marks=PER_CALL if name == "text_forking" else ())
-            for name in TEXT_RECIPES
-        ),
+        *(pytest.param(name) for name in TEXT_RECIPES),
     ],
 )
 def test_no_gradient_depends_on_the_size_of_calls_or_on_the_order_of_rows(

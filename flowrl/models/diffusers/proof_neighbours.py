@@ -19,10 +19,10 @@ from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Cond
 from flowrl.models.diffusers.schedule import Way
 from flowrl.models.diffusers.signature import Loop
 
-LONGEST_PROMPT = " and ".join([LONG_PROMPT] * 3)
-MARGIN = 4.0  # times what one unit of rounding does: other kernels for other batch sizes
+LONG_NEIGHBOUR = " and ".join([LONG_PROMPT] * 3)
+ROUNDING_MARGIN = 4.0  # times what one unit of rounding does: other kernels for other batch sizes
 PLACES = 4.0  # times what another place does
-FLOOR = 1e-4  # of the prediction: in no dtype more than rounding
+ROUNDING_FLOOR = 1e-4  # of the prediction: in no dtype more than rounding
 SAME_FLOOR = 1e-5  # likewise, where shapes are the same
 SAME_SHAPES = 1 / 8  # times one unit of rounding, where shapes, and so kernels, are the same
 
@@ -50,7 +50,7 @@ class Neighbours:
         size = rms(single)
         rounding = rms(self.predict(self.nudged(x[1:2]), sigma, alone) - single)
         place = max(rms(copies[i] - copies[1]) for i in (0, 2))
-        limit = MARGIN * rounding + FLOOR * size
+        limit = ROUNDING_MARGIN * rounding + ROUNDING_FLOOR * size
         away = max(place, rms(copies[1] - single[0]))
         if not away <= limit:
             self.refuse("its place in the batch and the batch's size", away, size)
@@ -58,13 +58,13 @@ class Neighbours:
         if not changed <= SAME_SHAPES * rounding + SAME_FLOOR * size:
             self.refuse("the other rows of its batch", changed, size)
         padding = rms(beside[1] - copies[1])
-        told = padding > rounding + PLACES * away + FLOOR * size
+        told = padding > rounding + PLACES * away + ROUNDING_FLOOR * size
         return padding / size if told else None
 
     def joint(self) -> Conditioning:
         """A short prompt, the given one and a long one, encoded together."""
         try:
-            return self.loop.encode(*three_rows(self.prompt, self.extras, LONGEST_PROMPT))
+            return self.loop.encode(*three_rows(self.prompt, self.extras, LONG_NEIGHBOUR))
         except UserError:  # some refuse prompts above their max_sequence_length
             return self.loop.encode(*three_rows(self.prompt, self.extras, LONG_PROMPT))
 

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.schedulers import (
-    CogVideoXDDIMScheduler,
-    DDIMParallelScheduler,
-    DDIMScheduler,
-    EulerDiscreteScheduler,
-)
 from diffusers.schedulers import scheduling_flow_match_euler_discrete as flow_match
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
+from diffusers.schedulers.scheduling_ddim_parallel import DDIMParallelScheduler
+from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
 from torch import Tensor
 
 from flowrl.errors import UserError
