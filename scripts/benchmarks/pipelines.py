@@ -6,7 +6,7 @@
 
 A class is built from tiny random parts of the classes that its constructor asks for (the tests'
 named families, else `tests/support/zoo/pipelines.py`). Then it is loaded as a policy and its own
-call is replayed, in a process of its own with a time limit. What cannot be built is listed apart:
+call is replayed, in a process of its own with a time limit. What cannot be built is listed separately:
 nothing is claimed of it.
 """
 
@@ -49,7 +49,7 @@ OUTSIDE = re.compile(
     r"Audio|Music|Speech|AceStep|Proteina|Upscale|Upsampl|Inverse|Marigold|ShapE|ONNX|Onnx"
 )
 OWN = "its own call fails with these versions, whatever its parts: "
-EDITS = "edits a picture by latents or embeddings that are made of it before: no prompt to picture"
+EDITS = "edits an image by latents or embeddings that are made of it before: no prompt to image"
 # what was read in their code, holds whatever the parts, and no tiny ones can show
 KNOWN = {
     "BlipDiffusionPipeline": OWN + "its Blip2QFormerModel has no invert_attention_mask",
@@ -58,9 +58,9 @@ KNOWN = {
     "ChromaInpaintPipeline": OWN + "its transformer's configuration has no guidance_embeds",
     "EasyAnimateControlPipeline": OWN + "its encode_prompt takes no text_encoder_index",
     "EasyAnimateInpaintPipeline": OWN + "it calls torch.tensor with two arguments",
-    "QwenImageLayeredPipeline": "wants pictures with transparency; columns are read without",
+    "QwenImageLayeredPipeline": "wants images with transparency; columns are read without",
     "StableDiffusionDiffEditPipeline": EDITS,
-    "StableDiffusionLDM3DPipeline": "its pictures come with depths, and not as tensors",
+    "StableDiffusionLDM3DPipeline": "its images come with depths, and not as tensors",
     "StableDiffusionPix2PixZeroPipeline": EDITS,
     "VQDiffusionPipeline": "steps words of a codebook, which have no velocity",
 }
@@ -178,7 +178,7 @@ def trial(name: str, kind: type) -> Result:
         return Result(name, "not built", str(error))
     if not follows_prompts(policy, proof):
         return Result(name, "not built", "exact, but its tiny parts ignore the prompt")
-    rows = "together" if proof.mixed else "apart"
+    rows = "together" if proof.mixed else "one level"
     row = "one prompt a call" if policy.loop.single else rows
     media = " and ".join(policy.loop.pictures) or "-"
     return Result(
@@ -189,7 +189,7 @@ def trial(name: str, kind: type) -> Result:
 
 
 def stands_in(proof: Replay) -> str:
-    """How flowrl's Euler steps relate to the scheduler's, and what prompts share."""
+    """Relation of flowrl's Euler steps to the scheduler's, and what prompts share."""
     steps = "its own" if proof.euler is not None and proof.euler <= EXACT else "stand in"
     steps = "stand in, it draws noise" if proof.noisy else steps
     padding = "" if proof.padding is None else f"; pads without a mask ({proof.padding:.1%})"
@@ -236,7 +236,7 @@ def page(results: list[Result]) -> str:
         "",
         *CLAIMS,
         "",
-        "Stand-ins: small decoders for the language models, the mean colour of a picture for what "
+        "Stand-ins: small decoders for the language models, the mean colour of an image for what "
         "those see of it, an interpolation of torch for torchvision's nearest resize (Cosmos).",
         "",
         "Columns: the way to a timestep; what the model predicts; whether rows of several noise "
