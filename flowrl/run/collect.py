@@ -10,12 +10,12 @@ from flowrl.budget.groups import Groups, samples_of
 from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
+from flowrl.run.reference_kl import turns_of
 from flowrl.run.round import PlanSamples
 from flowrl.run.rounds import ModelCall, Rounds
 from flowrl.run.session import Session
 from rewards import Samples, Scores
 from rewards.reports import reports
-from samplers.completions import TextRollout
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,8 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         exists=None if rollout.exists is None else gathered(lambda each: each.rollout.exists),
         states=None if rollout.states is None else gathered(lambda each: each.rollout.states),
         divergence=gathered(lambda each: each.log_ratios) if reads_reference else None,
-        points=gathered(_turns) if reads_reference else None,
+        points=gathered(lambda each: turns_of(each.rollout)) if reads_reference else None,
     )
-
-
-def _turns(each: PlanSamples) -> Tensor:
-    """Return the turn [n t] of each token: a KL in the reward is of text alone."""
-    assert isinstance(each.rollout, TextRollout)
-    return each.rollout.point
 
 
 def handle_failures(session: Session, scores: Scores, credited: Tensor) -> None:

@@ -63,7 +63,8 @@ def check_iteration(
     raise the same NotFiniteError or none. `metrics` are those of all processes."""
     for name, what in _METRICS.items():
         skipped = name == "loss" and metrics["skipped"] > 0
-        if not skipped and not math.isfinite(metrics[name]):
+        there = name in metrics  # an iteration whose groups are all flat has no loss
+        if there and not skipped and not math.isfinite(metrics[name]):
             refuse(f"{what} of iteration {iteration}")
     tensors = [*_sampled(rows), *((f"the {name}", weight) for name, weight in weights)]
     verdicts = gather_object([first_not_finite(tensors)])

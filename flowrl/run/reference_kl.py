@@ -10,6 +10,7 @@ from flowrl.likelihoods.rows import Rows, take
 from flowrl.models.policy import RolloutLike
 from flowrl.run.finite import refuse
 from flowrl.run.session import Session
+from samplers.completions import TextRollout
 
 
 @runtime_checkable
@@ -58,3 +59,9 @@ def _log_probabilities(
         chunks = torch.arange(len(rows.prompt), device=rows.prompt.device).split(most)
         logps = [likelihood.evaluate(policy, take(rows, chunk)).logp for chunk in chunks]
     return torch.cat(logps)
+
+
+def turns_of(rollout: RolloutLike) -> Int[Tensor, "n t"]:
+    """The turn of each token: only texts have a KL in the reward."""
+    assert isinstance(rollout, TextRollout)
+    return rollout.point

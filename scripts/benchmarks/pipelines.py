@@ -6,8 +6,8 @@
 
 A class is built from tiny random parts of the classes that its constructor asks for (the tests'
 named families, else `tests/support/zoo/pipelines.py`). Then it is loaded as a policy and its own
-call is replayed, in a process of its own with a time limit. What cannot be built is listed separately:
-nothing is claimed of it.
+call is replayed, in a process of its own with a time limit. What cannot be built is listed
+separately: nothing is claimed of it.
 """
 
 import argparse

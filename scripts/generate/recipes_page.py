@@ -28,14 +28,6 @@ Written by `scripts/generate/recipes_page.py` from the code: change the docstrin
 defaults, in the order in which it is applied; settings at a part's own default are left out.
 
 """
-# of parts whose docstring opens with something else
-FORMULAS = {
-    "Surrogate": "-min(r A, clip(r, 1 - low, 1 + high) A)",
-    "GPPO": "-min(r A, clip(r, 1 - low, 1 + high) A), clipped entries keep a gradient",
-    "NFT": "r |x0_good - x0|^2 + (1 - r) |x0_bad - x0|^2, r = 1/2 + A / 2 advantage_max, "
-    "v_good = (1 - beta) v_old + beta v, v_bad = (1 + beta) v_old - beta v",
-    "Clip": "clip(A, -at, at)",
-}
 
 
 def page() -> str:
@@ -121,16 +113,18 @@ def nested(value: Any) -> bool:
 
 
 def formula(part: Any) -> str:
-    """The `Formula:` line of the part's docstring, or its first sentence."""
+    """The part's first sentence, and its formula: a `Formula:` line or the indented block."""
     if isinstance(part, str):
         return "the average that samples; the trained policy follows it"
     text = inspect.cleandoc(class_of(part).__doc__ or "")
-    if match := re.search(r"^Formula: (.+?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL):
-        return f"`{' '.join(match.group(1).split())}`".replace("|", "\\|")
-    if class_of(part).__name__ in FORMULAS:
-        return f"`{FORMULAS[class_of(part).__name__]}`".replace("|", "\\|")
     paragraph = " ".join(text.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[\w`)])\. (?=[A-Z`])", paragraph, maxsplit=1)[0].rstrip(".:")
+    marked = re.search(r"^Formula: (.+?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    block = re.search(r"\n\n((?:    .+\n?)+)(?:\n|\Z)", text)
+    if marked is not None:
+        return f"`{' '.join(marked.group(1).split())}`".replace("|", "\\|")
+    if block is not None:
+        return f"{sentence}: `{' '.join(block.group(1).split())}`".replace("|", "\\|")
     return sentence.replace("|", "\\|")
 
 

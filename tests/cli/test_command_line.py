@@ -103,7 +103,7 @@ def test_the_help_of_train_lists_every_setting(capsys):
         (("recipes", "Flow-GRPO"), "did you mean 'flow_grpo'?"),
         (("recipes", "nft", "awm"), "recipes: name one recipe"),
         (("plan",), "plan: name a file"),
-        (("plan", DEMO, "--memory", "much"), "--memory: 'much' is no size"),
+        (("plan", DEMO, "--memory", "much"), "--memory: 'much' is not a size"),
         (("plan", DEMO, "--iteration", "-1"), "plan: --iteration: input should be greater"),
         (("plan", DEMO, "--recipe.steps", "100000"), "recipe.steps: .*less than or equal to 250"),
         (("plan", DEMO, "--recipe.group", "100000000"), "recipe.group: .*less than or equal to"),

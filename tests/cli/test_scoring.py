@@ -7,7 +7,7 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from flowrl.errors import UserError
-from flowrl.evaluation.folders import find_items, named, written
+from flowrl.evaluation.folders import embedded_prompt, find_items, prompt_of_name
 from flowrl.evaluation.measure import Clock, Gallery, Item, chunks, parse_specs, scores
 from flowrl.evaluation.scoring import kept
 from flowrl.evaluation.sources import Source
@@ -72,7 +72,7 @@ def test_a_table_gives_prompts_and_columns_and_missing_files_are_named(tmp_path,
     assert found[1]["problem"] == "2.png: no such file"
     assert "prompts from" in capsys.readouterr().out
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "1.png", "words": "x"}\n')
-    with pytest.raises(UserError, match="there are file_name, words"):
+    with pytest.raises(UserError, match="it has file_name, words"):
         find_items(tmp_path, None, "auto")
 
 
@@ -93,14 +93,14 @@ def test_prompts_from_the_files_themselves(tmp_path):
     exif = photo.getexif()
     exif[0x010E] = "from a camera"
     photo.save(tmp_path / "h.jpg", exif=exif)
-    said = [written(path) for path in sorted(tmp_path.iterdir())]
+    said = [embedded_prompt(path) for path in sorted(tmp_path.iterdir())]
     assert said == [
         *("a cat", "two\nlines", "a fox", "plain", "a described thing"),
         *(None, "from a camera"),
     ]
     found = find_items(tmp_path, None, "auto")
-    assert "the files' metadata (6)" in found.told and "file names (1)" in found.told
-    with pytest.raises(UserError, match="says no prompt in its metadata"):
+    assert "the files' metadata (6)" in found.origin and "file names (1)" in found.origin
+    with pytest.raises(UserError, match="has no prompt in its metadata"):
         find_items(tmp_path, None, "metadata")
     assert {i.prompt for i in find_items(tmp_path, None, "names").items} >= {"a", "f g", "h"}
 
@@ -108,13 +108,13 @@ def test_prompts_from_the_files_themselves(tmp_path):
 def test_prompts_from_names(tmp_path):
     names = {"a_red_circle_0003.png": "a red circle", "two cats (2).png": "two cats"}
     names |= {"dog-12.png": "dog", "a_b.c.png": "a b.c"}
-    assert {name: named(tmp_path / name) for name in names} == names
-    assert named(tmp_path / "a_green_hill" / "0007.png") == "a green hill"
+    assert {name: prompt_of_name(tmp_path / name) for name in names} == names
+    assert prompt_of_name(tmp_path / "a_green_hill" / "0007.png") == "a green hill"
 
 
 def test_what_cannot_be_scored_is_one_sentence(tmp_path, capsys):
     assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 2
-    assert "has no pictures or videos" in capsys.readouterr().err
+    assert "has no images or videos" in capsys.readouterr().err
     save(tmp_path / "x.png", 1)
     assert runs.flowrl("score", tmp_path, "--rewards", "brighness") == 2
     assert "did you mean 'brightness'" in capsys.readouterr().err

@@ -125,4 +125,4 @@ def test_a_run_is_evaluated_on_a_suite(tmp_path, capsys):
     means = [float(lines[f"  {c}"]) for c in "xy"]
     assert sum(means) / 2 == pytest.approx(float(lines["brightness"].split()[0]), abs=1e-3)
     assert runs.flowrl("evaluate", tmp_path, *words, "--prompts", own) == 2
-    assert "leave --prompts out" in capsys.readouterr().err
+    assert "leave --prompts or --suite out" in capsys.readouterr().err

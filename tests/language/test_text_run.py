@@ -72,7 +72,7 @@ def test_a_run_leaves_what_it_promises(model, tmp_path, capsys, recipe):
         assert both["score_after"] == new["score"]
     page = (folder / "samples" / "before_after.html").read_text()
     assert "run, iteration 3: share" in page and page.count("<tr") == 5
-    assert f"samples: {folder / 'samples'}  weights:" in said and "pictures:" not in said
+    assert f"samples: {folder / 'samples'}  weights:" in said and "images:" not in said
     plain = AutoModelForCausalLM.from_pretrained(folder / "model")
     assert AutoTokenizer.from_pretrained(folder / "model")("ab").input_ids == [2, 3]
     assert plain.generation_config.repetition_penalty == 1.7
@@ -83,7 +83,7 @@ def test_a_run_leaves_what_it_promises(model, tmp_path, capsys, recipe):
     assert "distinct within a prompt" in capsys.readouterr().out
     assert flowrl("sample", folder, "cab :", "--guidance", "2.0") == 2
     assert flowrl("sample", folder, "cab :", "--steer", "best") == 2
-    assert "pictures" in capsys.readouterr().err
+    assert "images" in capsys.readouterr().err
     assert flowrl("plan", config) == 0
     assert "completions of at most 6 tokens" in capsys.readouterr().out
 

@@ -51,7 +51,7 @@ def early(choice):
     [
         (put(prompt_token_ids=[2, 2, 3]), "prompt of .* tokens differently"),
         (put(logprobs=None), "no log-probabilities"),
-        (short, "log-probabilities, and 1 to 4"),
+        (short, "log-probabilities, but 1 to 4"),
         (put(token_ids=[]), "an answer has 0 tokens"),
         (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "returned token 99"),
         (

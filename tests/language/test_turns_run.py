@@ -186,7 +186,7 @@ def test_a_recipe_that_compares_turns_needs_an_environment(model, tmp_path, name
         check_run(run_from(settings, "test"))
     settings = tree(model, tmp_path, recipe={"name": name, "length": 6, "group": 4})
     check_run(run_from(settings, "test"))
-    with pytest.raises(UserError, match="a sample of this recipe has an advantage for"):
+    with pytest.raises(UserError, match="samples of this recipe have one advantage per turn"):
         check_run(run_from(settings | {"budget": {"subset": 2}}, "test"))
 
 

@@ -101,7 +101,7 @@ def test_calls_are_proven_against_whole_ones_and_the_pipelines_own(pair):
     said = (pair[0] / "log.txt").read_text()
     assert said.count("equal the pipeline's own call to the bit") == 2
     for name in ("transformer", "transformer_2"):
-        assert f"\n{name}: a call that 2 processes share is " in said
+        assert f"\n{name}: a call that 2 processes share differs " in said
 
 
 def test_tokens_that_cannot_be_parted_evenly_are_refused_by_number(pair):

@@ -20,7 +20,7 @@ def test_a_window_that_the_schedulers_levels_leave_no_room_for_is_refused(
     def evaluated(*_: object) -> None:
         pytest.fail("the base was evaluated first")
 
-    monkeypatch.setattr(train, "look", evaluated)
+    monkeypatch.setattr(train, "evaluate_and_keep", evaluated)
     with pytest.raises(
         UserError, match=r"6 steps, whose levels end on .*0\.001, 0\.000.*a window of 4"
     ):

@@ -379,8 +379,8 @@ def test_the_command_serves_what_it_is_told(monkeypatch, capsys):
     for words, message in (
         (["shaps"], "did you mean 'shapes'"),
         (["shapes", "--token", "NO_SUCH_TOKEN"], "NO_SUCH_TOKEN is empty"),
-        (["{kind: strict}"], "give a name"),
-        (["shapes", "--batch", "0"], "at least 1"),
+        (["{kind: strict}"], "expected a name"),
+        (["shapes", "--batch", "0"], "greater than or equal to 1"),
     ):
         with pytest.raises(SystemExit) as done:
             main(["serve-reward", *words])

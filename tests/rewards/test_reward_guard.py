@@ -13,6 +13,7 @@ from rewards.combine import scored
 from rewards.guard import SharedState, beside_sampling, guarded_call
 from rewards.self_test import self_test
 from rewards.serving.batching import Job, scoring
+from rewards.serving.wire import WireSamples, encode_samples
 
 
 def images(n: int = 3, **kinds) -> Samples:
@@ -236,7 +237,7 @@ def test_a_server_calls_its_reward_under_the_same_guard():
         async def gone() -> bool:
             return False
 
-        return scoring(reward)([Job(images(), [], [], gone, asyncio.Future())])
+        return scoring(reward)([Job(WireSamples.model_validate(encode_samples(images())), 0, [], [], gone, asyncio.Future())])
 
     with pytest.raises(ValueError, match="reward 'served' wrote into the media"):
         asyncio.run(serve(reward))

@@ -173,4 +173,6 @@ def test_the_best_is_the_highest_so_far(pipeline, tmp_path):
         progress.iteration = iteration
         assert checkpoint.keep_best(kept, progress, score) == (best == iteration)
         folders = [folder.name for folder in (tmp_path / "best").iterdir()]
-        assert folders == [f"{best:06d}"] and progress.best_iteration == best
+        assert f"{best:06d}" in folders and progress.best_iteration == best
+        checkpoint.drop_other_best(tmp_path, progress)  # as a checkpoint does that knows of it
+        assert [folder.name for folder in (tmp_path / "best").iterdir()] == [f"{best:06d}"]
