@@ -65,7 +65,9 @@ def painted_without_flowrl(
     return load_file(folder / "images.safetensors")["images"]
 
 
-@pytest.mark.parametrize("name", ["demo_lora.yaml", "demo.yaml"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("demo_lora.yaml"), pytest.param("demo.yaml", marks=pytest.mark.slow)]
+)
 def test_plain_diffusers_paints_the_last_evaluation(tmp_path, name):
     session = opened(name, tmp_path)
     before = evaluate_held_out(session)

@@ -112,7 +112,7 @@ def disturb(experience: Experience) -> bool:
     return len(stored) > 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("name", [*IMAGE_RECIPES, *TEXT_RECIPES])
 def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
     kept = open_run(name, dtype, rows_per_call=3)

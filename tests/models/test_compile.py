@@ -45,6 +45,7 @@ def apart(folder: Path) -> float:
     return max(float((made[name] - plain[name]).abs().max()) for name in plain) / 5e-5
 
 
+@pytest.mark.slow
 def test_a_compiled_demo_is_compiled_to_its_end(tmp_path, monkeypatch):
     """With the graphs run as they are: frozen weights and trained ones, with gradients and without,
     one row and many make more of them than torch's own limit."""

@@ -237,7 +237,18 @@ def test_a_server_calls_its_reward_under_the_same_guard():
         async def gone() -> bool:
             return False
 
-        return scoring(reward)([Job(WireSamples.model_validate(encode_samples(images())), 0, [], [], gone, asyncio.Future())])
+        return scoring(reward)(
+            [
+                Job(
+                    WireSamples.model_validate(encode_samples(images())),
+                    0,
+                    [],
+                    [],
+                    gone,
+                    asyncio.Future(),
+                )
+            ]
+        )
 
     with pytest.raises(ValueError, match="reward 'served' wrote into the media"):
         asyncio.run(serve(reward))

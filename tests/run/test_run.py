@@ -114,7 +114,11 @@ def test_mistakes_are_one_sentence_and_exit_code_2(pipeline, tmp_path, capsys):
     assert list((tmp_path / "there").iterdir()) == []
 
 
-@pytest.mark.parametrize("recipe", [runs.NFT, runs.FLOW_GRPO], ids=lambda r: r["name"])
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(runs.NFT), pytest.param(runs.FLOW_GRPO, marks=pytest.mark.slow)],
+    ids=["nft", "flow_grpo"],
+)
 def test_a_killed_run_ends_with_the_same_bits(pipeline, tmp_path, recipe):
     tree = runs.tree(pipeline, tmp_path, recipe, updates=2)
     tree["train"]["iterations"] = 6

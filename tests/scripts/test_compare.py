@@ -92,6 +92,7 @@ def test_every_recipe_of_images_is_compared_with_as_many_trials():
     assert used == of_images
 
 
+@pytest.mark.slow
 def test_a_short_comparison_runs_reports_and_is_not_made_again(tmp_path):
     table = yaml.safe_load(Path("configs/compare/demo.yaml").read_text())
     table["seeds"] = [0]
