@@ -17,7 +17,7 @@ def update_settings(optimizer: torch.optim.Optimizer, t: Train) -> None:
 
 def build(t: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     if t.optimizer == "adamw8bit":
-        from bitsandbytes.optim import AdamW8bit as kind  # type: ignore[import-not-found]
+        from bitsandbytes.optim import AdamW8bit as kind  # type: ignore[import-not-found]  # noqa: N813
     else:
         kind = torch.optim.AdamW
     given = [{"params": group} for group in groups(parameters)]

@@ -39,9 +39,8 @@ def tree() -> str:
         own = folder / "__init__.py"
         about = summary(own) if own.is_file() else ""
         lines.append(f"{folder.relative_to(PROJECT)}/".ljust(25) + about)
-        for path in sorted(folder.glob("*.py")):
-            if path.name != "__init__.py" and (text := summary(path)):
-                lines.append(f"  {path.name:<22} {text}")
+        files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+        lines += [f"  {path.name:<22} {text}" for path in files if (text := summary(path))]
     return "\n".join([*(line.rstrip() for line in lines), "```"])
 
 

@@ -36,7 +36,7 @@ def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserEr
 
 
 @dataclass(frozen=True)
-class its_own(AbstractContextManager[None]):
+class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
     """Turns errors of a pipeline's own code into a UserError that names its arguments.
 
     Some raise a plain Exception, of which everything else is a kind: only itself counts here.

@@ -109,12 +109,13 @@ class Conditioning:
         if self.layout is SINGLE:
             (alone,) = self.values[0]
             return alone
-        values, calls = iter(self.values), []
-        for count in self.layout.counts:
-            calls.append(
-                next(values) if count is None else tuple(next(values) for _ in range(count))
-            )
-        return tuple(calls)
+        values = iter(self.values)
+        return tuple(
+            [
+                next(values) if count is None else tuple([next(values) for _ in range(count)])
+                for count in self.layout.counts
+            ]
+        )
 
 
 def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
