@@ -112,8 +112,18 @@ def disturb(experience: Experience) -> bool:
     return len(stored) > 0
 
 
+QUICK_IMAGES = {"flow_grpo", "branch_grpo", "nft", "dpo"}  # the others take minutes together
+ALL_RECIPES = [
+    *(
+        pytest.param(name, marks=() if name in QUICK_IMAGES else pytest.mark.slow)
+        for name in IMAGE_RECIPES
+    ),
+    *(pytest.param(name) for name in TEXT_RECIPES),
+]
+
+
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-@pytest.mark.parametrize("name", [*IMAGE_RECIPES, *TEXT_RECIPES])
+@pytest.mark.parametrize("name", ALL_RECIPES)
 def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
     kept = open_run(name, dtype, rows_per_call=3)
     experience = collect(kept, 0)

@@ -224,6 +224,7 @@ def test_attention_backends_by_diffusers_names() -> None:
         savings.attention([unet], "native")
 
 
+@pytest.mark.slow
 def test_compiled_blocks_say_the_same_and_follow_the_weights() -> None:
     """With the graphs run as they are; the compiler itself is in test_compile.py."""
     made, plain = policy(), policy()
