@@ -110,7 +110,7 @@ class Unfinished:
         """Load the state; returns the next step."""
         if not self.path.is_file():
             return 0
-        state = torch.load(self.path, weights_only=False)
+        state = torch.load(self.path, weights_only=True)
         for weight, value in zip(self.weights, state["weights"], strict=True):
             weight.copy_(value)
         for part, value in zip(self.parts, state["parts"], strict=True):
