@@ -179,8 +179,8 @@ def trial(name: str, kind: type) -> Result:
     if not follows_prompts(policy, proof):
         return Result(name, "not built", "exact, but its tiny parts ignore the prompt")
     rows = "together" if proof.mixed else "one level"
-    row = "one prompt a call" if policy.loop.single else rows
-    media = " and ".join(policy.loop.pictures) or "-"
+    row = "one prompt a call" if policy.loop.traits.single else rows
+    media = " and ".join(policy.loop.traits.required) or "-"
     return Result(
         name,
         "exact",

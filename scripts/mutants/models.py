@@ -46,7 +46,7 @@ ROWS = (
      "return x if True else to_vp(", START),
     ("neighbours-kept", "flowrl/models/diffusers/proof_neighbours.py", "same, away, beside = [1, 1, 2],",
      "same, away, beside = [0, 1, 2],", NEIGHBOURS),
-    ("probe-texts", "flowrl/models/diffusers/signature.py", "**dict.fromkeys(texts, prompt)}",
+    ("probe-texts", "flowrl/models/diffusers/traits.py", "**dict.fromkeys(texts, prompt)}",
      "}", "models/test_proof_neighbours.py::test_negative_prompts_as_a_column_of_any_lengths"),
     ("replay-between", "flowrl/models/diffusers/proof_checks.py", "if away != 0:", "if False:",
      "models/test_pipeline_refusals.py models/test_pipeline_images.py"),

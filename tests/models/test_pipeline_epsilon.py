@@ -1,5 +1,6 @@
 """Models that predict the noise, v or the clean sample: read as flows, trained by DDPO and LOOP."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -137,6 +138,6 @@ def test_what_changes_the_prediction_is_refused() -> None:
 def test_a_prediction_that_is_read_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A v-model whose scheduler we took for an epsilon one: the first step tells."""
     made = policy(prediction_type="v_prediction")
-    monkeypatch.setattr(made.loop, "kind", "epsilon")
+    monkeypatch.setattr(made.loop, "traits", replace(made.loop.traits, kind="epsilon"))
     with pytest.raises(UserError, match="not the epsilon that it is taken for"):
         made.prove(PROMPTS, steps=STEPS, guidance=4.5)

@@ -99,8 +99,8 @@ def test_fixed_frames_are_no_part_of_the_state(tmp_path: Path) -> None:
     made, text = policy("LTX-Video with an image"), policy("LTX-Video")
     (tokens, _), (channels, frames, *_) = text.shape(STEPS), made.shape(STEPS)
     assert (channels, frames) == (8, 2) and tokens == 3 * 16
-    entry = made.loop._entry
-    assert entry is not None and entry.index is not None
+    entry = made.loop.traits.entry
+    assert entry.index is not None
     prepared = torch.zeros(1, tokens, channels)
     x = torch.randn(1, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
     filled = entry.fill(prepared, x)

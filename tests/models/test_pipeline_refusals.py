@@ -187,8 +187,8 @@ def test_refused_pipelines() -> None:
     pipe.__class__ = Changing  # its `latents` are not the loop's, so they go in behind it
     made = PipelinePolicy(pipe, call=SQUARE)
     assert made.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
-    entry = made.loop._entry
-    assert entry is not None and entry.place == 0
+    entry = made.loop.traits.entry
+    assert entry.place == 0
 
 
 def test_a_solver_that_looks_at_a_level_twice() -> None:

@@ -113,7 +113,7 @@ def test_a_noisy_schedulers_prediction_that_is_read_wrongly_is_refused(
 ) -> None:
     pipe = with_scheduler(sd15(prediction_type="v_prediction"), name)
     policy = PipelinePolicy(pipe, call=SIZE)
-    monkeypatch.setattr(policy.loop, "kind", "epsilon")
+    monkeypatch.setattr(policy.loop, "traits", replace(policy.loop.traits, kind="epsilon"))
     with pytest.raises(UserError, match="reads a clean sample"):
         policy.prove(PROMPTS, steps=4, guidance=4.5)
 

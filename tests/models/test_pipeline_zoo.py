@@ -73,7 +73,7 @@ def test_a_loop_whose_later_steps_are_not_eulers_is_refused() -> None:
     made = zoo("LTXConditionPipeline")
     with pytest.raises(UserError, match=r"a step of its scheduler is 0\.\d+ away from Euler's"):
         made.prove(PROMPTS, steps=STEPS, guidance=None)
-    assert made.loop.sign == -1
+    assert made.loop.traits.sign == -1
 
 
 def test_a_loop_that_begins_at_a_picture() -> None:
@@ -238,7 +238,7 @@ def test_a_decoder_that_bears_one_row(slices: bool, monkeypatch: pytest.MonkeyPa
     made = PipelinePolicy(pipe, call=SQUARE)
     conditioning = made.encode(PROMPTS)
     made.prove(PROMPTS, steps=STEPS, guidance=4.5)
-    assert made.loop.single == (not slices)
+    assert made.loop.traits.single == (not slices)
     x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))
     velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
     with torch.no_grad():

@@ -55,12 +55,11 @@ class OwnSample:
         or the noise as it is before it is packed.
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
-        entry = loop._entry  # known once the shape is
-        prepared: list[Any] = []
-        assert entry is not None and self._seen(None, draws).shape == shape
+        entry = loop.traits.entry
+        assert self._seen(None, draws).shape == shape
         if entry.place is None:
             return self.noise
-        loop.driver._prepared(self._call(None), prepared)
+        prepared = loop.driver.prepared(self._call(None))
         outputs = prepared[0] if isinstance(prepared[0], tuple) else (prepared[0],)
         found = [entry.fill(outputs[entry.place], self.noise)]
         for drawn in draws.drawn:
@@ -138,7 +137,7 @@ class OwnSample:
         """What the scheduler's step takes for a flow velocity v at flow states x."""
         kind, s = self.policy.loop.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
-            return self.policy.loop.sign * v
+            return self.policy.loop.traits.sign * v
         x0, noise = x - s * v, x + (1 - s) * v
         size = per_row(scale(sigma), x)
         known = {"epsilon": noise, "sample": x0}
@@ -150,7 +149,7 @@ class OwnSample:
         return self.policy.loop.arguments(c.prompts, self.batch.steps, guidance, c.extras)
 
     def _call(self, latents: Tensor | None) -> PipelineCall:
-        given = self._arguments(self.policy.loop._guided)
+        given = self._arguments(self.policy.loop.traits.trial_guidance)
         given |= {} if latents is None else {"latents": latents}
         return PipelineCall(given, self.batch.conditioning.calls())
 

@@ -1,8 +1,19 @@
-"""Bring a diffusers pipeline's own loop to a state and a timestep, and see what it would integrate.
+"""Runs a pipeline's own loop up to a state and a timestep, and returns what a step would integrate.
 
-The pipeline's `__call__` runs as it is, on a stand-in for its scheduler. Two ways lead to a
-timestep: *pinned*, the loop's `timesteps` is that one value; *forward*, the full list stays, a
-stubbed denoiser returns zeros until the wanted index. `step()` ends the call by an exception.
+The pipeline's `__call__` runs as it is. Two ways lead to a timestep: *pinned*, the loop's
+`timesteps` is that one value; *forward*, the full list stays, and a stubbed denoiser returns zeros
+until the wanted index. `step()` ends the call by an exception. Three tricks make that possible,
+because pipelines have no other joints that all of them share, and each call takes them back:
+
+Swapped classes   The scheduler is replaced by a deep copy whose class is a subclass of its own, so
+                  that `isinstance`, its config, signatures and later settings still hold
+                  (`scheduler_standin.stand_in`). `placed` does the same to the pipeline.
+Patched members   `forward` of denoisers, `encode_prompt`, `prepare_latents`, `randn_tensor` and
+                  their like are set in `vars(owner)` for one call (`scheduler_standin.Patch`): the
+                  setattr of a pipeline or module would rewrite its config or refuse them.
+A shared control  Some pipelines deep-copy their scheduler. So its mode is no attribute of it: the
+                  members of the swapped class close over one `Control`, which copies share, and
+                  each call writes its own settings into that object.
 """
 
 import inspect
@@ -15,7 +26,6 @@ from typing import Any
 import torch
 from diffusers.models.cache_utils import CacheMixin
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.conditioning import Calls
@@ -33,6 +43,7 @@ from flowrl.models.diffusers.scheduler_standin import (
     placed,
     stand_in,
 )
+from flowrl.models.diffusers.stubs import Stubs
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
@@ -55,6 +66,7 @@ class PipelineCall:
     encoded: Calls = ()
     x: Tensor | None = None  # None: the pipeline's own initial noise
     entry: Entry = Entry()
+    stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
 
 
 class Driver:
@@ -73,27 +85,20 @@ class Driver:
         self.control = Control()
         self.scheduler = stand_in(pipe.scheduler, self.control)
         self.memo = Memo(pipe)
+        self.stubs = Stubs(self.denoisers)
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))
-        self._shapes: dict[Any, Any] = {}  # of denoisers' outputs, by their inputs' shapes
-        self.stubbed = True  # whether its loop takes denoisers that give zeros
         self._place: tuple[torch.device, torch.device] | None = None
 
     def encoded(self, arguments: Mapping[str, Any]) -> Calls:
-        """The outputs of the real `encode_prompt`; the call ends at the denoiser's door."""
-        outputs: list[Any] = []
-        real = getattr(self.pipe, self.encoder)
+        """Outputs of the real `encode_prompt`; the call ends where it reaches a denoiser."""
 
-        def keep(*args: Any, **named: Any) -> Any:
-            outputs.append(real(*args, **named))
-            return outputs[-1]
-
-        def door(*args: Any, **named: Any) -> Any:
+        def stop(*_: Any, **__: Any) -> Any:
             raise Stop
 
-        doors = [Patch(denoiser, "forward", door) for denoiser in self.denoisers.values()]
+        patch, outputs = self._kept(self.encoder)
+        stops = [Patch(denoiser, "forward", stop) for denoiser in self.denoisers.values()]
         with torch.no_grad():
-            patches = [Patch(self.pipe, self.encoder, keep), *doors]
-            self._run(self.raw, self._seeded(arguments), Control(), patches)
+            self._run(self.raw, self._seeded(arguments), Control(), [patch, *stops])
         return tuple(outputs)
 
     def first(self, call: PipelineCall, draws: RecordedNoise, *, own_scale: bool) -> Received:
@@ -122,83 +127,86 @@ class Driver:
             stop = self._driven(call, Control(pinned=pinned), self._whole_list())
         if not isinstance(stop, Stop) or stop.received is None:
             raise UserError(
-                f"{type(self.pipe).__name__} came to its end without the expected call of "
+                f"{type(self.pipe).__name__} ended without the expected call of "
                 "scheduler.step: it cannot be driven"
             )
         return stop.received
 
     def finished(self, call: PipelineCall, *, through: bool) -> Any:
-        """The result of a call whose state never moves: it is decoded.
+        """Return the result of a call whose state never moves, so that it is decoded.
 
-        The loop is skipped, or gone through with a stubbed denoiser where a pipeline needs that.
+        The loop is skipped, or runs with stubbed denoisers where a pipeline needs that.
         """
         with torch.no_grad():
             if through:
                 return self._driven(call, Control("visit"), [], until=NEVER_STOP)
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 
-    def visited(self, call: PipelineCall) -> list[Any]:
-        """The timesteps of the loop's steps, in order; the real scheduler's lists are then set."""
+    def visited(self, call: PipelineCall, draws: RecordedNoise) -> list[Received]:
+        """All that the loop's steps receive, in order; the scheduler's own lists are set then.
+
+        Denoisers are stubbed, states do not move, and noise comes from `draws`.
+        """
         with torch.no_grad():
             control = Control("visit")
-            self._driven(call, control, [], until=NEVER_STOP)
-            return [record.timestep for record in control.records]
+            self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+            return control.records
 
     def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
-        """The pipeline's own call, its own scheduler stepping.
+        """Run the pipeline's own call, its own scheduler stepping.
 
-        All that `step` saw, the result, and whether a step made twice gives the same.
+        Return all that `step` saw, the result, and whether a step made twice had equal results.
         """
         control = Control("own")
         result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
         return control.records, result, control.repeatable
 
-    def learned(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
+    def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
         """Find the entry by which a step sees a given state [1 *shape]."""
         return injected(
             lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
-            lambda seen: self._prepared(call, seen),
+            lambda: self.prepared(call),
             shape,
             takes_latents="latents" in self.parameters,
             owner=type(self.pipe).__name__,
         )
 
-    def _prepared(self, call: PipelineCall, seen: list[Any]) -> None:
-        """Keep what prepare_latents gives, where there is one."""
+    def takes_stubs(self, call: PipelineCall) -> bool:
+        """Whether the loop reaches a step with denoisers that return zeros."""
+        try:
+            self.received(call, None)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES:
+            return False
+        return True
+
+    def prepared(self, call: PipelineCall) -> list[Any]:
+        """Outputs of the calls of prepare_latents, if there is one, for no given state."""
         if "prepare_latents" not in dir(self.pipe):
-            return
-        real = self.pipe.prepare_latents
+            return []
+        patch, outputs = self._kept("prepare_latents")
+        self._driven(replace(call, x=None), Control(), [patch], until=NEVER_STOP)
+        return outputs
+
+    def _kept(self, method: str) -> tuple[Patch, list[Any]]:
+        """A patch of one of the pipeline's methods that keeps its outputs, and their list."""
+        outputs: list[Any] = []
+        real = getattr(self.pipe, method)
 
         def keep(*args: Any, **named: Any) -> Any:
-            seen.append(real(*args, **named))
-            return seen[-1]
+            outputs.append(real(*args, **named))
+            return outputs[-1]
 
-        patches = [Patch(self.pipe, "prepare_latents", keep)]
-        self._driven(replace(call, x=None), Control(), patches, until=NEVER_STOP)
+        return Patch(self.pipe, method, keep), outputs
 
     def _driven(
         self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
     ) -> Any:
-        """One call, its denoisers stubbed until a step.
-
-        A loop that looks into its denoisers (for attention maps, for keys and values) does not
-        take stubs: there they run.
-        """
-        if not (until and self.stubbed):
-            return self._once(call, control, patches)
-        try:
-            return self._once(call, control, [*patches, *self._stubs(until)])
-        except torch.OutOfMemoryError:
-            raise
-        except FAILURES:
-            control.records.clear()
-            result = self._once(call, control, patches)
-            self.stubbed = False
-            return result
-
-    def _once(self, call: PipelineCall, control: Control, patches: Sequence[Patch]) -> Any:
+        """One call, its denoisers stubbed until the step `until` if the call allows stubs."""
         arguments = self._seeded(call.arguments)
-        patches = [*patches, self._hand_back(call.encoded)]
+        stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
+        patches = [*patches, *stubs, self._hand_back(call.encoded)]
         if call.x is not None and call.entry.place is None:
             arguments["latents"] = call.x
         elif call.x is not None:
@@ -207,7 +215,7 @@ class Driver:
         return self._run(self.raw, arguments, control, patches)
 
     def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """With a generator, so that what a pipeline draws is the same in every call."""
+        """Add a generator, so that a pipeline draws the same noise in every call."""
         given = dict(arguments)
         if "generator" in self.parameters:
             given["generator"] = torch.Generator().manual_seed(0)
@@ -227,7 +235,7 @@ class Driver:
         try:
             with ExitStack() as stack:
                 stands = Patch(self.pipe, "scheduler", self.scheduler)
-                # warnings that its own call gives once would come with each driven one
+                # its own call warns once; each driven one would warn again
                 silent = Patch(self.logger, "disabled", call is self.raw)
                 if call is self.raw:
                     stack.enter_context(placed(self.pipe, self._device()))
@@ -247,7 +255,7 @@ class Driver:
                 self.pipe.maybe_free_model_hooks()
 
     def _device(self) -> torch.device:
-        """The pipeline's `_execution_device`; asked again if the denoiser has moved."""
+        """Return the pipeline's `_execution_device`, read again if the denoiser has moved."""
         at = next(next(iter(self.denoisers.values())).parameters()).device
         if self._place is None or self._place[0] != at:
             self._place = at, self.pipe._execution_device
@@ -256,15 +264,17 @@ class Driver:
     def _hand_back(self, calls: Calls) -> Patch:
         queue = list(calls)
 
-        def stub(*args: Any, **named: Any) -> Any:
+        def stub(*_: Any, **__: Any) -> Any:
             if not queue:
-                raise UserError(f"{type(self.pipe).__name__} encodes more prompts than at load")
+                raise UserError(
+                    f"{type(self.pipe).__name__} encodes prompts more often than at load"
+                )
             return queue.pop(0)
 
         return Patch(self.pipe, self.encoder, stub)
 
     def _whole_list(self) -> list[Patch]:
-        """A `strength` cuts the list of timesteps: the real one, and not the one that is pinned."""
+        """Let a `strength` cut the real list of timesteps, and not the pinned one."""
         real = getattr(self.pipe, "get_timesteps", None)
         if real is None:
             return []
@@ -279,25 +289,6 @@ class Driver:
 
         return [Patch(self.pipe, "get_timesteps", cut)]
 
-    def _stubs(self, index: int) -> list[Patch]:
-        """Denoisers that run from the loop's `index` on, and give zeros before it."""
-        return [
-            Patch(denoiser, "forward", self._until(name, denoiser.forward, index))
-            for name, denoiser in self.denoisers.items()
-        ]
-
-    def _until(self, name: str, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
-        def stub(*args: Any, **named: Any) -> Any:
-            if self.control.count >= index:
-                return forward(*args, **named)
-            key = (name, str(tree_map(_form, (args, named))))
-            if key not in self._shapes:
-                with torch.no_grad():
-                    self._shapes[key] = tree_map(_form, forward(*args, **named))
-            return tree_map(_zeros, self._shapes[key])
-
-        return stub
-
     def _refuse_caches(self) -> None:
         for name, denoiser in self.denoisers.items():
             if isinstance(denoiser, CacheMixin) and denoiser.is_cache_enabled:
@@ -305,23 +296,3 @@ class Driver:
                     f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so a velocity "
                     f"would depend on earlier ones: call pipe.{name}.disable_cache()"
                 )
-
-
-@dataclass(frozen=True)
-class _Form:
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-
-def _form(value: Any) -> Any:
-    """Return a tensor's shape, dtype and device, or another value's type."""
-    if isinstance(value, Tensor):
-        return _Form(tuple(value.shape), value.dtype, value.device)
-    return type(value)
-
-
-def _zeros(value: Any) -> Any:
-    if isinstance(value, _Form):
-        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-    return value

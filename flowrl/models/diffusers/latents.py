@@ -1,12 +1,12 @@
-"""Entry of a state into a pipeline's loop: by its `latents`, or in place of prepare_latents' own.
+"""Entry of a state into a pipeline's loop: by `latents`, or in the output of prepare_latents.
 
 Most pipelines take `latents` as their loop sees them. Others pack what they are given, or step a
 part of the state only (the first frame of a video is fixed by an image). There the state goes in
 where `prepare_latents` hands it out, and the numbers that no step moves stay as the pipeline made
-them: they are no part of our states, so neither noise nor density nor KL sees them.
+them: they are no part of our states, so noise, density and KL leave them out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Entry:
     index: Tensor | None = None
 
     def around(self, prepare: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-        """prepare_latents with x [n *d] as the state."""
+        """Return prepare_latents with x [n *d] as the state."""
 
         def put(*args: Any, **named: Any) -> Any:
             result = prepare(*args, **named)
@@ -42,7 +42,7 @@ class Entry:
         return put
 
     def fill(self, prepared: Tensor, x: Tensor) -> Tensor:
-        """The prepared state with our numbers in it."""
+        """Return the prepared state with our numbers in it."""
         flat, ours = prepared.flatten(1), x.flatten(1).to(prepared)
         index = torch.arange(flat.shape[1]) if self.index is None else self.index
         if ours.shape != (len(flat), len(index)):
@@ -58,23 +58,22 @@ class Entry:
 
 def injected(
     step: Callable[[Tensor, Entry], Tensor],
-    prepared: Callable[[list[Any]], None],
+    prepared: Callable[[], Sequence[Any]],
     shape: tuple[int, ...],
     *,
     takes_latents: bool,
     owner: str,
 ) -> Entry:
-    """The entry by which the first step sees exactly what is put in.
+    """Find the entry by which the first step sees exactly the given state.
 
-    `step` gives what it sees [1 *shape] of a state that comes in by an entry; `prepared` appends
-    the outputs of prepare_latents to a list. Raises UserError where there is no such entry.
+    `step` returns what the first step sees [1 *shape] of a state that an entry puts in; `prepared`
+    returns the outputs of each call of prepare_latents. Raises UserError if there is no such entry.
     """
     # other numbers than any pipeline draws with the generator that it is given
     x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)) + 0.5
     if takes_latents and _same(step, x, Entry()):
         return Entry()
-    seen: list[Any] = []
-    prepared(seen)
+    seen = prepared()
     outputs = (seen[0] if isinstance(seen[0], tuple) else (seen[0],)) if len(seen) == 1 else ()
     for place, value in enumerate(outputs):
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
@@ -86,8 +85,8 @@ def injected(
                     continue
             return entry
     raise UserError(
-        f"{owner}: no way was found to put a state into its loop (`latents` is not what its steps "
-        "see, and neither is what prepare_latents gives): it cannot be driven"
+        f"{owner}: a state cannot be put into its loop: its steps see neither `latents` nor the "
+        "output of prepare_latents"
     )
 
 

@@ -6,7 +6,7 @@ and the decoder. Flowrl's own solver does so too only where its steps are the sc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -154,8 +154,10 @@ class Subject:
         """The pipeline's own call: its steps, its media, whether it draws no noise."""
         call = (self.prompts, self.extras, self.steps, self.guidance)
         steps, media, repeatable = self.loop.record(*call)
-        if not shown(media) and self.loop.form == "pt":
-            self.loop.form = "np"  # some pipelines scale to 0..1 only there
+        if not shown(media) and self.loop.traits.form == "pt":
+            self.loop.traits = replace(
+                self.loop.traits, form="np"
+            )  # some pipelines scale to 0..1 only there
             steps, media, repeatable = self.loop.record(*call)
         visits, rows = len(self.schedule.visits), len(self.prompts)
         proof_checks.check_states(self.loop.name, steps, self.steps, visits, rows)
@@ -208,7 +210,7 @@ class Subject:
 
     def _padding(self, way: Way) -> float | None:
         """Share of a prediction due to prompts encoded beside its own; UserError if rows mix."""
-        if not self.neighbours or self.loop.single:
+        if not self.neighbours or self.loop.traits.single:
             return None
         states = []
         for step in dict.fromkeys((0, len(self.own) // 2)):

@@ -86,7 +86,7 @@ class StepProof:
         away, size = self.step(0)
         turned, _ = self.step(0, -1)
         if turned < away and self.loop.kind == "flow":  # its loop hands on -v, or its step adds v
-            self.loop.sign *= -1
+            self.loop.traits = self.loop.traits.turned
             away, turned = turned, away
         if self.quiet and turned >= away and self.reads_alike():
             return away / size  # another step, of the same prediction

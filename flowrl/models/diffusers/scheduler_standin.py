@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _ABSENT = object()
-# what a pipeline's own code raises when its loop does not take a way in
+# errors of a pipeline's own code when it cannot be called in some way
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
     NotImplementedError, RuntimeError, TypeError, ValueError,
@@ -43,7 +43,7 @@ class Received(NamedTuple):
         )
 
     def folded(self, rows: int) -> "Received":
-        """A row for each sample: some loops step the frames of all videos as rows of their own."""
+        """Return one row per sample: some loops step the frames of all videos as rows."""
         return self._replace(
             output=_folded(self.output, rows),
             sample=_folded(self.sample, rows),
@@ -86,7 +86,7 @@ class PerRow(Tensor):
         sizes = shape[0] if isinstance(shape[0], tuple | list) else shape
         plain = self.as_subclass(Tensor)
         if len(sizes) != 1 or sizes[0] % len(plain):
-            raise ValueError(f"one timestep a row cannot be expanded to {tuple(sizes)}")
+            raise ValueError(f"one timestep per row cannot be expanded to {tuple(sizes)}")
         return plain.repeat(sizes[0] // len(plain))
 
 
@@ -116,9 +116,9 @@ class Unmoved(tuple):
 class Control:
     """Mode of the stand-in. Shared with copies that a pipeline makes of its scheduler.
 
-    own    the real scheduler steps, and what each step got and gave is recorded
+    own    the real scheduler steps, and each step's arguments and result are recorded
     stop   the call ends at step number `stop_at`; states do not move before it
-    visit  the loop runs to its end, its timesteps are recorded, states do not move
+    visit  the loop runs to its end, its steps are recorded, states do not move
     """
 
     mode: Literal["own", "stop", "visit"] = "stop"
@@ -126,7 +126,7 @@ class Control:
     stop_at: int = 0
     count: int = 0
     records: list[Received] = field(default_factory=list)
-    repeatable: bool = True  # whether the first own step, made twice, gave the same
+    repeatable: bool = True  # whether the first own step, made twice, had equal results
     own_scale: bool = False  # "stop" with the real scheduler's scaling of noise and inputs
 
     @property
@@ -135,13 +135,12 @@ class Control:
 
 
 def stand_in(real: Any, control: Control) -> Any:
-    """A copy of the scheduler, of a subclass of its own class, that `control` steers.
+    """A deep copy of the scheduler whose class is swapped for a subclass that `control` steers.
 
     `isinstance`, the config, the signatures and settings made after construction (a shift) all
     hold. Outside its own call latents are handed through as the denoiser sees them, never scaled.
     """
     kind = type(real)
-    signature = inspect.signature(kind.step)
     first_sigma = inspect.getattr_static(kind, "init_noise_sigma", None)
 
     def timesteps(self: Any) -> Any:
@@ -157,31 +156,39 @@ def stand_in(real: Any, control: Control) -> Any:
     def scale(self: Any, sample: Tensor, timestep: Any = None) -> Tensor:
         return _as_seen(self, kind, sample, timestep) if control.scales else sample
 
-    def step(self: Any, *args: Any, **named: Any) -> Any:
-        given = signature.bind(self, *args, **named).arguments
-        seen = Received(given["model_output"], given["timestep"], given["sample"])
-        if control.mode == "own":  # some loops write the next state into this one
-            seen = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
-        index, control.count = control.count, control.count + 1
-        if control.mode == "own":
-            return _own_step(control, self, kind, seen, (args, named))
-        if control.mode == "visit":
-            control.records.append(seen)
-        elif index == control.stop_at:
-            if control.own_scale:
-                seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
-            raise Stop(seen)
-        return Unmoved(seen.sample)
-
-    step.__signature__ = signature  # type: ignore[attr-defined]  # pipelines ask what it takes
-    # one that does not scale may be asked to all the same, since its class is another one now
-    members = {"timesteps": property(timesteps, _setter("timesteps")), "step": step}
+    members = {"timesteps": property(timesteps, _setter("timesteps")), "step": _step(kind, control)}
+    # also where the real one does not scale: some loops ask the class, which is another one now
     members["scale_model_input"] = scale
     if "init_noise_sigma" in {*dir(kind), *vars(real)}:
         members["init_noise_sigma"] = property(init_noise_sigma, _setter("init_noise_sigma"))
     copied = copy.deepcopy(real)
     copied.__class__ = type(kind.__name__, (kind,), members)
     return copied
+
+
+def _step(kind: Any, control: Control) -> Any:
+    """The stand-in's `step`, with the signature of the real one, which pipelines ask for."""
+    signature = inspect.signature(kind.step)
+
+    def step(self: Any, *args: Any, **named: Any) -> Any:
+        given = signature.bind(self, *args, **named).arguments
+        seen = Received(given["model_output"], given["timestep"], given["sample"])
+        index, control.count = control.count, control.count + 1
+        if control.mode == "stop" and index == control.stop_at:
+            if control.own_scale:
+                seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
+            raise Stop(seen)
+        if control.mode == "stop":
+            return Unmoved(seen.sample)
+        # some loops write the next state into this one
+        kept = seen._replace(output=seen.output.clone(), sample=seen.sample.clone())
+        if control.mode == "own":
+            return _own_step(control, self, kind, kept, (args, named))
+        control.records.append(kept)
+        return Unmoved(seen.sample)
+
+    step.__signature__ = signature  # type: ignore[attr-defined]
+    return step
 
 
 def _setter(name: str) -> Any:
@@ -207,14 +214,14 @@ def _own_step(control: Control, scheduler: Any, kind: Any, seen: Received, given
 
 
 def _as_seen(scheduler: Any, kind: Any, sample: Tensor, timestep: Any) -> Tensor:
-    """The sample as the real scheduler hands it to the denoiser."""
+    """Return the sample as the real scheduler hands it to the denoiser."""
     if "scale_model_input" not in dir(kind):
         return sample
     return kind.scale_model_input(scheduler, sample, timestep)
 
 
 def _clean(scheduler: Any, seen: Received, result: Any) -> Tensor | None:
-    """The clean sample as the scheduler itself reads it from the prediction, where it says so.
+    """Return the clean sample as the scheduler itself reads it from the prediction, or None.
 
     LCM blends it with the state near the data (the boundary scalings); the blend is undone.
     """
@@ -237,10 +244,10 @@ def _moved(result: Any) -> Tensor:
 
 @contextmanager
 def placed(pipe: Any, device: torch.device) -> Iterator[None]:
-    """The pipeline knows where it runs, for the time of a call.
+    """Fix the pipeline's `_execution_device` for one call, by a swap of its class.
 
-    diffusers looks through every module for hooks each time that it asks for `_execution_device`,
-    several times a call: in a model of 500 modules more than all else that driving costs.
+    diffusers searches every module for hooks each time that it reads this property, several times
+    per call: for a model of 500 modules that costs more than the rest of driving.
     """
     kind = type(pipe)
     pipe.__class__ = type(kind.__name__, (kind,), {"_execution_device": device})
@@ -252,7 +259,7 @@ def placed(pipe: Any, device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Patch:
-    """An instance attribute for the time of one call."""
+    """An instance attribute that is replaced for one call."""
 
     owner: Any
     name: str
@@ -260,7 +267,7 @@ class Patch:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Set it, then put back what was there, which may be nothing.
+        """Set the attribute, then restore what was there, which may be nothing.
 
         Through `vars`: a pipeline's own setattr would also rewrite its config.
         """

@@ -1,0 +1,60 @@
+"""Stubs that stand for denoisers while only a loop's states matter: they return zeros."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from flowrl.models.diffusers.scheduler_standin import Control, Patch
+
+
+@dataclass(frozen=True)
+class Stubs:
+    """Zeros of the form that each denoiser returns, which its first call with such inputs shows."""
+
+    denoisers: Mapping[str, nn.Module]
+    forms: dict[tuple[str, str], Any] = field(default_factory=dict)  # of outputs, by inputs' forms
+
+    def patches(self, control: Control, index: int) -> list[Patch]:
+        """Denoisers that return zeros before the loop's step `index`, and run from it on."""
+        return [
+            Patch(denoiser, "forward", self._stub(name, denoiser.forward, control, index))
+            for name, denoiser in self.denoisers.items()
+        ]
+
+    def _stub(
+        self, name: str, forward: Callable[..., Any], control: Control, index: int
+    ) -> Callable[..., Any]:
+        def stub(*args: Any, **named: Any) -> Any:
+            if control.count >= index:
+                return forward(*args, **named)
+            key = (name, str(tree_map(_form, (args, named))))
+            if key not in self.forms:
+                with torch.no_grad():
+                    self.forms[key] = tree_map(_form, forward(*args, **named))
+            return tree_map(_zeros, self.forms[key])
+
+        return stub
+
+
+@dataclass(frozen=True)
+class _Form:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _form(value: Any) -> Any:
+    """Return a tensor's shape, dtype and device, or another value's type."""
+    if isinstance(value, Tensor):
+        return _Form(tuple(value.shape), value.dtype, value.device)
+    return type(value)
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, _Form):
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return value
