@@ -35,6 +35,14 @@ class Draws(NamedTuple):
         return cls(tuple(ids), tuple(rows), (1,) * len(ids))
 
 
+class PromptRow(dict[str, Any]):
+    """All columns of one prompt. `place` names its file and line in messages."""
+
+    def __init__(self, columns: Mapping[str, Any], place: str) -> None:
+        super().__init__(columns)
+        self.place = place
+
+
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts with all columns of their rows, which rewards receive as `meta`."""
@@ -59,7 +67,9 @@ class PromptSet:
             raise UserError(f"{place}: {source} has no column {column!r}; it has {names}")
         _check_prompts(table, column, f"{place}: {source}")
         folder = find(source).parent  # image columns are relative to the file
-        meta = tuple(resolved(row, folder) for row in rows)
+        places = (f"{place}: {source}, {at}" for at in table.places)
+        pairs = zip(rows, places, strict=True)
+        meta = tuple(PromptRow(resolved(row, folder), at) for row, at in pairs)
         return cls(tuple(row[column] for row in rows), meta)
 
     def __len__(self) -> int:

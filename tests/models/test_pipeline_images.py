@@ -1,5 +1,6 @@
 """Conditioning images and negative prompts from the prompt file; states that are fixed in part."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers import columns
 from flowrl.models.diffusers.image_cache import Memo, Posterior
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.prompts import PromptSet
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_parts import vae
@@ -138,11 +140,43 @@ def test_columns(tmp_path: Path) -> None:
     assert columns.by_image(again) == [[0, 2], [1]]
     with pytest.raises(UserError, match="prompt 2 of the batch has no image"):
         columns.extras([{"image": paths[0]}, {}], names)
-    with pytest.raises(UserError, match="cannot be read"):
-        columns.extras([{"image": str(tmp_path / "none.png")}], names)
     assert columns.shared_images({"image": paths[0], "mask": None, "height": 3}) == {
         "image": columns.open_image(paths[0])
     }
+
+
+def test_an_image_that_cannot_be_read_is_named_with_its_row(tmp_path: Path) -> None:
+    """Missing, damaged, huge or of another format: one sentence with the file and the row."""
+    good = Path(pictures(tmp_path)[0])
+    (tmp_path / "cut.png").write_bytes(good.read_bytes()[:-30])
+    Image.new("1", (8200, 8200)).save(tmp_path / "huge.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "old.bmp")
+    reasons = {
+        "none.png": "no such file",
+        "cut.png": "not a readable image",
+        "huge.png": "8200 x 8200 pixels; at most 67108864 are read",
+        "old.bmp": "not a PNG, JPEG or WebP image",
+    }
+    prompts = tmp_path / "prompts.jsonl"
+    for name, reason in reasons.items():
+        rows = [{"prompt": "a", "image": image} for image in (good.name, name)]
+        prompts.write_text("\n".join(map(json.dumps, rows)))
+        _, meta = PromptSet.read(str(prompts), "prompt", "train.prompts").take([1, 0])
+        with pytest.raises(UserError, match=reason) as refused:
+            columns.extras(meta, ["prompt", "image"])
+        said = str(refused.value)
+        assert said.startswith(f"train.prompts: {prompts}, line 2, image: ") and name in said
+        with pytest.raises(UserError, match=rf"^prompt 1 of the batch, images: .*({reason})"):
+            columns.extras([{"images": [str(good), str(tmp_path / name)]}], ["images"])
+        with pytest.raises(UserError, match=rf"^model.call, image: .*{name}: .*({reason})"):
+            columns.shared_images({"image": str(tmp_path / name)})
+
+
+def test_conditioning_images_are_upright(tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (24, 20)).save(tmp_path / "turned.jpg", exif=turned)
+    assert columns.open_image(str(tmp_path / "turned.jpg")).size == (20, 24)
 
 
 def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Arguments that a prompt brings along: columns of its file named as the pipeline's own arguments.
+"""A prompt's own arguments: columns of its file that are named as the pipeline's own arguments.
 
 `negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image`,
 `video` and their like are paths, lists of paths (several reference images, the frames of a video)
-or images. Other columns are left to the rewards. What all rows share may be given in `call`.
+or images. Only rewards read the other columns. `call` may give arguments that all rows share.
 """
 
 import re
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.prompts import IMAGE_COLUMNS
+from flowrl.prompts import IMAGE_COLUMNS, PromptRow
+from rewards.perception.files import open_image_file
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
 VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
@@ -31,36 +32,44 @@ def images(names: Iterable[str]) -> list[str]:
 def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
     """Return the arguments of each prompt's row. Missing texts are empty.
 
-    Raises UserError for a row without an image that others have.
+    Raises UserError, with the row's place in the prompt file, for an image that cannot be read and
+    for a row without an image that others have.
     """
     names = list(parameters)
     texts = [name for name in names if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
     found = [name for name in (*texts, *images(names)) if any(row.get(name) for row in rows)]
     if not found:
         return ()
-    return tuple({name: _value(name, row, i) for name in found} for i, row in enumerate(rows))
+    places = [
+        row.place if isinstance(row, PromptRow) else f"prompt {i + 1} of the batch"
+        for i, row in enumerate(rows)
+    ]
+    pairs = list(zip(rows, places, strict=True))
+    return tuple({name: _value(name, row.get(name), at) for name in found} for row, at in pairs)
 
 
-def _value(name: str, row: Mapping[str, Any], i: int) -> Any:
-    value = row.get(name)
+def _value(name: str, value: Any, place: str) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
         return value or ""
     if value is None or (isinstance(value, str | list | tuple) and not value):
-        raise UserError(f"prompt {i + 1} of the batch has no {name}, and others do")
-    if isinstance(value, str | Path):
-        return open_image(str(value))
-    if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
-        return open_images(tuple(value))
+        raise UserError(f"{place} has no {name}, and others do")
+    try:
+        if isinstance(value, str | Path):
+            return open_image(str(value))
+        if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
+            return open_images(tuple(value))
+    except ValueError as error:
+        raise UserError(f"{place}, {name}: {error}") from error
     return value
 
 
 @lru_cache(OPEN_IMAGES)
 def open_image(path: str) -> Image.Image:
-    """The image; the same object for the same path, by which rows are grouped."""
-    try:
-        return Image.open(path).convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise UserError(f"conditioning image {path} cannot be read: {error}") from error
+    """Return the same object for the same path, by which rows are grouped.
+
+    Raises ValueError, one sentence with the path, for a file that `open_image_file` refuses.
+    """
+    return open_image_file(path).convert("RGB")
 
 
 @lru_cache(OPEN_IMAGES)
@@ -69,7 +78,7 @@ def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
 
 
 def by_image(extras: Sequence[Extra]) -> list[list[int]]:
-    """Rows that have the same images, in order of their first."""
+    """Group rows that have the same images, in order of their first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, extra in enumerate(extras):
         key = tuple(id(value) for name, value in extra.items() if not TEXT_COLUMNS.fullmatch(name))
@@ -78,7 +87,7 @@ def by_image(extras: Sequence[Extra]) -> list[list[int]]:
 
 
 def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
-    """The arguments of one call: texts as a list, images (all the same) once or once a row."""
+    """Return the arguments of one call: texts as a list, the shared images once or once per row."""
     if not extras:
         return {}
     given: dict[str, Any] = {}
@@ -91,7 +100,7 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
 
 
 def widened(value: Any, factor: int) -> Any:
-    """An image, or each of several, `factor` times as wide as it is high; others as they are."""
+    """Resize an image, or each of several, to `factor` times its height in width."""
     if isinstance(value, list):
         return [widened(each, factor) for each in value]
     if not isinstance(value, Image.Image):
@@ -100,13 +109,13 @@ def widened(value: Any, factor: int) -> Any:
 
 
 def shared_images(call: Mapping[str, Any]) -> Extra:
-    """Images among the arguments of a call: the same ones for all rows."""
+    """Return the images among the arguments of `call`, which all rows share."""
     names = images(name for name, value in call.items() if value is not None)
-    return {name: _value(name, call, 0) for name in names}
+    return {name: _value(name, call[name], "model.call") for name in names}
 
 
 def placeholder_images(names: Iterable[str], width: int, height: int, frames: int = 9) -> Extra:
-    """Some image for each name, to try a pipeline out before a prompt is known."""
+    """Return some image for each name, for trial calls before a prompt is known."""
     draws = torch.Generator().manual_seed(0)
 
     def picture() -> Image.Image:
