@@ -1,8 +1,8 @@
-"""Less memory for more time, and less time: what diffusers and transformers have for it.
+"""Savings of memory or time that diffusers and transformers offer.
 
-None of it changes what a model says but for rounding. The proof at load
-(`flowrl.models.diffusers.proof`) runs with it on, and the self-check tells what it does to the
-first ratio.
+They change a model's outputs by rounding alone. The proof at load
+(`flowrl.models.diffusers.proof`) runs with them on, and the check of the first ratio reports their
+effect on it.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,8 +20,11 @@ GRAPHS = 64  # of one block's code
 
 
 def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
-    """Blocks keep their inputs alone; backward runs them again. diffusers' own, which looks at
-    whether gradients are taken and not at the training mode, that would bring dropout."""
+    """Keep only the inputs of blocks, which backward runs again.
+
+    By diffusers' own method, which needs no training mode and so brings no dropout. Raises
+    UserError for a model without it.
+    """
     for denoiser in denoisers:
         try:
             denoiser.enable_gradient_checkpointing()
@@ -33,8 +36,11 @@ def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """The same for a language model. transformers' own wants training mode, in which `generate`
-    would lose its cache and dropout come on; so the layers' forward is wrapped here."""
+    """Do the same for a language model, by wrapping the `forward` of its layers.
+
+    transformers' own method needs training mode, in which `generate` has no cache and dropout is
+    on. Raises UserError for a model without layers of transformers' kind.
+    """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
@@ -55,7 +61,7 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def attention(denoisers: Iterable[Any], backend: str) -> None:
-    """An attention kernel of `diffusers.attention_dispatch`, by its name there."""
+    """Set an attention kernel of `diffusers.attention_dispatch`, by its name there."""
     if "sage" in backend:
         raise UserError(
             f"model.attention: {backend} has no backward pass, so no gradient would come through "
@@ -75,13 +81,16 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
 
 
 def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
-    """torch.compile of the repeated blocks, at their first call: those that diffusers names for the
-    model, else the entries of its lists of blocks. Sampling (without gradients) and training are
-    two graphs of one program: where their rounding differs, the self-check says so.
+    """Compile the repeated blocks at their first call (torch.compile).
 
-    Blocks of a model are of two or three kinds, each called with and without gradients, with frozen
-    weights and trained ones, with one row and many. torch gives up at eight graphs and goes on
-    uncompiled, so it is allowed more, in the whole process."""
+    These are the blocks that diffusers names for the model, or else the entries of its lists of
+    blocks. Sampling and training are two graphs of one program; the check of the first ratio
+    reports a difference in their rounding.
+
+    A model has two or three kinds of blocks, each called with and without gradients, with frozen
+    and with trained weights, with one row and with many. torch goes on uncompiled after eight
+    graphs, so this raises its limit for the whole process.
+    """
     config.cache_size_limit = max(config.cache_size_limit, GRAPHS)  # recompile_limit, since 2.7
     for denoiser in denoisers:
         if denoiser._repeated_blocks:
@@ -97,22 +106,22 @@ def compile_blocks(denoisers: Iterable[Any], backend: str = "inductor") -> None:
 
 
 def outer_lists(denoiser: nn.Module) -> list[nn.ModuleList]:
-    """Lists of blocks that are in no other list."""
+    """Return the lists of blocks that are in no other list."""
     lists = {n: m for n, m in denoiser.named_modules() if isinstance(m, nn.ModuleList)}
     return [m for n, m in lists.items() if not any(n.startswith(f"{other}.") for other in lists)]
 
 
 def decoder(pipe: Any, *, tiling: bool, slicing: bool) -> None:
-    """The VAE works on one tile, or on one sample, at a time."""
+    """Let the VAE work on one tile, or on one sample, at a time."""
     vae = vars(pipe).get("vae")
     for wanted, name in ((tiling, "tiling"), (slicing, "slicing")):
         if not wanted:
             continue
-        method = getattr(vae, f"enable_{name}", None)
+        owner = type(pipe).__name__ if vae is None else type(vae).__name__
+        lacking = UserError(f"model.vae.{name}: {owner} does not have it; leave it out")
+        if (method := getattr(vae, f"enable_{name}", None)) is None:
+            raise lacking
         try:
-            if method is None:
-                raise NotImplementedError
             method()
-        except NotImplementedError as error:
-            owner = type(pipe).__name__ if vae is None else type(vae).__name__
-            raise UserError(f"model.vae.{name}: {owner} does not have it; leave it out") from error
+        except NotImplementedError as error:  # diffusers' own, for a VAE without tiles or slices
+            raise lacking from error

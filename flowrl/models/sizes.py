@@ -34,25 +34,29 @@ LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out
 class Sizes:
     """Numbers are counts of weights or of activations, whatever their bytes.
 
-    tokens   a row's, that the trained blocks see; None for a model without tokens (a UNet)
-    inside   that the blocks' linears take and give for a token, over all blocks
-    between  that the blocks hand on for a token, over all blocks
+    adapters  weights per unit of rank
+    tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
+    inside    inputs and outputs of the blocks' linears per token, over all blocks
+    between   inputs of the blocks per token, over all blocks
+    latent    of a row
+    decoding  of a row's image at the decoder's last level, one layer
+    unknown   components whose weights could not be counted
     """
 
     trained: int
     frozen: Mapping[str, int]  # by component
-    adapters: int  # a unit of rank
+    adapters: int
     tokens: int | None
     inside: int
     between: int
     blocks: int
-    latent: int = 0  # of a row
-    decoding: int = 0  # of a row's image at the decoder's last level, one layer
+    latent: int = 0
+    decoding: int = 0
     unknown: tuple[str, ...] = ()
 
 
 def local_folder(source: str) -> Path | None:
-    """The folder of a model that is here: as given, below the project, or in the hub's cache."""
+    """Return a model's local folder: as given, below the project, or in the hub's cache."""
     here = Path(place(source))
     if here.is_dir():
         return here
@@ -63,14 +67,14 @@ def local_folder(source: str) -> Path | None:
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
-    """None where the model is not on this machine. `length`: of a text's completion."""
+    """Return the sizes, None if the model is not here. `length`: tokens of a completion."""
     folder = local_folder(m.pipeline or m.language or "")
     if folder is None or m.gguf_file is not None:
         return None
-    return _pipeline(folder, m) if m.pipeline else _language(folder, m, length)
+    return _pipeline(folder, m) if m.pipeline else _language(folder, length)
 
 
-def _language(folder: Path, m: ModelSettings, length: int) -> Sizes:
+def _language(folder: Path, length: int) -> Sizes:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     head = model.get_output_embeddings()
@@ -162,7 +166,7 @@ class _Shape:
 
     @classmethod
     def of(cls, folder: Path, pipeline: str, denoiser: Any, m: ModelSettings) -> "_Shape":
-        """Sizes of one row, by the names that diffusers' configurations have for it."""
+        """Read the sizes of one row from diffusers' configurations."""
         path = folder / "vae" / "config.json"
         vae = json.loads(path.read_text()) if path.is_file() else {}
         config = denoiser.config
@@ -189,7 +193,7 @@ class _Shape:
 
 
 def _size(name: str, pipeline: str, m: ModelSettings) -> int | None:
-    """A size that the run gives, or the pipeline's own default."""
+    """Return a size that the run sets, or the pipeline's own default."""
     given = m.call.get(name, getattr(m, name, None))
     if given is not None:
         return int(given)

@@ -268,7 +268,7 @@ def test_the_chat_template_frames_prompts_and_plain_text_is_left_alone():
 
 def test_published_generation_settings_do_not_act_but_are_saved_again(tmp_path):
     source = tiny_lm.write(tmp_path / "base")
-    policy = CausalPolicy.load(str(source), dtype=torch.float32, device="cpu")
+    policy = CausalPolicy.load(str(source), dtype=torch.float32, device=torch.device("cpu"))
     plain = CausalPolicy(tiny_lm.llama(), tiny_lm.tokenizer())
     assert torch.equal(rollout(policy, WARPED).ids, rollout(plain, WARPED).ids)
     policy.save(tmp_path / "again")
@@ -317,7 +317,7 @@ def test_saved_weights_are_what_plain_transformers_and_peft_load(tmp_path, lora)
     source = str(tiny_lm.write(tmp_path / "base"))
 
     def fresh() -> CausalPolicy:
-        made = CausalPolicy.load(source, dtype=torch.float32, device="cpu")
+        made = CausalPolicy.load(source, dtype=torch.float32, device=torch.device("cpu"))
         made.add_lora(rank=2, alpha=8, targets=None, seed=0) if lora else made.train_all()
         return made
 

@@ -1,8 +1,8 @@
-"""Conditioning images are encoded once, and their sampled posteriors stay as they are.
+"""A cache of encoded conditioning images, with one fixed sample of each posterior.
 
 A pipeline encodes its image in every call, and several draw a new sample of the posterior each
 time: the ratio of new to old would not be 1. While a pipeline is driven (and for the call that the
-proof compares with), `vae.encode` and image encoders remember what they gave, image by image; a
+proof compares with), `vae.encode` and image encoders keep their outputs image by image; a
 posterior's noise is drawn from its image's content, so it is the same in every process and run.
 """
 
@@ -25,7 +25,7 @@ SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder"
 
 
 class Posterior(DiagonalGaussianDistribution):
-    """A posterior whose sample is one and the same."""
+    """A posterior that always returns the same sample."""
 
     def __init__(self, parameters: Tensor, noise: Tensor):
         super().__init__(parameters)
@@ -37,11 +37,12 @@ class Posterior(DiagonalGaussianDistribution):
         return cls(given.parameters, noise.to(given.mean))
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        del generator  # it would draw another sample in each call
         return self.mean + self.std * self.noise
 
 
 class Memo:
-    """The remembered encodings of one pipeline."""
+    """The kept encodings of one pipeline."""
 
     def __init__(self, pipe: Any):
         self.pipe = pipe
@@ -95,7 +96,7 @@ def _fixed(leaf: Any, key: str) -> Any:
 
 
 def _stack(rows: list[Any]) -> Any:
-    """Outputs of single rows as the output of all."""
+    """Join outputs of single rows into the output of all."""
     flat = [tree_flatten(row) for row in rows]
     leaves = [_joined(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)]
     return tree_unflatten(leaves, flat[0][1])

@@ -1,8 +1,8 @@
 """A diffusers pipeline as a policy: its own `__call__` is the velocity field.
 
 There is no code of a model family here. The pipeline is driven through a stand-in for its
-scheduler (`flowrl.models.diffusers.driver`), and what that gives is compared with the pipeline's
-own call for the user's own arguments before it is used (`flowrl.models.diffusers.proof`).
+scheduler (`flowrl.models.diffusers.driver`), and the result is compared with the pipeline's own
+call for the user's own arguments before it is used (`flowrl.models.diffusers.proof`).
 """
 
 import math
@@ -60,10 +60,9 @@ class PipelinePolicy:
         dtype: torch.dtype,
         device: str | torch.device,
         call: Mapping[str, Any],
-        rows_per_call: int | None = None,
         offload: bool = False,
     ) -> "PipelinePolicy":
-        """From a folder or a hub name. Components that its index does not list are left out."""
+        """Load a folder or a hub name. Components that its index does not list are left out."""
         pipe, frozen = checks.from_pretrained(source, dtype), OffloadedParts()
         if offload:
             frozen = OffloadedParts.of(pipe, DENOISERS, torch.device(device))
@@ -72,7 +71,7 @@ class PipelinePolicy:
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
-        policy = cls(pipe, call=call, rows_per_call=rows_per_call)
+        policy = cls(pipe, call=call)
         policy.device, policy.frozen = torch.device(device), frozen
         frozen.rest()
         return policy
@@ -86,8 +85,8 @@ class PipelinePolicy:
         return Ode(group)
 
     def automatic(self, steps: int) -> int:
-        """Small latents want large batches, large ones fit few. Measured on small ones."""
-        return max(1, min(128, 2**18 // math.prod(self.shape(2))))
+        """Rows per call by the size of a row's latents, measured on small models."""
+        return max(1, min(128, 2**18 // math.prod(self.shape(steps))))
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
@@ -151,7 +150,7 @@ class PipelinePolicy:
             picture, sigma = part.state, start.schedule.sigmas[0]
             return lambda noise, prompt: picture.to(noise)[prompt] + sigma * noise
         size = start.noise
-        return None if size == 1.0 else lambda noise, prompt: size * noise
+        return None if size == 1.0 else lambda noise, _: size * noise
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
         """Whether the first states hold an image beside noise (a `strength`)."""
@@ -242,7 +241,7 @@ class PipelinePolicy:
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None:
-        """Adapters on every denoiser. None: the attention and feed-forward linears."""
+        """Add adapters to every denoiser. None: to attention and feed-forward linears."""
         lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
 
     def roots(self) -> dict[str, nn.Module]:
@@ -266,21 +265,21 @@ class PipelinePolicy:
         savings.checkpoint_denoisers(self.denoisers)
 
     def save(self, folder: Path) -> None:
-        """Files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
+        """Save files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
         if lora.has_lora(self.loop.driver.denoisers):
             lora.save_lora(self.pipe, self.loop.driver.denoisers, folder)
         else:
             self.pipe.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
-        """The reverse of `save`, into a policy that was loaded from the same base."""
+        """Load what `save` wrote, into a policy with the same base model."""
         lora.load_lora(self.pipe, self.loop.driver.denoisers, folder)
 
     def close(self) -> None:
         """Nothing is held elsewhere."""
 
     def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
-        """Rows that go into one call each: of the same images, and of one sigma unless mixed."""
+        """Group rows by call: rows of the same images, and of one sigma unless `mixed`."""
         alike = columns.by_image(extras) if extras else [list(range(len(sigma)))]
         groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
         if not mixed and len(sigma):

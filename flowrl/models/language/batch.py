@@ -63,6 +63,7 @@ class Writing:
         """Sample the plans' completions. Noise is keyed as in `samplers.generate.Writer`, and by
         the position. Text plans do not steer, so `score` is unused."""
         assert not keep_mean, "texts have no means"
+        del score
         found = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
         for index, each in enumerate(plans):

@@ -28,6 +28,7 @@ class Keyed(LogitsProcessor):
         self.spread: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        del input_ids
         asked = self.asked
         cold = asked.temperature == 0
         logp = warp(scores, 1.0 if cold else asked.temperature)

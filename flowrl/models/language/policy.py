@@ -57,12 +57,7 @@ class CausalPolicy:
 
     @classmethod
     def load(
-        cls,
-        source: str,
-        *,
-        dtype: torch.dtype,
-        device: str | torch.device,
-        gguf_file: str | None = None,
+        cls, source: str, *, dtype: torch.dtype, device: torch.device, gguf_file: str | None = None
     ) -> "CausalPolicy":
         """Load a model from a folder, a hub name, or a GGUF file in the folder."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
@@ -145,6 +140,7 @@ class CausalPolicy:
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
         """Check that all prompts fit and that padding does not change the model's predictions."""
+        del meta  # other columns change neither
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
@@ -233,6 +229,7 @@ class _ScoreRecorder(LogitsProcessor):
         self.scores: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        del input_ids
         self.scores.append(scores)
         return scores
 

@@ -246,7 +246,10 @@ class CompletionsServer:
         writer = Writer(self, some, tuple(range(len(some))), 0, 0, model.device)
         plan = TextPlan(min(TOKENS, steps), (1,), temperature=self.temperature)
         rollout = writer.write(plan)
-        reader = ScoringPolicy(model, some, separate_head)
+        return self._compared(ScoringPolicy(model, some, separate_head), rollout)
+
+    def _compared(self, reader: ScoringPolicy, rollout: TextRollout) -> list[str]:
+        """Compare log-probabilities with the model's own. UserError for another model's."""
         differences = self._differences(reader, rollout, self.temperature)
         mean = float(differences.mean())
         if (
