@@ -1,0 +1,1 @@
+"""Models as policies: their interface, diffusers pipelines and causal language models."""

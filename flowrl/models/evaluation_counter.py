@@ -15,8 +15,8 @@ T = TypeVar("T")
 class Meter:
     """Counts evaluations of policies on this process, with gradients and without.
 
-    States of a flow, where one of a guided velocity counts once though the network then sees it
-    twice; tokens of a completion.
+    The units are states of a flow (a guided velocity counts once, though its network runs twice)
+    and tokens of a completion.
     """
 
     graded: int = 0
@@ -38,6 +38,6 @@ class Meter:
     def total(
         self, every: Callable[[int], list[int]], kind: Literal["graded", "frozen"] | None = None
     ) -> float:
-        """Over all processes, as `Parallel.every` gathers."""
+        """Sum over all processes; `every` gathers their counts, as `Parallel.every` does."""
         mine = {"graded": self.graded, "frozen": self.frozen, None: self.graded + self.frozen}[kind]
         return float(sum(every(mine)))

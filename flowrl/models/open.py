@@ -1,4 +1,4 @@
-"""Settings to a policy: the one place that knows which kinds of model there are."""
+"""Opens the model of a run's settings; no other module knows all kinds of model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ DTYPES = {
 
 
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
-    """`folder` is that of a run that trains: only such a one has a server draw for it."""
+    """Load the model. `folder` is that of a training run: no other samples from a server."""
     if run.model.pipeline:
         return _pipeline(run.model, device)
     policy = _language(run, device)
@@ -100,5 +100,5 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
 
 
 def place(source: str) -> str:
-    """A folder as it was given or below the project, or a hub name."""
+    """Return an existing folder, as given or below the project, or else the name on the hub."""
     return str(find(source)) if find(source).is_dir() else source

@@ -1,9 +1,8 @@
-"""The interface of a model to the loop, whatever it makes.
+"""The interface between the training loop and a model of any kind.
 
-A policy opens a batch of prompts, which are encoded once; the batch draws rollouts under a plan,
-makes them into media, and holds what a likelihood evaluates. `flowrl.models.diffusers.policy` is
-the policy of images and videos, `flowrl.models.language.policy` that of text. n samples, g draws,
-k points.
+A policy opens a batch of prompts, which are encoded once; the batch samples rollouts under a plan,
+decodes them, and holds the function that a likelihood evaluates. `flowrl.models.diffusers.policy`
+makes images and videos, `flowrl.models.language.policy` text. n samples, g draws, k points.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ class Edge(Protocol):
 
 @runtime_checkable
 class RolloutLike(Protocol):
-    """The view of samples that the loop and credit read. A draw's are contiguous."""
+    """The view of samples that the loop and credit read. Samples of a draw are contiguous."""
 
     @property
     def columns(self) -> Columns: ...
@@ -56,7 +55,9 @@ class RolloutLike(Protocol):
     def exists(self) -> Bool[Tensor, "n k"] | None: ...  # decision points of each; None: all
 
     @property
-    def states(self) -> Int[Tensor, "n k"] | None: ...  # ids of what each decided in, if known
+    def states(
+        self,
+    ) -> Int[Tensor, "n k"] | None: ...  # ids of the states before each decision, if known
 
     @property
     def iteration(self) -> int: ...  # of the run, which weights of rewards may depend on
@@ -64,13 +65,13 @@ class RolloutLike(Protocol):
 
 @runtime_checkable
 class Batch(Protocol):
-    """Prompts that were encoded once; a row of theirs is a rollout's `prompt`."""
+    """Prompts that were encoded once. A rollout's `prompt` is a row of them."""
 
     @property
-    def policy(self) -> Any: ...  # what `Likelihood.evaluate` is handed, with gradients
+    def policy(self) -> Any: ...  # the first argument of `Likelihood.evaluate`, with gradients
 
     @property
-    def meter(self) -> Meter: ...  # counts what sampling asked the model for
+    def meter(self) -> Meter: ...  # counts the evaluations of sampling
 
     def rollouts(
         self,
@@ -83,9 +84,11 @@ class Batch(Protocol):
         score: Callable[[Any], Tensor] | None = None,
         on_rollout: Callable[[Any], None] | None = None,
     ) -> Sequence[Any]:
-        """One `RolloutLike` for each of the planner's plans, under the weights in force. `score`
-        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is
-        called for each rollout but the last, as soon as it is drawn."""
+        """Sample one `RolloutLike` for each of the planner's plans, under the current weights.
+
+        `score` returns the reward [n] of a rollout, for plans that steer by it. `on_rollout` is
+        called for each rollout but the last, as soon as it is sampled.
+        """
         ...
 
     def media(self, rollout: Any) -> Any:
@@ -104,26 +107,28 @@ class Policy(Protocol):
     rows_per_call: int | None
 
     def open(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int) -> Batch:
-        """Encode prompts; `meta` are their rows of the prompt file, or nothing. `steps` are
+        """Encode prompts. `meta` are their rows of the prompt file, or empty; `steps` are
         denoising steps, or the most tokens of a completion."""
         ...
 
     def plain(self, group: int) -> Any:
-        """The planner of evaluations: `group` samples a draw that nothing is trained on."""
+        """Return the planner of evaluations, with `group` samples per draw."""
         ...
 
     def automatic(self, steps: int) -> int:
-        """Rows a call that fit most machines."""
+        """Return a number of rows per call that fits most machines."""
         ...
 
     def proofs(
         self, prompts: Sequence[str], steps: int, meta: Sequence[Mapping[str, Any]] = ()
     ) -> list[str]:
-        """Check that what we drive is what the model does, for these prompts. A sentence for each
-        thing that was found; UserError where it cannot be used."""
+        """Check that the driven model equals its own call, for these prompts.
+
+        Return a sentence per finding. Raises UserError for a model that cannot be used.
+        """
         ...
 
-    def roots(self) -> dict[str, nn.Module]: ...  # what is called, and trained, as a whole
+    def roots(self) -> dict[str, nn.Module]: ...  # modules that are called and trained as a whole
 
     def trainable(self) -> dict[str, nn.Parameter]: ...
 
@@ -133,10 +138,10 @@ class Policy(Protocol):
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int
     ) -> None: ...
 
-    def checkpoint_gradients(self) -> None: ...  # UserError where the model does not have it
+    def checkpoint_gradients(self) -> None: ...  # UserError if the model cannot
 
     def save(self, folder: Path) -> None: ...
 
     def load_weights(self, folder: Path) -> None: ...
 
-    def close(self) -> None: ...  # gives back what it holds elsewhere, at the end of a run
+    def close(self) -> None: ...  # frees what it holds on a server, at the end of a run

@@ -1,8 +1,8 @@
-"""Half-precision networks whose weights are trained: float32 masters.
+"""Float32 master weights, for networks that are trained in half precision.
 
 A step of 1e-5 on a weight of 1 is lost in bfloat16, which has 8 binary digits. So the optimizer
 steps a float32 copy, gradients are summed over chunks in float32, and the network has the
-rounding. Adapters are float32 to begin with and need none of this.
+rounded copy. Adapters are float32 to begin with and need none of this.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def masters(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return what the optimizer steps, by name: a network's own weights, or copies of half ones."""
+    """Return the optimizer's weights by name: the network's own, or masters of half ones."""
     return {name: _master(p) if p.dtype in HALF else p for name, p in parameters.items()}
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
-    """Every gradient that reaches the half weight moves on to its master at once."""
+    """Return the master of a half weight; each gradient of the weight moves to it at once."""
     kept = nn.Parameter(weight.detach().float())
 
     def hand_over(half: Tensor) -> None:
@@ -34,7 +34,8 @@ def _master(weight: nn.Parameter) -> nn.Parameter:
 def scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:
     """Return the scaler of losses.
 
-    float16 has no numbers below 6e-8, where the gradients of a mean over rows and
-    latents live, so its losses are multiplied before `backward`, and gradients divided after it. A
-    factor that overflows is halved, and the step skipped. Disabled for other dtypes."""
+    float16 has no numbers below 6e-8, and gradients of a mean over rows and latents are as small.
+    So its losses are multiplied before `backward`, and gradients divided after it. A factor that
+    overflows is halved, and the step skipped. Disabled for other dtypes.
+    """
     return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)

@@ -1,9 +1,9 @@
-"""Weights that are shared out over processes (FSDP2) as one process sees them."""
+"""The part of sharded weights (FSDP2) that one process holds."""
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's piece, sharing its memory; a plain tensor is all of it."""
+    """Return this process's shard, without a copy; a plain tensor is returned whole."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

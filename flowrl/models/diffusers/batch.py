@@ -59,7 +59,7 @@ class Painting:
 
     @property
     def policy(self) -> Velocity:
-        """For training, so at its guidance."""
+        """The velocity at the guidance of training."""
         return self._bind(self.owner.guidance.train)
 
     def _bind(self, guidance: float | None) -> Velocity:
@@ -80,7 +80,7 @@ class Painting:
 
         def guess(x0: Tensor, prompt: Tensor) -> Tensor:
             """The reward of predicted clean latents."""
-            assert score is not None  # roll asks only if it is there
+            assert score is not None  # roll calls it only if a score is given
             return score(Rollout(plans[0], x0, prompt, tuple(draws), (), seed, iteration, 0))
 
         def decoded(rollout: Rollout) -> Rollout:
@@ -103,7 +103,7 @@ class Painting:
         return tuple(decoded(rollout) for rollout in rollouts)
 
     def media(self, rollout: Rollout) -> Tensor:
-        """Leaves to images, with their encodings row by row, since decoders may read them."""
+        """Decode samples to images, with their own encodings, which some decoders read."""
         return self.owner.decode(
             rollout.x0,
             self.conditioning.take(rollout.prompt.cpu()),

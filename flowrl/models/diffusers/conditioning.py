@@ -1,7 +1,7 @@
-"""Outputs of a pipeline's `encode_prompt`, cut by row, whatever the family returns.
+"""Outputs of a pipeline's `encode_prompt`, cut into rows, for any family.
 
 Nothing here knows a name such as `prompt_embeds`. A few probes at load show which outputs have a
-row for each prompt, which follow the length of the prompts and which are masks of tokens.
+row per prompt, which follow the length of the prompts, and which are masks of tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,17 +16,17 @@ from flowrl.errors import UserError
 SHORT_PROMPT = "a"
 LONG_PROMPT = "a photo of a small red cube on a wide green table"
 
-# what every encode_prompt call of one pipeline call returned, in order
+# outputs of all encode_prompt calls of one pipeline call, in order
 Calls = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The cut of one output into rows. Neither `axis` nor `listed`: it is the same for all rows."""
+    """The cut of one output into rows. Without `axis` and `listed`, all rows share the output."""
 
     axis: int | None = None  # of the rows, in a tensor
     blocks: int = 1  # all rows, then all of them again: prompts behind negative ones, in one tensor
-    listed: bool = False  # a list with one entry a row
+    listed: bool = False  # a list with one entry per row
     length: int | None = None  # axis of the tokens, where it follows the prompts
     mask: torch.dtype | None = None  # of a mask [n tokens] that is 0 on padding
     absent: bool = False  # None in all probes: unknown, so that it must stay None
@@ -44,7 +44,7 @@ class EncodingLayout:
         return any(slot.mask is not None for slot in self.slots)
 
 
-# one output: a list with all that the calls of each prompt alone gave
+# one output: a list of the outputs of each prompt's own call
 SINGLE = EncodingLayout((), (Slot(listed=True),))
 
 
@@ -58,7 +58,7 @@ class Conditioning:
     """
 
     layout: EncodingLayout
-    values: tuple[Any, ...]  # one a slot
+    values: tuple[Any, ...]  # one per slot
     prompts: tuple[str, ...]
     extras: tuple[Mapping[str, Any], ...] = ()
     plain: "Conditioning | None" = None
@@ -71,7 +71,7 @@ class Conditioning:
         return len(self.prompts)
 
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
-        """The given rows, in that order; a row may be asked for several times."""
+        """Return the given rows, in that order; rows may repeat."""
         index = torch.as_tensor(rows, dtype=torch.long).cpu()
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {index.tolist()} of a conditioning with {self.rows} rows")
@@ -84,9 +84,9 @@ class Conditioning:
 
     @staticmethod
     def cat(parts: Sequence["Conditioning"]) -> "Conditioning":
-        """Stack rows; shorter token axes are padded with zeros, which the mask then says.
+        """Stack rows. Shorter token axes are padded with zeros, which the mask marks.
 
-        Raises UserError where lengths differ and the pipeline gives no mask.
+        Raises UserError if lengths differ and the pipeline returns no mask.
         """
         layout = parts[0].layout
         assert all(part.layout == layout for part in parts)
@@ -103,7 +103,7 @@ class Conditioning:
         return Conditioning(layout, values, prompts, extras, plain)
 
     def calls(self, *, guided: bool = True) -> Calls:
-        """The outputs in the form in which `encode_prompt` returned them."""
+        """Return the outputs in the form in which `encode_prompt` returned them."""
         if self.plain is not None and not guided:
             return self.plain.calls()
         if self.layout is SINGLE:
@@ -126,7 +126,7 @@ def flatten(calls: Calls) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
 
 
 def same_form(a: Calls, b: Calls) -> bool:
-    """Whether one set of outputs can stand for the other; one that is absent is not read."""
+    """Whether two sets of outputs have the same form; an output that is absent matches any."""
     (counts, values), (others, against) = flatten(a), flatten(b)
     pairs = [(_form(v), _form(w)) for v, w in zip(values, against, strict=False)]
     return counts == others and all(v == w for v, w in pairs if v is not None and w is not None)
@@ -151,7 +151,7 @@ def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -
 def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayout:
     """Probe `encode` with 1, 2 and 3 equal prompts, with a short one, and with two lengths at once.
 
-    Raises UserError for an output that is neither constant nor one row a prompt.
+    Raises UserError for an output that is neither constant nor one row per prompt.
     """
     counts, _ = flatten(encode([LONG_PROMPT]))
     probes = [
@@ -166,7 +166,7 @@ def learn(encode: Callable[[Sequence[str]], Calls], owner: str) -> EncodingLayou
         more, values = flatten(encode(prompts))
         if more != counts:
             raise UserError(
-                f"{owner}: encode_prompt gives {more} outputs for {prompts}, not {counts}"
+                f"{owner}: encode_prompt returns {more} outputs for {prompts}, not {counts}"
             )
         found.append(values)
     columns = zip(*found, strict=True)
@@ -200,7 +200,7 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
     rows = [axis for axis, (a, b, c) in enumerate(sizes) if a and (b, c) == (2 * a, 3 * a)]
     moving = [axis for axis, size in enumerate(sizes) if len(set(size)) > 1]
     if rows != moving or len(rows) > 1:
-        raise UserError(f"{name} of encode_prompt does not have one row a prompt: sizes {sizes}")
+        raise UserError(f"{name} of encode_prompt does not have one row per prompt: sizes {sizes}")
     axis = rows[0] if rows else None
     blocks = one.shape[axis] if axis is not None else 1
     grows = [a for a in range(one.ndim) if one.shape[a] != short.shape[a]]
@@ -224,7 +224,7 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
         alone = torch.stack(second, axis)
         if length is not None or not torch.allclose(alone, one, rtol=1e-2, atol=1e-3):
             raise UserError(
-                f"{name} of encode_prompt has {blocks} rows a prompt, in no known order"
+                f"{name} of encode_prompt has {blocks} rows per prompt, in no known order"
             )
     return Slot(axis, blocks=blocks, length=length)
 
@@ -267,8 +267,8 @@ def _join(slot: Slot, column: Sequence[Any], tokens: Sequence[int | None], parts
     sizes = [v.shape[slot.length] for v in column]
     if len(set(sizes)) > 1 and not parts[0].layout.masked:
         raise UserError(
-            f"prompts were encoded to {sorted(set(sizes))} tokens and the pipeline gives no mask: "
-            "encode them in one call (a larger rows_per_call)"
+            f"prompts were encoded to {sorted(set(sizes))} tokens, and the pipeline returns no "
+            "mask: encode them in one call (a larger rows_per_call)"
         )
     return torch.cat([_pad(v, slot.length, max(sizes)) for v in column], slot.axis)
 

@@ -2,7 +2,7 @@
 
 A `strength` below 1 cuts the list of steps and starts from the given image, noised to the first
 level. Our plans draw that noise themselves, so the image's part is found here: the first state
-of a call whose noise is 0. What is left must be noise of the level's size, or it is refused.
+of a call whose noise is 0. The rest must be noise of the level's size, or the start is refused.
 """
 
 import math
@@ -20,14 +20,14 @@ NEAR_STATE = 5e-3  # of the noise's size from the level's: some schedulers round
 
 
 class RecordedNoise:
-    """Stands for `randn_tensor`: the same numbers, `size` times as large, and kept."""
+    """Stands for `randn_tensor`: returns the same numbers times `size`, and keeps them."""
 
     def __init__(self, size: float):
         self.size = size
         self.drawn: list[Tensor] = []
 
     def patches(self, pipe: Any) -> list[Patch]:
-        """In every module of diffusers that a method of the pipeline comes from."""
+        """Patches of every module of diffusers that a method of the pipeline comes from."""
         modules = {kind.__module__: sys.modules[kind.__module__] for kind in type(pipe).__mro__}
         return [
             Patch(module, "randn_tensor", self._of(vars(module)["randn_tensor"]))

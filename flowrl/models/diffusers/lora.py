@@ -1,4 +1,4 @@
-"""Low-rank adapters (peft, arXiv:2106.09685) on a pipeline's denoisers, and weights on disk."""
+"""Low-rank adapters (peft, arXiv:2106.09685) of a pipeline's denoisers, and their files."""
 
 import inspect
 import re
@@ -32,7 +32,7 @@ OTHER = re.compile(r"norm|modulation|(^|_)mod$|emb|time|adaln")
 class Spec:
     rank: int
     alpha: int | float
-    targets: Sequence[str] | None  # names, or ends of names, of linears; None: the default
+    targets: Sequence[str] | None  # names of linears or ends of them; None: the default
     seed: int
 
 
@@ -96,8 +96,10 @@ def _shortest(denoiser: nn.Module, ends: list[str], linears: Iterable[str]) -> l
 
 
 def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> None:
-    """Files that a plain pipeline's `load_lora_weights` reads, alpha included: one, or one for
-    each expert (`SECOND`)."""
+    """Write files that a plain pipeline's `load_lora_weights` reads, alpha included.
+
+    One file, or one for each expert (`SECOND`).
+    """
     takes = inspect.signature(pipe.save_lora_weights).parameters
     for names, weight_name, slot in _files(pipe, denoisers):
         given: dict[str, Any] = {}
@@ -179,7 +181,7 @@ def _ends(name: str, ends: Sequence[str]) -> bool:
 
 
 def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
-    """Before an hour of training, not after it."""
+    """Raise UserError, before the training, for adapters that cannot be saved."""
     owner = type(pipe).__name__
     if "save_lora_weights" not in dir(pipe):
         raise UserError(f"{owner} cannot save adapters: train its full weights (lora: null)")

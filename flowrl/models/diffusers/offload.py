@@ -1,4 +1,4 @@
-"""Frozen parts (text and image encoders, VAE) wait on the CPU, and are on the device while used."""
+"""Offloading of frozen parts (text and image encoders, VAE) to the CPU while they are unused."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from torch import nn
 
 
 class Waking(ModelHook):
-    """Brings its module to the device when it is called; who called it sends it back to rest.
+    """Moves its module to the device when it is called; `OffloadedParts.rest` moves it back.
 
     accelerate's CpuOffload sends it back when the next module of a fixed sequence is called. Here
-    parts are called in chunks and in any order. diffusers asks `execution_device` where inputs go,
+    parts are called in chunks and in any order. diffusers reads `execution_device` to place inputs,
     and calls the hook for `encode` and `decode` of a VAE too.
     """
 
@@ -30,14 +30,16 @@ class Waking(ModelHook):
 
 @dataclass(frozen=True)
 class OffloadedParts:
-    """The parts of a pipeline that rest. Without any, nothing here does anything."""
+    """The offloaded parts of a pipeline; empty for one that is not offloaded."""
 
     parts: Mapping[str, tuple[nn.Module, Waking]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pipe: Any, denoisers: Collection[str], device: torch.device) -> "OffloadedParts":
-        """Put the denoisers on the device, and hooks on all other modules, which go to rest when a
-        denoiser is called, too."""
+        """Move the denoisers to the device and put hooks on all other modules.
+
+        A call of a denoiser moves these back to the CPU, too.
+        """
         modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
         frozen = cls({n: (m, Waking(device)) for n, m in modules.items() if n not in denoisers})
         for module, hook in frozen.parts.values():
@@ -47,7 +49,7 @@ class OffloadedParts:
         return frozen
 
     def rest(self) -> None:
-        """Back to the CPU with those that were used."""
+        """Move the parts that were used back to the CPU."""
         for module, hook in self.parts.values():
             if hook.awake:
                 module.to("cpu")

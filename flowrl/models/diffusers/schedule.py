@@ -1,8 +1,8 @@
 """Noise levels that a pipeline's own call visits, and the timesteps its loop passes for them.
 
-Every model is a flow to the rest of flowrl. One that predicts the noise, v or the clean sample of
-a variance-preserving process has the flow's level s / (alpha + s) (`samplers.adapt`); its
-scheduler's list, whichever form that has, is read as such levels.
+The rest of flowrl sees every model as a flow. A model that predicts the noise, v or the clean
+sample of a variance-preserving process has the flow's level s / (alpha + s) (`samplers.adapt`);
+any form of scheduler's list is read as such levels.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class PipelineSchedule:
     """The scheduler's own lists for a resolution and number of steps, dynamic shifting included.
 
     sigmas     steps + 1 falling noise levels; the last is where the scheduler ends, 0 for flows
-    timesteps  [steps] what the loop passes for them, in its own dtype
-    train      timesteps a unit of sigma (of a flow)
+    timesteps  [steps] the values that the loop passes for them, in its own dtype
+    train      timesteps per unit of sigma (of a flow)
     visits     the level at each call of `scheduler.step`: some solvers look at a level twice
     levels     of a model of a variance-preserving process: its level by integer time, rising
     inverted   the loop's own sigma is 1 - ours
@@ -43,7 +43,7 @@ class PipelineSchedule:
     def of(
         cls, scheduler: Any, visited: Sequence[Any], kind: ModelOutput, owner: str
     ) -> "PipelineSchedule":
-        """After a call has set the scheduler's steps and visited them.
+        """Read the lists of a scheduler after a call has set its steps and visited them.
 
         Raises UserError for levels that do not fall to 0 and for a noise prediction at sigma = 1.
         """
@@ -67,15 +67,15 @@ class PipelineSchedule:
             raise UserError(f"{owner}: its first sigma is {sigmas[0]}, a flow's is at most 1")
         if kind == "epsilon" and sigmas[0] >= 1.0:
             raise UserError(
-                f"{owner}: {name} starts at pure noise, where a prediction of the noise says "
-                "nothing of the sample: set prediction_type or rescale_betas_zero_snr as the model "
+                f"{owner}: {name} starts at pure noise, where the predicted noise does not "
+                "determine the sample: set prediction_type or rescale_betas_zero_snr as the model "
                 "was trained"
             )
         train = scheduler.config.num_train_timesteps
         return cls(sigmas, passed[first], train, tuple(visits), levels, kind == "inverted")
 
     def index(self, sigma: Tensor) -> Tensor:
-        """[n] place of each sigma in the list, -1 where it is not in it."""
+        """[n] place of each sigma in the list, -1 for others."""
         known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
         same = sigma.detach().cpu().to(torch.float32)[:, None] == known
         return torch.where(same.any(1), same.int().argmax(1), -1)
@@ -112,7 +112,7 @@ class PipelineSchedule:
         return time if self.timesteps.is_floating_point() else time.round()
 
     def _own(self, sigma: Tensor) -> Tensor:
-        """The sigma that a flow's scheduler has for ours."""
+        """Return the sigma of a flow's scheduler for ours."""
         known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
         ours, times = (1 - known if self.inverted else known) * self.train, self.timesteps.float()
         if bool(((ours - times).abs() > 1).any()):
@@ -145,7 +145,7 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
     own = vars(scheduler).get("sigmas")
     listed = scheduler.timesteps.detach().cpu()
     if own is None and levels is None:
-        raise UserError(f"{type(scheduler).__name__} tells no sigmas: its steps cannot be read")
+        raise UserError(f"{type(scheduler).__name__} has no sigmas: its steps cannot be read")
     if own is None:
         assert levels is not None
         return levels[passed.round().long()].tolist()
@@ -153,7 +153,7 @@ def _levels(scheduler: Any, passed: Tensor, levels: Tensor | None) -> list[float
     places, start = [], 0
     for time in passed:
         same = torch.nonzero(listed[start:] == time)
-        if not len(same):  # the loop passes something else than the scheduler's own times
+        if not len(same):  # the loop passes other values than the scheduler's own times
             places = list(range(len(passed))) if len(passed) == len(listed) else []
             break
         start += int(same[0])
@@ -177,8 +177,8 @@ class Start:
 
     `noise` is the size of that state for standard normal noise, as a flow state: a model of a
     variance-preserving process is handed N(0, 1), which is alpha + s times a flow state. `scale`
-    turns the loop's unscaled first state into a flow state. The pipeline is on its device before
-    this is made.
+    turns the loop's unscaled first state into a flow state. The pipeline must be on its device
+    before this is made.
     """
 
     schedule: PipelineSchedule
