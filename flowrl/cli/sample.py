@@ -18,7 +18,8 @@ from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
 from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
-from flowrl.run.session import load_policy, load_rewards, prove_rewards
+from flowrl.run.learner import load_policy
+from flowrl.run.session import load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.read import override

@@ -16,7 +16,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models import sizes
 from flowrl.models.sizes import Sizes
-from flowrl.run.session import averages
+from flowrl.run.learner import averages
 from flowrl.settings import Run
 from flowrl.settings.read import override
 from samplers import Plan

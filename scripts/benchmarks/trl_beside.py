@@ -111,7 +111,7 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     for iteration in range(steps + WARM):
         clock.start()
         experience = collect(session, iteration)
-        update(session, experience, Progress(iteration))
+        update(session.learner, experience, Progress(iteration))
         clock.stop()
         tokens.append(sum(int(rows.mask.sum()) for rows in experience.rows))
     return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}

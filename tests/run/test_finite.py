@@ -132,7 +132,7 @@ def test_an_average_that_is_not_finite(pipeline, tmp_path, monkeypatch):
 
 def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path, monkeypatch):
     kept = runs.session(pipeline, tmp_path, runs.NFT)
-    name, weight = list(kept.policies.parameters.items())[-1]
+    name, weight = list(kept.learner.policies.parameters.items())[-1]
     step = update.optimizer_step
 
     def harmed(*given: object) -> float:
@@ -163,9 +163,9 @@ def test_no_file_is_written_of_weights_that_are_not_finite(pipeline, tmp_path):
     settings["model"] |= {"dtype": "bfloat16", "lora": None}
     kept = runs.opened(settings, tmp_path)
     with torch.no_grad():
-        next(iter(kept.policies.network.values())).view(-1)[3] = torch.inf
+        next(iter(kept.learner.policies.network.values())).view(-1)[3] = torch.inf
     with pytest.raises(UserError, match="is not finite"):
-        checkpoint.export(kept, tmp_path / "out")
+        checkpoint.export(kept.learner, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
