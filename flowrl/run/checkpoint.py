@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -49,12 +49,16 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
     """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
 
     Only then drop best weights that are no longer the best: the checkpoint before still needs them.
+    NotFiniteError, and the checkpoint before stays the newest, for weights or an optimizer state
+    that are not finite.
     """
     weights = session.learner.policies.state()  # shards are gathered by all processes
     moments = whole_state(session.learner.optimizer, session.learner.policies.parameters.values())
     with session.parallel.together():
         if session.parallel.main:
             parent = session.folder / "checkpoints"
+            if (bad := first_not_finite([*weights.items(), *_moments(moments)])) is not None:
+                refuse(f"{bad} of checkpoint {progress.iteration}, which was not written,")
 
             def write(folder: Path) -> None:
                 save_file(weights, folder / POLICIES_FILE)
@@ -75,6 +79,14 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
             for old in {*every} - {*kept[-session.run.checkpoint.keep :]}:
                 put_away(old)  # older ones, and damaged later ones that the run came back from
             drop_other_best(session.folder, progress)
+
+
+def _moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of an optimizer's state, with names for messages."""
+    for place, kept in state["state"].items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor):
+                yield f"the optimizer's {name} of weight {place}", value
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
