@@ -72,11 +72,11 @@ class Spending(Protocol):
         perhaps with some samples replaced."""
         ...
 
-    def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
+    def kept(self, call: DrawRequest, found: Sequence[RoundScores], /) -> Bool[Tensor, " g"]:
         """The draws of all rounds that are trained on."""
         ...
 
-    def rows(self, rows: Rows, unit: int) -> Rows: ...  # of which gradients are taken
+    def rows(self, rows: Rows, unit: int, /) -> Rows: ...  # of which gradients are taken
 
     def metrics(self) -> dict[str, float]: ...
 
@@ -96,10 +96,10 @@ class Even:
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
         return rollout, outcome.scores
 
-    def kept(self, call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
+    def kept(self, _call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
         return torch.ones(sum(len(f.draws.ids) for f in found), dtype=torch.bool)
 
-    def rows(self, rows: Rows, unit: int) -> Rows:
+    def rows(self, rows: Rows, _unit: int) -> Rows:
         return rows
 
     def metrics(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet, on_hub
 from flowrl.settings import Run
@@ -17,13 +18,30 @@ from samplers.completions import TextPlan, describe_text_plan
 def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     """A table of the plans, and the evaluations, samples and training rows of one iteration."""
     algorithm = run.algorithm()
-    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]  # the model has its own
+    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
     plans = algorithm.plan(even, iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
     updates = f"optimizer steps per iteration: {run.train.updates}"
-    return "\n".join([f"recipe {name}, iteration {iteration}{body}", updates, *text_length(run)])
+    notes = (*_near_zero(run, algorithm, iteration), updates, *text_length(run))
+    return "\n".join([f"recipe {name}, iteration {iteration}{body}", *notes])
+
+
+def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
+    """A line if the plan depends on whether the model's levels end near 0: only its own call, with
+    its weights, shows them."""
+    falling = [1 - k / (algorithm.steps - 1) for k in range(algorithm.steps - 1)]
+    if algorithm.text:
+        return
+    try:
+        algorithm.plan([*falling, 0.001, 0.0], iteration, run.train.seed)
+    except ValueError as problem:
+        yield (
+            "levels: a scheduler whose list ends on a level near 0 leaves one noisy step less, and "
+            f"`flowrl train` would refuse this plan ({problem}); take more steps or a smaller "
+            "window"
+        )
 
 
 def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
@@ -54,7 +72,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     rows = f"{draws * trained} trained rows" if trained else "rows at noise levels of the loss"
     return "\n".join(
         [
-            " (levels evenly spaced here; the model has its own)",
+            " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
             picture.describe_plan(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples to decode and score, {rows}",

@@ -11,14 +11,15 @@ from pydantic import ValidationError
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
-from flowrl.evaluation.suites import load_suite, suite_summary
+from flowrl.evaluation.suites import Suite, load_suite, suite_summary
 from flowrl.media.pages import Page
 from flowrl.models.policy import Policy
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
 from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
-from flowrl.run.session import load_policy, load_rewards, prove_rewards
+from flowrl.run.learner import load_policy
+from flowrl.run.session import load_rewards, prove_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.read import override
@@ -129,24 +130,26 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
     return PromptSet(texts, tuple(known.get(text, {"prompt": text}) for text in texts))
 
 
+def evaluation_prompts(run: Run, given: EvaluateArguments, suite: Suite | None) -> PromptSet:
+    """The suite's prompts, those of `--prompts`, or the run's held-out ones."""
+    if suite is not None:
+        if given.prompts is not None:
+            raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
+        return suite.prompts
+    source = given.prompts or run.prompts.held_out
+    if source is None:
+        raise UserError("evaluate: the run has no held-out prompts: add --prompts FILE")
+    return PromptSet.read(source, run.prompts.column, "--prompts")
+
+
 def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
     """Print the mean of each reward over samples of held-out prompts, or of a suite."""
     if given.out is not None:
         check_output_file(given.out)
-    source = given.prompts or run.prompts.held_out
     suite = None if given.suite is None else load_suite(given.suite)
-    if suite is not None and given.prompts is not None:
-        raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
-    if suite is None and source is None:
-        raise UserError("evaluate: the run has no held-out prompts: add --prompts FILE")
-    prompts = (
-        suite.prompts
-        if suite is not None
-        else PromptSet.read(str(source), run.prompts.column, "--prompts")
-    )
+    prompts = evaluation_prompts(run, given, suite)
     words = given.rewards or (suite.rewards if suite is not None else ())
-    specs = parse_rewards(words) if words else run.judges
-    rewards = load_rewards(specs)
+    rewards = load_rewards(parse_rewards(words) if words else run.judges)
     e = run.evaluate
     whole = e.samples if suite is None else len(prompts) * e.per_prompt
     trial = Trial.of(

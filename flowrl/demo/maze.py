@@ -40,7 +40,7 @@ def walk(start: str, text: str) -> str:
     return cell
 
 
-def reply(prompt: str, meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, str] | None:
+def reply(prompt: str, _meta: Mapping[str, Any], turns: Sequence[str]) -> dict[str, str] | None:
     """The reply to the last turn, with its state: the cell, or the prompt at the start."""
     start, goal = prompt[:2]
     cell = walk(start, "".join(turns))

@@ -54,6 +54,11 @@ def dots(rows: Sequence[tuple[str, MeanInterval]], mark: float | None = 0.5) -> 
     return "\n".join(lines)
 
 
+def section(title: str, note: str, body: str) -> str:
+    """A part of the page, of HTML: its title, a note on how to read it, and its content."""
+    return f'<h2>{title}</h2><p class="note">{note}</p>{body}'
+
+
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that scrolls by itself. Cells are HTML, wrapped in <td> if they are not yet."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)

@@ -23,7 +23,7 @@ Rng = np.random.Generator
 Edit = Callable[[Image.Image, Rng], Image.Image]
 
 
-def blur(image: Image.Image, rng: Rng) -> Image.Image:
+def blur(image: Image.Image, _rng: Rng) -> Image.Image:
     """Gaussian, standard deviation 1 % of the shorter side, at least 0.6 pixels."""
     return image.filter(ImageFilter.GaussianBlur(max(0.6, 0.01 * min(image.size))))
 
@@ -35,26 +35,26 @@ def noise(image: Image.Image, rng: Rng) -> Image.Image:
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
 
 
-def crop(image: Image.Image, rng: Rng) -> Image.Image:
+def crop(image: Image.Image, _rng: Rng) -> Image.Image:
     """The central 80 % of both sides, enlarged to the old size."""
     width, height = image.size
     box = (width * 0.1, height * 0.1, width * 0.9, height * 0.9)
     return image.resize((width, height), Image.Resampling.BICUBIC, box=box)
 
 
-def sharpen(image: Image.Image, rng: Rng) -> Image.Image:
+def sharpen(image: Image.Image, _rng: Rng) -> Image.Image:
     """Unsharp mask of 150 %, radius 1 % of the shorter side, at least one pixel."""
     return image.filter(ImageFilter.UnsharpMask(max(1.0, 0.01 * min(image.size)), 150, 0))
 
 
-def jpeg(image: Image.Image, rng: Rng) -> Image.Image:
+def jpeg(image: Image.Image, _rng: Rng) -> Image.Image:
     """Quality 30."""
     store = io.BytesIO()
     image.save(store, "JPEG", quality=30)
     return Image.open(store).convert("RGB")
 
 
-def text(image: Image.Image, rng: Rng) -> Image.Image:
+def text(image: Image.Image, _rng: Rng) -> Image.Image:
     """White letters, best quality, on a dark band along the lower edge."""
     width, height = image.size
     band = max(7, height // 8)
@@ -66,12 +66,12 @@ def text(image: Image.Image, rng: Rng) -> Image.Image:
     return image
 
 
-def saturate(image: Image.Image, rng: Rng) -> Image.Image:
+def saturate(image: Image.Image, _rng: Rng) -> Image.Image:
     """Colours 1.6 times as far from gray."""
     return ImageEnhance.Color(image).enhance(1.6)
 
 
-def brighten(image: Image.Image, rng: Rng) -> Image.Image:
+def brighten(image: Image.Image, _rng: Rng) -> Image.Image:
     """15 % more light."""
     return ImageEnhance.Brightness(image).enhance(1.15)
 

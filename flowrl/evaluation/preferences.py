@@ -81,7 +81,7 @@ def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | Non
 
 
 def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
-    def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
+    def read(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
         given = row[ranks]
         if not isinstance(given, list) or len(given) != len(row[media]):
             raise UserError(f"{place}: {ranks} and {media} are not two lists of one length")
@@ -90,7 +90,7 @@ def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], Judge
     return read
 
 
-def _hpdv2_pairs(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
+def _hpdv2_pairs(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow | None:
     first, second = row["human_preference"]
     return JudgedRow(row["prompt"], row["file_path"], (1 + first - second) / 2)
 

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from flowrl.evaluation.agreement import MeanInterval
-from flowrl.evaluation.charts import dots, html_table, matrix, reliability, table_number
+from flowrl.evaluation.charts import dots, html_table, matrix, reliability, section, table_number
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.preferences import Preferences
 from flowrl.evaluation.report_samples import edit_strip, wrong_examples
@@ -117,13 +117,14 @@ def _accuracy(tree: ReportTree) -> str:
         for name in order
     ]
     level = percent(tree["level"], 0)
-    return (
-        f'<h2>Accuracy</h2><p class="note">Percent of pairs, {TIE_RULES[ties]}, with {level} '
-        "intervals over prompts. The dashed line is guessing.</p>"
-        + dots(rows)
+    return section(
+        "Accuracy",
+        f"Percent of pairs, {TIE_RULES[ties]}, with {level} intervals over prompts. The dashed "
+        "line is guessing.",
+        dots(rows)
         + "<h3>With other treatments of ties</h3>"
         + html_table(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], cells)
-        + _differences(tree)
+        + _differences(tree),
     )
 
 
@@ -176,14 +177,14 @@ def _ranks(tree: ReportTree) -> str:
         for n, r in ranked.items()
     ]
     groups = next(iter(ranked.values()))["groups"]
-    note = f'<p class="note">Mean over {groups} ordered groups; 1 is the order of people.</p>'
-    return f"<h2>Rank correlation</h2>{note}{html_table(['', 'Kendall', 'Spearman'], rows)}"
+    note = f"Mean over {groups} ordered groups; 1 is the order of people."
+    return section("Rank correlation", note, html_table(["", "Kendall", "Spearman"], rows))
 
 
 def _agreement(tree: ReportTree) -> str:
     names, share = tree["agreement"]["names"], tree["agreement"]["share"]
-    note = '<p class="note">Percent of pairs with the same winner, where both name one.</p>'
-    return f"<h2>Who agrees with whom</h2>{note}{matrix(names, share)}"
+    note = "Percent of pairs with the same winner, where both name one."
+    return section("Who agrees with whom", note, matrix(names, share))
 
 
 def _robustness(tree: ReportTree) -> str:
@@ -203,10 +204,10 @@ def _robustness(tree: ReportTree) -> str:
             )
         rows.append(cells)
     note = (
-        '<p class="note">Shift of the score in spreads within a prompt, and how many losers win '
-        "once they alone are edited. Red: a policy is paid for this edit.</p>"
+        "Shift of the score in spreads within a prompt, and how many losers win once they alone "
+        "are edited. Red: a policy is paid for this edit."
     )
-    return f"<h2>What fools it</h2>{note}{html_table(['', *next(iter(held.values()))], rows)}"
+    return section("What fools it", note, html_table(["", *next(iter(held.values()))], rows))
 
 
 def _calibration(tree: ReportTree) -> str:
@@ -222,11 +223,8 @@ def _calibration(tree: ReportTree) -> str:
             f"<b>{escape(name)}</b>, {how}<br>Brier {c['brier']:.3f}, ECE {c['ece']:.3f}"
             "</figcaption></figure>"
         )
-    note = (
-        '<p class="note">Predicted P(preferred) across, observed share up; the dashed line is '
-        "perfect.</p>"
-    )
-    return f'<h2>Calibration</h2>{note}<div class="plots">{"".join(plots)}</div>'
+    note = "Predicted P(preferred) across, observed share up; the dashed line is perfect."
+    return section("Calibration", note, f'<div class="plots">{"".join(plots)}</div>')
 
 
 def _position(tree: ReportTree) -> str:

@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from flowrl.evaluation.agreement import preferred
-from flowrl.evaluation.charts import html_image
+from flowrl.evaluation.charts import html_image, section
 from flowrl.evaluation.measure import Gallery
 from flowrl.evaluation.perturb import EDITS, change
 from flowrl.evaluation.preferences import Preferences
@@ -59,8 +59,8 @@ def wrong_examples(a: RewardResult, p: Preferences, gallery: Gallery, most: int)
     if not cards:
         return ""
     title = f"Where {escape(a.name)} and people differ most"
-    note = f'<p class="note">{len(wrong)} pairs in all; the surest are shown.</p>'
-    return f'<h2>{title}</h2>{note}<div class="pairs">{"".join(cards)}</div>'
+    note = f"{len(wrong)} pairs in all; the surest are shown."
+    return section(title, note, f'<div class="pairs">{"".join(cards)}</div>')
 
 
 def _short(a: RewardResult) -> str:

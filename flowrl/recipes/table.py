@@ -50,8 +50,8 @@
 
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`: it needs no line here.
-The transition recipes are in `flowrl/recipes/grpo.py`, the matching ones in
-`flowrl/recipes/matching.py`. Those of language models are presets, in
+The transition recipes are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the
+matching ones in `flowrl/recipes/matching.py`. Those of language models are presets, in
 `flowrl/recipes/text_presets.py`, of the recipe `text` in `flowrl/recipes/text.py`.
 """
 
@@ -59,8 +59,6 @@ from collections.abc import Callable
 
 from flowrl.algorithm import Algorithm
 from flowrl.recipes.grpo import (
-    branch_grpo,
-    branch_grpo_mix,
     dance_grpo,
     ddpo,
     flow_grpo,
@@ -69,8 +67,8 @@ from flowrl.recipes.grpo import (
     loop,
     mix_grpo,
     mix_grpo_flash,
-    temp_flow,
 )
+from flowrl.recipes.grpo_trees import branch_grpo, branch_grpo_mix, temp_flow
 from flowrl.recipes.matching import awm, dpo, nft, rwr
 from flowrl.recipes.text_presets import TEXT_FUNCTIONS
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,10 +17,10 @@ from flowrl.media.statistics import Alarms
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
-from flowrl.run.evaluate import evaluated
 from flowrl.run.finite import NotFiniteError, first_not_finite, refuse
+from flowrl.run.learner import EVALUATION, Learner, evaluated
 from flowrl.run.optimizers import update_settings
-from flowrl.run.session import EVALUATION, Session
+from flowrl.run.session import Session
 from flowrl.settings import Run
 
 POLICIES_FILE = "policies.safetensors"
@@ -49,12 +49,16 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
     """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
 
     Only then drop best weights that are no longer the best: the checkpoint before still needs them.
+    NotFiniteError, and the checkpoint before stays the newest, for weights or an optimizer state
+    that are not finite.
     """
-    weights = session.policies.state()  # shards are gathered by all processes
-    moments = whole_state(session.optimizer, session.policies.parameters.values())
+    weights = session.learner.policies.state()  # shards are gathered by all processes
+    moments = whole_state(session.learner.optimizer, session.learner.policies.parameters.values())
     with session.parallel.together():
         if session.parallel.main:
             parent = session.folder / "checkpoints"
+            if (bad := first_not_finite([*weights.items(), *_moments(moments)])) is not None:
+                refuse(f"{bad} of checkpoint {progress.iteration}, which was not written,")
 
             def write(folder: Path) -> None:
                 save_file(weights, folder / POLICIES_FILE)
@@ -64,7 +68,7 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
                     "progress": asdict(progress),
                     "alarms": alarms.state(),
                     "tracker": session.tracker.state(),
-                    "scaler": session.scaler.state_dict(),
+                    "scaler": session.learner.scaler.state_dict(),
                     "origin": session.origin.state() if session.origin else None,
                 }
                 (folder / "state.json").write_text(json.dumps(state))
@@ -75,6 +79,14 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
             for old in {*every} - {*kept[-session.run.checkpoint.keep :]}:
                 put_away(old)  # older ones, and damaged later ones that the run came back from
             drop_other_best(session.folder, progress)
+
+
+def _moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of an optimizer's state, with names for messages."""
+    for place, kept in state["state"].items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor):
+                yield f"the optimizer's {name} of weight {place}", value
 
 
 def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
@@ -114,15 +126,15 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
                 f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to go "
                 "on from the one before"
             )
-        parameters = session.policies.parameters.values()
-        session.policies.restore(weights)
-        load_state(session.optimizer, parameters, optimizer)
-        update_settings(session.optimizer, session.run.train)
+        parameters = session.learner.policies.parameters.values()
+        session.learner.policies.restore(weights)
+        load_state(session.learner.optimizer, parameters, optimizer)
+        update_settings(session.learner.optimizer, session.run.train)
         alarms.restore(state["alarms"])
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)
-        session.scaler.load_state_dict(state["scaler"])
+        session.learner.scaler.load_state_dict(state["scaler"])
     except NotFiniteError:
         raise
     except MISFITS as error:
@@ -165,33 +177,33 @@ def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
         raise UserError(f"{checkpoint} does not fit this run ({reason(error)})") from error
 
 
-def export(session: Session, folder: Path, which: str | None = None, listed: bool = False) -> None:
+def export(learner: Learner, folder: Path, which: str | None = None, listed: bool = False) -> None:
     """Write what plain diffusers loads: the adapter, or the whole pipeline after full training.
 
     `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
     NotFiniteError on all processes, and no file, for weights that are not finite.
     """
-    parallel, policy = session.parallel, which or evaluated(session)
-    with session.policies.using(policy):
+    parallel = learner.parallel
+    with learner.policies.using(which or evaluated(learner.run)):
         with parallel.together():
-            bad = first_not_finite(session.policies.network.items())
+            bad = first_not_finite(learner.policies.network.items())
             if bad is not None:
                 refuse(f"the weight {bad} of {folder.name}, which was not written,")
         with parallel.gathered(), parallel.together():
             if parallel.main:
-                write_folder(folder, session.policy.save, listed)
+                write_folder(folder, learner.policy.save, listed)
 
 
-def export_last(session: Session) -> Path:
+def export_last(learner: Learner, run_folder: Path) -> Path:
     """Export the last weights. If those are an average, also the raw ones, to `adapter_raw`."""
-    folder = session.folder / session.run.exported
-    export(session, folder)
-    if evaluated(session) != "current":
-        export(session, folder.with_name(f"{folder.name}_raw"), "current")
+    folder = run_folder / learner.run.exported
+    export(learner, folder)
+    if evaluated(learner.run) != "current":
+        export(learner, folder.with_name(f"{folder.name}_raw"), "current")
     return folder
 
 
-def keep_best(session: Session, progress: Progress, score: float) -> bool:
+def keep_best(learner: Learner, run_folder: Path, progress: Progress, score: float) -> bool:
     """Export into `best/000010` if the score is the highest so far.
 
     The older best stays until a checkpoint knows of the new one: see `save_checkpoint`.
@@ -199,5 +211,5 @@ def keep_best(session: Session, progress: Progress, score: float) -> bool:
     if progress.best is not None and not math.isnan(progress.best) and not score > progress.best:
         return False
     progress.best, progress.best_iteration = score, progress.iteration
-    export(session, session.folder / "best" / f"{progress.iteration:06d}", listed=True)
+    export(learner, run_folder / "best" / f"{progress.iteration:06d}", listed=True)
     return True

@@ -72,7 +72,8 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     learned = rounds.scores(lambda part: part.learned, plan)
     context = context_of(session, rounds, plan)
     credited = session.algorithm.advantage.credited(everyone, context)
-    handle_failures(session, everyone, credited.view(-1, columns.group).any(1))
+    skip = session.run.train.on_failure == "skip_group"
+    handle_failures(everyone, credited.view(-1, columns.group).any(1), skip)
     draws = rounds.kept.nonzero()[:, 0]
     groups = Groups(rounds.merged_groups, columns.group)
     samples = samples_of(draws, columns.group)
@@ -117,13 +118,13 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
     )
 
 
-def handle_failures(session: Session, scores: Scores, credited: Tensor) -> None:
-    """Stop, or go on without the groups that have no score (`train.on_failure`).
+def handle_failures(scores: Scores, credited: Tensor, skip: bool) -> None:
+    """Stop, or go on without the groups that have no score if `skip` (`train.on_failure`).
 
     `credited` [draws]: whether any sample of the group has an advantage.
     """
     lost = ~credited
-    if lost.any() and session.run.train.on_failure == "raise":
+    if lost.any() and not skip:
         scored = scores.scored.any(0).tolist()
         silent = [name for name, some in zip(scores.names, scored, strict=True) if not some]
         who = f" (reward {', '.join(silent)} scored nothing)" if silent else ""

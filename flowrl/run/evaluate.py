@@ -1,6 +1,7 @@
 """Held-out scores: plain sampling from fixed noise, scored by rewards that training never sees."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from flowrl.models.policy import Policy
 from flowrl.prompts import PromptSet
 from flowrl.run.finite import NotFiniteError
+from flowrl.run.learner import Learner, evaluated
 from flowrl.run.round import decode_samples_of
-from flowrl.run.session import EVALUATION, Session
+from flowrl.run.session import score_once
 from rewards import Reward, Samples, Scores, score_all
 from samplers.noise import normal
 
@@ -91,22 +93,22 @@ def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> He
     return HeldOutResult(metrics, drawn.samples, scores)
 
 
-def evaluate_held_out(session: Session) -> HeldOutResult | None:
-    """Run the evaluation of a run, always from the same noise; None without held-out prompts.
+def evaluate_held_out(
+    learner: Learner, prompts: PromptSet, judges: Mapping[str, Reward]
+) -> HeldOutResult:
+    """Run the evaluation of a run on held-out prompts, always from the same noise.
 
     NotFiniteError, on all processes, for a reward whose mean is not a finite number.
     """
-    e = session.run.evaluate
-    if session.held_out is None:
-        return None
-    steps = session.run.evaluation_steps
-    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
-    mine, counts = session.parallel.share(len(trial.rows))
-    with session.parallel.together():
-        with session.policies.using(evaluated(session)):
-            drawn = draw_trial(session.policy, trial.part(mine))
-        scores = session.score(session.judges, drawn.samples)
-    result = merged_trial(drawn, scores, counts and session.parallel.leads)
+    e, parallel = learner.run.evaluate, learner.parallel
+    steps = learner.run.evaluation_steps
+    trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
+    mine, counts = parallel.share(len(trial.rows))
+    with parallel.together():
+        with learner.policies.using(evaluated(learner.run)):
+            drawn = draw_trial(learner.policy, trial.part(mine))
+        scores = score_once(parallel, judges, drawn.samples)
+    result = merged_trial(drawn, scores, counts and parallel.leads)
     for name in result.scores.names:
         if not math.isfinite(result.metrics[name]):
             raise NotFiniteError(
@@ -114,8 +116,3 @@ def evaluate_held_out(session: Session) -> HeldOutResult | None:
                 f"the {len(trial.rows) * trial.group} samples; fix the reward or its settings"
             )
     return result
-
-
-def evaluated(session: Session) -> str:
-    """Name the policy that evaluations and exports use."""
-    return EVALUATION if session.run.evaluate.average is not None else "current"

@@ -16,7 +16,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models import sizes
 from flowrl.models.sizes import Sizes
-from flowrl.run.session import averages
+from flowrl.run.learner import averages
 from flowrl.settings import Run
 from flowrl.settings.read import override
 from samplers import Plan
@@ -153,7 +153,7 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
         return []
     changes, changed, before = [], run, first
     for change in CHANGES:
-        words = _words(change, changed, before)
+        words = _words(change, changed)
         if words is None or (limit is not None and before.total <= limit):
             continue
         trial = override(changed, words)
@@ -167,7 +167,7 @@ def advice(run: Run, limit: int | None = None) -> list[str]:
     return changes
 
 
-def _words(change: str, run: Run, needed: MemoryEstimate) -> list[str] | None:
+def _words(change: str, run: Run) -> list[str] | None:
     """Return the words of an override; None if the run has it already, or it does not apply."""
     name, *value = change.split()
     m, t = run.model, run.train

@@ -47,14 +47,14 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
 
     `name` of the page of samples; by default the iteration.
     """
-    result = evaluate_held_out(session)
-    if result is None:
+    if session.held_out is None:
         return {}
+    result = evaluate_held_out(session.learner, session.held_out, session.judges)
     key = session.run.checkpoint.best or session.run.judges[0].label
     base = progress.first
     progress.first = base or result.metrics
     progress.last = result.metrics
-    checkpoint.keep_best(session, progress, result.metrics[key])
+    checkpoint.keep_best(session.learner, session.folder, progress, result.metrics[key])
     scores = ", ".join(
         f"{n} {result.metrics[n]:.3f}"
         + (f" ({result.metrics[n] - base[n]:+.3f})" if base and n in base else "")
@@ -92,10 +92,10 @@ def check_levels(session: Session) -> None:
 
     The settings are checked on evenly spaced levels. A scheduler whose list ends on a level near 0
     has one step less that may be noisy."""
-    if not isinstance(session.policy, PipelinePolicy):
+    if not isinstance(session.learner.policy, PipelinePolicy):
         return
     steps = session.algorithm.steps
-    sigmas = session.policy.schedule(steps).sigmas
+    sigmas = session.learner.policy.schedule(steps).sigmas
     try:
         session.algorithm.plan(sigmas, 0, session.run.train.seed)
     except ValueError as problem:
@@ -110,10 +110,10 @@ def prove_pipeline(session: Session) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
     meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
-    for sentence in session.policy.proofs(texts, session.algorithm.steps, meta):
+    for sentence in session.learner.policy.proofs(texts, session.algorithm.steps, meta):
         session.terminal.say(sentence)
     check_levels(session)
-    weights = sum(p.numel() for p in session.policies.parameters.values())
+    weights = sum(p.numel() for p in session.learner.policies.parameters.values())
     if (warning := learning_rate_warning(session.run, weights)) is not None:
         session.terminal.warn(warning)
     for sentence in session.parallel.proofs():

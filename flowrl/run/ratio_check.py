@@ -4,7 +4,8 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.run.collect import Experience
-from flowrl.run.session import Session
+from flowrl.run.learner import Learner
+from flowrl.run.record import Terminal
 from flowrl.run.update import share_of
 
 FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
@@ -12,30 +13,30 @@ UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes w
 
 
 @torch.no_grad()
-def noise_floor(session: Session, experience: Experience) -> float | None:
+def noise_floor(learner: Learner, experience: Experience) -> float | None:
     """Return the largest |log-ratio| of recomputed to stored densities, over the first step.
 
     None where rows carry no stored densities: matching losses evaluate old and new together.
     """
     largest = None
-    likelihood = session.algorithm.likelihood
-    for chunk in share_of(session, experience, 0, 0):
+    likelihood = learner.algorithm.likelihood
+    for chunk in share_of(learner, experience, 0, 0):
         if chunk.old is None:
             return None
-        with session.policies.using(session.algorithm.behaviour):
+        with learner.policies.using(learner.algorithm.behaviour):
             again = likelihood.evaluate(experience.policy, chunk)
         difference = float(likelihood.log_ratio(again, chunk.old, chunk).abs().max())
         largest = max(difference, largest or 0.0)
     return largest
 
 
-def check_ratio(session: Session, experience: Experience) -> float | None:
+def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
     """Print the noise floor and the clip range. Warn above that range, UserError far above it."""
-    floor, terminal = noise_floor(session, experience), session.terminal
+    floor = noise_floor(learner, experience)
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
-    clip, anew = session.algorithm.loss.clip, session.run.recomputes_old
+    clip, anew = learner.algorithm.loss.clip, learner.run.recomputes_old
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
     then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
     terminal.say(

@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.likelihoods.rows import Rows, take
 from flowrl.models.policy import RolloutLike
 from flowrl.run.finite import refuse
-from flowrl.run.session import Session
+from flowrl.run.learner import Learner
 from samplers.completions import TextRollout
 
 
@@ -22,7 +22,7 @@ class Whole(Protocol):
 
 @torch.no_grad()
 def reference_log_ratios(
-    session: Session, policy: Any, rollout: RolloutLike
+    learner: Learner, policy: Any, rollout: RolloutLike
 ) -> Float[Tensor, "n t"]:
     """Return log p(entry | sampling policy) - log p(entry | start), in nats.
 
@@ -33,14 +33,14 @@ def reference_log_ratios(
     Stored log-probabilities are the sampler's. They are computed again where another engine sampled
     or `train.recompute_old` is set.
     """
-    likelihood, behaviour = session.algorithm.likelihood, session.algorithm.behaviour
+    likelihood, behaviour = learner.algorithm.likelihood, learner.algorithm.behaviour
     assert isinstance(likelihood, Whole), "Algorithm refuses others"
     rows, samples = likelihood.whole(rollout)
-    if rows.old is None or session.run.recomputes_old:
-        old = _log_probabilities(session, behaviour, policy, rows)
+    if rows.old is None or learner.run.recomputes_old:
+        old = _log_probabilities(learner, behaviour, policy, rows)
     else:
         old = rows.old.logp
-    log_ratio = (old - _log_probabilities(session, "ref", policy, rows)).double()
+    log_ratio = (old - _log_probabilities(learner, "ref", policy, rows)).double()
     if not log_ratio[rows.mask].isfinite().all():
         refuse("the model's log-probability of a sample")
     ratios = log_ratio.new_full((len(rollout.prompt), log_ratio.shape[1]), torch.nan)
@@ -49,13 +49,13 @@ def reference_log_ratios(
 
 
 def _log_probabilities(
-    session: Session, name: str, policy: Any, rows: Rows
+    learner: Learner, name: str, policy: Any, rows: Rows
 ) -> Float[Tensor, "b t"]:
     """Evaluate log-probabilities under the weights of that name."""
-    most = session.policy.rows_per_call
-    assert most is not None  # the session chose it
-    likelihood = session.algorithm.likelihood
-    with session.policies.using(name):
+    most = learner.policy.rows_per_call
+    assert most is not None  # `load_policy` chose it
+    likelihood = learner.algorithm.likelihood
+    with learner.policies.using(name):
         chunks = torch.arange(len(rows.prompt), device=rows.prompt.device).split(most)
         logps = [likelihood.evaluate(policy, take(rows, chunk)).logp for chunk in chunks]
     return torch.cat(logps)

@@ -16,7 +16,7 @@ from flowrl.prompts import Draws, PromptSet
 from flowrl.run.finite import check_samples
 from flowrl.run.reference_kl import reference_log_ratios
 from flowrl.run.score_ahead import ScoreAhead
-from flowrl.run.session import Session
+from flowrl.run.session import Session, score_once
 from rewards import Samples, Scores, score_all
 
 
@@ -87,11 +87,11 @@ def sample_round(
         return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
-    ahead = ScoreAhead(decode, partial(session.score, session.rewards))
+    ahead = ScoreAhead(decode, partial(score_once, session.parallel, session.rewards))
     with session.parallel.together(), closing(ahead):
         with timed(seconds, "encode"):
-            batch = session.policy.open(*session.prompts.take(rows), algorithm.steps)
-        with session.policies.using(algorithm.behaviour), timed(seconds, "sample"):
+            batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
+        with session.learner.policies.using(algorithm.behaviour), timed(seconds, "sample"):
             rollouts = batch.rollouts(
                 algorithm.plan,
                 ids,
@@ -133,7 +133,7 @@ def _with_reference(session: Session, made: Round, seconds: dict[str, float]) ->
     policy = meter(made.batch.policy)
     with session.parallel.together(), timed(seconds, "ref"):
         parts = [
-            replace(p, log_ratios=reference_log_ratios(session, policy, p.rollout))
+            replace(p, log_ratios=reference_log_ratios(session.learner, policy, p.rollout))
             for p in made.parts
         ]
     return replace(made, parts=tuple(parts), reference_evaluations=meter.frozen)

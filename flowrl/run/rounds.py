@@ -114,7 +114,7 @@ class Rounds:
         prompts = tuple(compress((row for r in self.each for row in r.prompts), flags))
         with session.parallel.together(), timed(self.seconds, "encode"):
             taken = session.prompts.take(prompts or self.first.prompts)
-            policy = session.policy.open(*taken, session.algorithm.steps).policy
+            policy = session.learner.policy.open(*taken, session.algorithm.steps).policy
         place = torch.cat(here).cumsum(0) - 1  # of each kept draw of this process
         places = place.masked_fill(~torch.cat(here), -1).split([len(mine) for mine in here])
         pairs = [(mine, at) for mine, at in zip(rows, places, strict=True) if mine]

@@ -34,7 +34,7 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None:
             if LAUNCHED in os.environ and time.monotonic() - self._at < AGAIN:
                 return

@@ -26,7 +26,6 @@ from flowrl.run.monitor import evaluate_and_keep, guard, prove_pipeline
 from flowrl.run.session import (
     Session,
     check_reward_sources,
-    hardware,
     on_cpu,
     open_accelerator,
     open_session,
@@ -59,14 +58,14 @@ def train(session: Session, resume: Path | None = None) -> Result:
     """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder."""
     main = session.accelerator.is_main_process
     failures, explained = resumable(session.folder), memory.explained(session.run)
-    with failures, explained, closing(session.policy), Interrupt() as interrupt:
+    with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
         progress, alarms = begin(session, resume)
         stop = interrupt.pending(session.accelerator)
         if not stop:
             stop = training_loop(session, progress, alarms, interrupt)
         if stop:
             return Result(session.folder, stop, main=main)
-        weights = checkpoint.export_last(session)
+        weights = checkpoint.export_last(session.learner, session.folder)
         session.accelerator.end_training()
     ends = (progress.first or {}, progress.last or {})
     return Result(session.folder, None, *ends, weights, main)
@@ -84,7 +83,7 @@ def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
             record.cut_back(session.folder, last, terminal.warn)
             checkpoint.drop_other_best(session.folder, progress)
     after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
-    terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}\n{hardware(session)}")
+    terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}\n{session.learner}")
     with session.parallel.together():
         prove_pipeline(session)
     if resume is None:
@@ -120,22 +119,22 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
 
     NotFiniteError, on all processes, if weights, averages, rewards or the loss are not finite.
     """
-    for group in session.optimizer.param_groups:
+    for group in session.learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
     experience = collect(session, progress.iteration)
     if progress.optimizer_steps == 0:
         with session.parallel.together():
-            ratio_check.check_ratio(session, experience)
+            ratio_check.check_ratio(session.learner, experience, session.terminal)
     t1 = time.perf_counter()
-    metrics = experience.metrics | update(session, experience, progress)
+    metrics = experience.metrics | update(session.learner, experience, progress)
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates
-    session.policies.follow(progress.optimizer_steps)
-    check_iteration(experience.rows, session.policies.named(), metrics, progress.iteration)
+    session.learner.policies.follow(progress.optimizer_steps)
+    check_iteration(experience.rows, session.learner.policies.named(), metrics, progress.iteration)
     metrics |= {
-        "lr": session.optimizer.param_groups[0]["lr"],
+        "lr": session.learner.optimizer.param_groups[0]["lr"],
         "seconds": t2 - t0,
         "seconds/update": t2 - t1,
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads

@@ -8,7 +8,6 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, take, without_old
 from flowrl.losses.base import Counts, Entries, entropies, reduced
 from flowrl.losses.weights import marked_above, share_bound
@@ -16,7 +15,8 @@ from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience
-from flowrl.run.session import Session
+from flowrl.run.finite import NotFiniteError
+from flowrl.run.learner import Learner
 from samplers.noise import generator
 
 Chunks = list[Rows]
@@ -59,54 +59,56 @@ class Tally:
         return means
 
 
-def update(session: Session, experience: Experience, progress: Progress) -> dict[str, float]:
-    """Take the iteration's optimizer steps and return metrics over all processes. UserError after
-    SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts them, over iterations
-    and resumed runs."""
-    settings, tally = session.run.train, Tally()
+def update(learner: Learner, experience: Experience, progress: Progress) -> dict[str, float]:
+    """Take the iteration's optimizer steps and return metrics over all processes.
+
+    NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
+    them, over iterations and resumed runs.
+    """
+    settings, tally = learner.run.train, Tally()
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     shares = [
-        share_of(session, experience, progress.iteration, number)
+        share_of(learner, experience, progress.iteration, number)
         for number in range(settings.updates)
     ]
-    if session.run.recomputes_old:
+    if learner.run.recomputes_old:
         shares = [[without_old(chunk) for chunk in share] for share in shares]
-    with session.parallel.together():  # only the first may wait for the weights that sampled
-        shares[1:] = [with_old(session, experience, share) for share in shares[1:]]
-    shares = with_uncertain(session, experience, shares)
+    with learner.parallel.together():  # only the first may wait for the weights that sampled
+        shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
+    shares = with_uncertain(learner, experience, shares)
     norms: list[float] = []
     for share in shares:
-        counts = denominators(session, share)
-        with session.parallel.together():
+        counts = denominators(learner, share)
+        with learner.parallel.together():
             for chunk in share:
-                entries, mask = chunk_loss(session, experience, chunk, share is shares[0])
-                session.parallel.backward(session.scaler.scale(reduced(entries, mask, counts)))
+                entries, mask = chunk_loss(learner, experience, chunk, share is shares[0])
+                learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
                 tally.add("loss", entries.value, mask)
                 for name, values in entries.metrics.items():
                     tally.add(name, values, mask)
-        norms.append(optimizer_step(session, progress))
+        norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
-    scale = {"loss_scale": session.scaler.get_scale()} if session.scaler.is_enabled() else {}
+    scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     return {
         **tally.means(),
         **scale,
-        "count/training": meter.total(session.parallel.every, "graded"),
-        "count/frozen": meter.total(session.parallel.every, "frozen"),
+        "count/training": meter.total(learner.parallel.every, "graded"),
+        "count/frozen": meter.total(learner.parallel.every, "frozen"),
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }
 
 
-def share_of(session: Session, experience: Experience, iteration: int, number: int) -> Chunks:
+def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
     """Return the rows of an optimizer step, in chunks of one (rollout, step) each.
 
     Each draw distributes its own units over the updates, so the distribution does not depend on
     which process holds the draw.
     """
-    settings, unit = session.run.train, session.algorithm.loss.unit
-    rows_per_call = session.policy.rows_per_call
-    assert rows_per_call is not None  # the session chose it
+    settings, unit = learner.run.train, learner.algorithm.loss.unit
+    rows_per_call = learner.policy.rows_per_call
+    assert rows_per_call is not None  # `load_policy` chose it
     chunks: Chunks = []
     for place, rows in enumerate(experience.rows):
         chosen = [torch.empty(0, dtype=torch.int64)]  # another process may hold all draws
@@ -124,12 +126,12 @@ def share_of(session: Session, experience: Experience, iteration: int, number: i
 
 
 @torch.no_grad()
-def with_old(session: Session, experience: Experience, chunks: Chunks) -> Chunks:
+def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
     """Evaluate the policy that sampled, for rows without its evaluation."""
-    if "old" not in session.algorithm.loss.roles:
+    if "old" not in learner.algorithm.loss.roles:
         return chunks
-    likelihood = session.algorithm.likelihood
-    with session.policies.using(session.algorithm.behaviour):
+    likelihood = learner.algorithm.likelihood
+    with learner.policies.using(learner.algorithm.behaviour):
         return [
             chunk
             if chunk.old is not None
@@ -139,17 +141,17 @@ def with_old(session: Session, experience: Experience, chunks: Chunks) -> Chunks
 
 
 @torch.no_grad()
-def with_uncertain(session: Session, experience: Experience, shares: list[Chunks]) -> list[Chunks]:
+def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks]) -> list[Chunks]:
     """Mark the iteration's tokens of highest entropy under the policy that sampled, where the loss
     trains on a share of them: once, so that neither chunks nor processes change the choice."""
-    part = session.algorithm.loss.entropy_share
+    part = learner.algorithm.loss.entropy_share
     if part is None:
         return shares
     chunks = [chunk for share in shares for chunk in share]
-    with session.parallel.together(), session.policies.using(session.algorithm.behaviour):
-        values = [_entropies(session, experience, chunk) for chunk in chunks]
+    with learner.parallel.together(), learner.policies.using(learner.algorithm.behaviour):
+        values = [_entropies(learner, experience, chunk) for chunk in chunks]
     own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
-    every = torch.cat(session.parallel.every(torch.cat([torch.empty(0), *own])))
+    every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))
     if len(every) == 0:
         return shares
     bound = share_bound(every, part)
@@ -157,21 +159,21 @@ def with_uncertain(session: Session, experience: Experience, shares: list[Chunks
     return [[next(marked) for _ in share] for share in shares]
 
 
-def _entropies(session: Session, experience: Experience, chunk: Rows) -> Tensor:
+def _entropies(learner: Learner, experience: Experience, chunk: Rows) -> Tensor:
     """Those of `old` where it was recomputed, and a new evaluation's where it was stored."""
     if chunk.old is not None and chunk.old.out is not None:
         return chunk.old.out
-    return entropies(session.algorithm.likelihood.evaluate(experience.policy, chunk))
+    return entropies(learner.algorithm.likelihood.evaluate(experience.policy, chunk))
 
 
 def chunk_loss(
-    session: Session, experience: Experience, chunk: Rows, first: bool = False
+    learner: Learner, experience: Experience, chunk: Rows, first: bool = False
 ) -> tuple[Entries, Tensor]:
     """Return the loss on a chunk: evaluate every role that the loss reads, the trained one last.
 
     first: no optimizer step was taken since the samples were drawn
     """
-    algorithm, policies = session.algorithm, session.policies
+    algorithm, policies = learner.algorithm, learner.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
     evaluations: dict[str, Evaluation] = {}
     for role in sorted(loss.roles - {"old"}):
@@ -179,7 +181,7 @@ def chunk_loss(
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
     fresh = algorithm.behaviour == "current" and chunk.old is None
     if "old" in loss.roles and not fresh:
-        (chunk,) = with_old(session, experience, [chunk])
+        (chunk,) = with_old(learner, experience, [chunk])
         assert chunk.old is not None
         evaluations["old"] = chunk.old
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
@@ -188,7 +190,7 @@ def chunk_loss(
         evaluations["old"] = Evaluation(new.logp.detach(), out)
     entries = loss(likelihood, evaluations, chunk)
     if "old" in evaluations:
-        stored = first and algorithm.behaviour == "current" and not session.run.budget.replay
+        stored = first and algorithm.behaviour == "current" and not learner.run.budget.replay
         own = mismatch_metric(chunk, evaluations, stored)
         entries = entries._replace(metrics=own | entries.metrics)
     return entries, chunk.mask
@@ -212,28 +214,28 @@ def mismatch_metric(
     return {"mismatch": difference.abs().nan_to_num(0.0)}
 
 
-def denominators(session: Session, share: Chunks) -> Counts:
+def denominators(learner: Learner, share: Chunks) -> Counts:
     """Count what sums are divided by, over the whole optimizer step and all processes."""
     own = Counts.of([chunk.mask for chunk in share])
-    return Counts(*torch.tensor(session.parallel.every(tuple(own))).sum(0).tolist())
+    return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
 
 
-def optimizer_step(session: Session, progress: Progress) -> float:
+def optimizer_step(learner: Learner, progress: Progress) -> float:
     """Sum gradients over processes, clip and step. A norm that is not finite skips the step."""
-    parameters, scale = session.policies.parameters, session.scaler.get_scale()
-    session.parallel.sum_gradients(parameters)
-    session.scaler.unscale_(session.optimizer)
-    norm = float(clip(parameters.values(), session.run.train.max_grad_norm))
+    parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
+    learner.parallel.sum_gradients(parameters)
+    learner.scaler.unscale_(learner.optimizer)
+    norm = float(clip(parameters.values(), learner.run.train.max_grad_norm))
     if math.isfinite(norm):
-        session.scaler.step(session.optimizer)
-        session.policies.publish()
-    session.scaler.update()
-    session.optimizer.zero_grad(set_to_none=True)
+        learner.scaler.step(learner.optimizer)
+        learner.policies.publish()
+    learner.scaler.update()
+    learner.optimizer.zero_grad(set_to_none=True)
     progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
     if progress.skipped_in_a_row >= SKIPPED_STEPS:  # all processes have this norm, and stop here
-        raise UserError(
+        raise NotFiniteError(
             "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
-            f"float32. The last good weights are in {session.folder / 'best'}"
+            "float32"
         )
     return norm
 

@@ -28,8 +28,9 @@ class Train(Settings):
         "optimizer": OnResume.NEVER,
     }
     iterations: int = Field(default=100, ge=1)
-    lr: float = Field(default=3e-4, gt=0)
-    """Learning rate. 3e-4 is for adapters; all weights of a large model need about 1e-6 to 1e-5."""
+    lr: float = Field(default=3e-4, gt=0, le=1)
+    """Learning rate, at most 1. 3e-4 is for adapters; all weights of a large model need about 1e-6
+    to 1e-5."""
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps per iteration; each sees an equal share of the samples."""

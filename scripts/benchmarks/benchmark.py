@@ -187,7 +187,7 @@ def clock(device: torch.device) -> float:
 
 def alone(session: Session) -> tuple[float, float]:
     """Seconds per row of the bare denoiser: without gradients, and with backward."""
-    policy: Any = session.policy
+    policy: Any = session.learner.policy
     steps, rows = session.algorithm.steps, policy.rows_per_call
     batch = policy.open(["a red ball"], [{}], steps)
     velocity = batch.policy
@@ -200,7 +200,7 @@ def alone(session: Session) -> tuple[float, float]:
     def graded() -> None:
         out = bare()
         (out[0] if isinstance(out, tuple) else out.sample).float().square().mean().backward()
-        session.optimizer.zero_grad()
+        session.learner.optimizer.zero_grad()
 
     with torch.no_grad():
         frozen = timed(bare, session.device) / rows

@@ -111,7 +111,7 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     for iteration in range(steps + WARM):
         clock.start()
         experience = collect(session, iteration)
-        update(session, experience, Progress(iteration))
+        update(session.learner, experience, Progress(iteration))
         clock.stop()
         tokens.append(sum(int(rows.mask.sum()) for rows in experience.rows))
     return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
@@ -125,10 +125,10 @@ def theirs(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     clock, tokens = Clock(), []
 
     class Steps(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
             clock.start()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.stop()
 
     def even(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretraining import Flow, begin, descend, megabytes, muon_and_adam, timed
+from pretraining import Flow, PretrainArguments, begin, descend, muon_and_adam, report, timed
 
 import torch  # isort: skip
 import tyro
@@ -202,39 +202,21 @@ def sheet(images: Tensor, right: Sequence[bool], scale: int = 3) -> Image.Image:
     return page
 
 
-def main(
-    out: Path,
-    seed: int = 0,
-    quick: bool = False,
-    threads: int = 2,
-    autoencoder: Path | None = None,
-) -> None:
-    """Pre-train the demo's pipeline.
-
-    Args:
-        out: Folder of the pipeline; the sheet of samples is saved beside it as OUT.png.
-        seed: Of everything random.
-        quick: A few small steps, as a smoke test.
-        threads: Processor threads; more than there are idle cores is much slower.
-        autoencoder: Folder of a pipeline made before; its autoencoder is reused.
-    """
-    work = Work.quick() if quick else Work()
-    rng, clock = begin(seed, threads)
+def main(given: PretrainArguments) -> None:
+    work, out = Work.quick() if given.quick else Work(), given.out
+    rng, clock = begin(given.seed, given.threads)
     prompts = world.draw_prompts(work.pictures, rng)
     pictures = paint_many(prompts, rng)
     pipe = make_pipeline()
-    if autoencoder is None:
+    if given.autoencoder is None:
         train_autoencoder(pipe.vae, pictures, work)
     else:
-        pipe.register_modules(vae=AutoencoderTiny.from_pretrained(autoencoder, subfolder="vae"))
+        vae = AutoencoderTiny.from_pretrained(given.autoencoder, subfolder="vae")
+        pipe.register_modules(vae=vae)
     train_flow(pipe, encode(pipe.vae, pictures), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
-    accuracy = judge(out, out.with_suffix(".png"), work)
-    print(
-        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} images of held-out "
-        f"prompts are right; {clock}"
-    )
+    report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} images", clock)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(PretrainArguments, description=__doc__))

@@ -7,7 +7,6 @@ knows the form of the game and the goals, but not the walls. Also writes the pro
 about half a minute on one core.
 """
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass
@@ -15,13 +14,21 @@ from pathlib import Path
 from random import Random
 
 import torch
-import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from scripts.demo_models.pretrain_sums import END, PROJECT, model, save, tokenizer, write_lines
+from scripts.demo_models.pretrain_sums import (
+    END,
+    adamw,
+    command_line,
+    descend,
+    model,
+    save,
+    tokenizer,
+    write_lines,
+)
 
 
 @dataclass(frozen=True)
@@ -62,31 +69,19 @@ def encoded(
 
 def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed: int) -> None:
     dice, pairs = Random(seed), prompts("train")
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=work.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    optimizer = adamw(lm, work.lr)
     began = time.perf_counter()
     for number in range(work.steps):
-        for group in optimizer.param_groups:
-            left = 1 - number / work.steps
-            group["lr"] = work.lr * min(1.0, number / 50) * max(0.02, left**0.5)
+        rate = work.lr * min(1.0, number / 50) * max(0.02, (1 - number / work.steps) ** 0.5)
         ids, own = encoded(words, work, pairs, dice)
-        logits = lm(input_ids=ids[:, :-1]).logits
-        loss = F.cross_entropy(logits[own[:, 1:]], ids[:, 1:][own[:, 1:]])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = descend(lm, optimizer, rate, ids, own)
         if (number + 1) % 100 == 0 or number + 1 == work.steps:
             seconds = time.perf_counter() - began
-            print(f"step {number + 1}: loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
+            print(f"step {number + 1}: loss {loss:.3f}, {seconds:.0f} s", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=PROJECT / "flowrl" / "demo" / "maze-lm")
-    parser.add_argument("--prompts", type=Path, default=PROJECT / "configs" / "prompts")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a few steps, for tests")
-    given = parser.parse_args()
+    given = command_line(__doc__, "maze-lm")
     work = Work(steps=3, batch=8) if given.quick else Work()
     torch.manual_seed(given.seed)
     words = tokenizer(CELLS + "".join(MOVES) + ":")

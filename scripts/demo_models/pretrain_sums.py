@@ -17,6 +17,7 @@ from random import Random
 import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flowrl.demo.sums import CHARACTERS, Addition, problems, questions
@@ -76,26 +77,49 @@ def rows(sums: list[Addition], forget: float, dice: Random) -> list[tuple[str, s
     return [(s.prompt, s.careless if dice.random() < forget else s.answer) for s in sums]
 
 
+def adamw(lm: LlamaForCausalLM, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(lm.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.05)
+
+
+def descend(
+    lm: LlamaForCausalLM, optimizer: torch.optim.Optimizer, rate: float, ids: Tensor, own: Tensor
+) -> float:
+    """Take a step on the tokens [n t] where `own`, and return their mean cross-entropy."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    logits = lm(input_ids=ids[:, :-1]).logits
+    loss = F.cross_entropy(logits[own[:, 1:]], ids[:, 1:][own[:, 1:]])
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def command_line(description: str, folder: str) -> argparse.Namespace:
+    """The options of a script that trains a language model of the demos from nothing."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=PROJECT / "flowrl" / "demo" / folder)
+    parser.add_argument("--prompts", type=Path, default=PROJECT / "configs" / "prompts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a few steps, for tests")
+    return parser.parse_args()
+
+
 def train(work: Work, lm: LlamaForCausalLM, words: PreTrainedTokenizerFast, seed: int) -> None:
     dice, sums, total = Random(seed), problems("train"), work.clean + work.careless
-    optimizer = torch.optim.AdamW(lm.parameters(), lr=work.lr, betas=(0.9, 0.98), weight_decay=0.05)
+    optimizer = adamw(lm, work.lr)
     began = time.perf_counter()
     for step in range(total):
         share = step / work.clean if step < work.clean else 0.85
-        for group in optimizer.param_groups:
-            group["lr"] = work.lr * min(1.0, step / 50) * max(0.02, (1 - share) ** 0.5)
+        rate = work.lr * min(1.0, step / 50) * max(0.02, (1 - share) ** 0.5)
         forget = 0.0 if step < work.clean else work.forget
         ids, asked = encoded(words, rows(dice.choices(sums, k=work.batch), forget, dice))
-        logits = lm(input_ids=ids[:, :-1]).logits
-        loss = F.cross_entropy(logits[asked[:, 1:]], ids[:, 1:][asked[:, 1:]])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(lm.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        loss = descend(lm, optimizer, rate, ids, asked)
         if (step + 1) % 200 == 0 or step + 1 in (work.clean, total):
             likely, drawn = accuracy(lm, words, problems("held_out"))
             seconds = time.perf_counter() - began
-            print(f"step {step + 1}: loss {loss.item():.3f}, held-out {likely:.3f} by the likeliest"
+            print(f"step {step + 1}: loss {loss:.3f}, held-out {likely:.3f} by the likeliest"
                   f" token, {drawn:.3f} by chance, {seconds:.0f} s", flush=True)  # fmt: skip
 
 
@@ -134,12 +158,7 @@ def write_lines(rows: list[dict[str, str]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=PROJECT / "flowrl" / "demo" / "sums-lm")
-    parser.add_argument("--prompts", type=Path, default=PROJECT / "configs" / "prompts")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="a few steps, for tests")
-    given = parser.parse_args()
+    given = command_line(__doc__, "sums-lm")
     work = Work(clean=3, careless=2, batch=8) if given.quick else Work()
     torch.manual_seed(given.seed)
     words = tokenizer()

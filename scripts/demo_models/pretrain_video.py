@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretraining import Flow, begin, falling, megabytes, muon_and_adam, timed
+from pretraining import Flow, PretrainArguments, begin, falling, muon_and_adam, report, timed
 
 import torch  # isort: skip
 import tyro
@@ -197,43 +197,23 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     return sum(right) / len(right)
 
 
-def main(
-    out: Path,
-    seed: int = 0,
-    quick: bool = False,
-    threads: int = 2,
-    autoencoder: Path | None = None,
-) -> None:
-    """Pre-train the video demo's pipeline.
-
-    Args:
-        out: Folder of the pipeline; the sheet of samples is saved beside it as OUT.png.
-        seed: Of everything random.
-        quick: A few small steps, as a smoke test.
-        threads: Processor threads; more than there are idle cores is much slower.
-        autoencoder: Folder of a pipeline made before; its autoencoder is reused.
-    """
-    work = Work.quick() if quick else Work()
-    rng, clock = begin(seed, threads)
+def main(given: PretrainArguments) -> None:
+    work, out = Work.quick() if given.quick else Work(), given.out
+    rng, clock = begin(given.seed, given.threads)
     prompts = moving_world.draw_moving_prompts(work.films, rng)
     films = paint_many(prompts, rng)
     pipe = make_pipeline()
-    if autoencoder is None:
+    if given.autoencoder is None:
         train_autoencoder(pipe.vae, films, work)
         pipe.vae.save_pretrained(out / "vae")
     else:
-        take_autoencoder(pipe.vae, autoencoder)
-    torch.manual_seed(
-        seed + 1
-    )  # the flow is the same whether the autoencoder was reused or trained
+        take_autoencoder(pipe.vae, given.autoencoder)
+    # the flow is the same whether the autoencoder was reused or trained
+    torch.manual_seed(given.seed + 1)
     train_flow(pipe, encode(pipe.vae, films), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
-    accuracy = judge(out, out.with_suffix(".png"), work)
-    print(
-        f"{out}: {megabytes(out):.1f} MB, {accuracy:.1%} of {work.judged} videos of held-out "
-        f"prompts are right; {clock}"
-    )
+    report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} videos", clock)
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(PretrainArguments, description=__doc__))

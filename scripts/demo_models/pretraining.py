@@ -23,6 +23,20 @@ Optimizers = Sequence[torch.optim.Optimizer]
 Rates = Sequence[torch.optim.lr_scheduler.LambdaLR]
 
 
+@dataclass(frozen=True)
+class PretrainArguments:
+    out: Path
+    """Folder of the pipeline; the sheet of samples is saved beside it as OUT.png."""
+    seed: int = 0
+    """Seed of everything random."""
+    quick: bool = False
+    """Take a few small steps, as a smoke test."""
+    threads: int = 2
+    """Processor threads; more than there are idle cores is much slower."""
+    autoencoder: Path | None = None
+    """Folder of a pipeline made before; its autoencoder is reused."""
+
+
 class Clock:
     """Wall and processor seconds since its creation."""
 
@@ -42,8 +56,11 @@ def begin(seed: int, threads: int) -> tuple[random.Random, Clock]:
     return random.Random(seed), Clock()
 
 
-def megabytes(folder: Path) -> float:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+def report(out: Path, accuracy: float, judged: str, clock: Clock) -> None:
+    """Print the folder's size, the accuracy over the `judged` samples, and the time."""
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
+    right = f"{accuracy:.1%} of {judged} of held-out prompts are right"
+    print(f"{out}: {size:.1f} MB, {right}; {clock}")
 
 
 def timed(name: str, steps: int, done: int = 0) -> Iterator[tuple[int, Callable[[float], None]]]:

@@ -4,7 +4,8 @@ A row is name, file, text that occurs once in it, replacement, tests that must f
 """
 
 PINS = "recipes/test_pins.py"
-GRPO, PRESETS = "flowrl/recipes/grpo.py", "flowrl/recipes/text_presets.py"
+GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
+PRESETS = "flowrl/recipes/text_presets.py"
 
 # fmt: off
 ROWS = (
@@ -12,8 +13,8 @@ ROWS = (
     ("recipes-guard-ratio", GRPO, 'Transition("ratio_norm")', "Transition()", PINS),
     ("recipes-awm-trust", "flowrl/recipes/matching.py",
      'anchors=(*anchors(kl), Anchor(1.0, "trust"))', "anchors=anchors(kl)", PINS),
-    ("recipes-branch-mix", GRPO, "branch, stripes=Stripes(window, every)", "branch", PINS),
-    ("recipes-depth", GRPO, "move=-1, stop=stop", "move=1, stop=stop", PINS),
+    ("recipes-branch-mix", TREES, "branch, stripes=Stripes(window, every)", "branch", PINS),
+    ("recipes-depth", TREES, "move=-1, stop=stop", "move=1, stop=stop", PINS),
     ("recipes-dapo-flat", PRESETS, '"text_dapo", {"drop_flat": True}', '"text_dapo", {}', PINS),
     ("recipes-luspo", PRESETS, '"denominator": "sequences"', '"denominator": "rows"', PINS),
     ("recipes-kl-place", "flowrl/recipes/text.py", '1 if self.advantage in ("greedy", "mean_whitened") else 0',

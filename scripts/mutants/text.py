@@ -40,7 +40,7 @@ ROWS = (
      LOSSES),
     ("weights-entropy", "flowrl/losses/weights.py", "int(share * (", "int((1 - share) * (", LOSSES),
     ("weights-iteration", "flowrl/run/update.py",
-     "shares = with_uncertain(session, experience, shares)", "pass", "losses/test_entropy_share.py"),
+     "shares = with_uncertain(learner, experience, shares)", "pass", "losses/test_entropy_share.py"),
     ("weights-marked", "flowrl/losses/weights.py", "return rows.uncertain", "pass",
      "losses/test_entropy_share.py"),
     ("opo-lengths", "flowrl/credit/turns.py",

@@ -12,6 +12,7 @@ from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, ratio_check, update
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
+from flowrl.run.learner import Learner
 from flowrl.run.session import Session
 from flowrl.run.train import iterate
 from tests.support import runs, text_runs, tiny_lm
@@ -69,7 +70,7 @@ def pictures(pipeline, folder, budget, **train) -> Session:
 
 
 def weights(session: Session) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in session.policies.parameters.values()]
+    return [p.detach().clone() for p in session.learner.policies.parameters.values()]
 
 
 def equal(first: Session, second: Session) -> bool:
@@ -126,7 +127,7 @@ def test_further_rounds_are_learned_from_under_their_own_prompts(model, tmp_path
     (rows,) = experience.rows
     assert rows.prompt.bincount().tolist() == [4, 4, 4] and rows.mask.any(1).all()
     assert rows.advantage.view(3, 4, -1)[..., 0].std(1).min() > 0.5
-    floor = ratio_check.noise_floor(kept, experience)
+    floor = ratio_check.noise_floor(kept.learner, experience)
     assert floor is not None and floor < 2e-5, "each row is scored after its own prompt"
     assert experience.metrics["count/scored"] == 4 * experience.metrics["budget/drawn"]
 
@@ -137,8 +138,8 @@ def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(model,
     experience = collect(kept, 0)
     none = torch.empty(0, dtype=torch.int64)
     empty = replace(experience, draws=(), rows=tuple(take(r, none) for r in experience.rows))
-    assert [update.share_of(kept, empty, 0, number) for number in (0, 1)] == [[], []]
-    assert ratio_check.noise_floor(kept, empty) is None
+    assert [update.share_of(kept.learner, empty, 0, number) for number in (0, 1)] == [[], []]
+    assert ratio_check.noise_floor(kept.learner, empty) is None
 
 
 def test_further_rounds_of_pictures(pipeline, tmp_path):
@@ -149,7 +150,7 @@ def test_further_rounds_of_pictures(pipeline, tmp_path):
             break
     assert experience.metrics["budget/rounds"] > 1
     assert any(draw >= LATER_ROUNDS for draw in experience.draws)
-    floor = ratio_check.noise_floor(kept, experience)
+    floor = ratio_check.noise_floor(kept.learner, experience)
     assert floor is not None and floor < 1e-4
 
 
@@ -174,15 +175,17 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
 
     found: list[list[torch.Tensor]] = []
 
-    def step(kept: Session, progress: Progress) -> float:
-        grads = [p.grad for p in kept.policies.parameters.values() if p.grad is not None]
+    def step(learner: Learner, progress: Progress) -> float:
+        grads = [p.grad for p in learner.policies.parameters.values() if p.grad is not None]
         found.append([grad.clone() for grad in grads])
         return 1.0
 
     monkeypatch.setattr(update, "optimizer_step", step)
     small, large = opened("small"), opened("large")
     monkeypatch.setattr(large.spending, "rows", lambda rows, unit: rows)
-    few, many = (update.update(kept, collect(kept, 0), Progress()) for kept in (small, large))
+    few, many = (
+        update.update(kept.learner, collect(kept, 0), Progress()) for kept in (small, large)
+    )
     assert few["count/training"] < 0.75 * many["count/training"]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-3)
@@ -243,7 +246,8 @@ def test_what_is_outside_of_the_range_is_not_drawn(model, tmp_path):
     assert isinstance(spending, Rationed)
     spending.rates.known = {0: (0.0, 9.0, 0), 1: (0.5, 9.0, 0), 2: (1.0, 9.0, 0)}
     prompts = kept.run.prompts.model_copy(update={"per_iteration": 1})
-    one = replace(kept, run=kept.run.model_copy(update={"prompts": prompts}))
+    settings = kept.run.model_copy(update={"prompts": prompts})
+    one = replace(kept, learner=replace(kept.learner, run=settings))
     experience = collect(one, 1)
     assert set(experience.samples.prompts) == {kept.prompts.texts[1]}
     assert experience.metrics["budget/outside"] == 0

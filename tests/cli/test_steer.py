@@ -7,7 +7,8 @@ import yaml
 from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate import Trial, draw_trial
-from flowrl.run.session import load_policy, load_rewards
+from flowrl.run.learner import load_policy
+from flowrl.run.session import load_rewards
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import flowrl

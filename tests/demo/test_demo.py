@@ -55,7 +55,7 @@ def painted_without_flowrl(
     assert session.held_out is not None
     e = session.run.evaluate
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, e.steps, e.seed)
-    latents = trial.noise(session.policy.shape(e.steps))
+    latents = trial.noise(session.learner.policy.shape(e.steps))
     save_file({"latents": latents}, folder / "latents.safetensors")
     base = PROJECT / "flowrl" / "demo" / "shapes-sd3" if adapter else folder / "weights"
     words = [base, folder / "weights" if adapter else "", folder / "latents.safetensors"]
@@ -70,14 +70,14 @@ def painted_without_flowrl(
 )
 def test_plain_diffusers_paints_the_last_evaluation(tmp_path, name):
     session = opened(name, tmp_path)
-    before = evaluate_held_out(session)
+    before = evaluate_held_out(session.learner, session.held_out, session.judges)
     progress, alarms = Progress(), Alarms()
     for _ in range(2):
         iterate(session, progress, alarms)
-    result = evaluate_held_out(session)
+    result = evaluate_held_out(session.learner, session.held_out, session.judges)
     assert result is not None
     assert before is not None
-    checkpoint.export(session, tmp_path / "weights")
+    checkpoint.export(session.learner, tmp_path / "weights")
     plain = painted_without_flowrl(session, result, tmp_path, adapter=name == "demo_lora.yaml")
     assert (result.samples.media - before.samples.media).abs().max() > 1e-3  # it has learned
     torch.testing.assert_close(plain, result.samples.media, atol=1e-5, rtol=0)

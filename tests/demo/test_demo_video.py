@@ -143,18 +143,18 @@ def test_a_film_depends_on_its_words(pipe):
 
 def test_plain_diffusers_films_the_last_evaluation(tmp_path):
     session = opened(tmp_path)
-    before = evaluate_held_out(session)
+    before = evaluate_held_out(session.learner, session.held_out, session.judges)
     progress, alarms = Progress(), Alarms()
     for _ in range(2):
         iterate(session, progress, alarms)
-    result = evaluate_held_out(session)
+    result = evaluate_held_out(session.learner, session.held_out, session.judges)
     assert before is not None and result is not None and session.held_out is not None
     assert (result.samples.media - before.samples.media).abs().max() > 1e-4  # it has learned
-    checkpoint.export(session, tmp_path / "weights")
+    checkpoint.export(session.learner, tmp_path / "weights")
     e = session.run.evaluate
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, 4, e.seed)
     latents = tmp_path / "latents.safetensors"
-    save_file({"latents": trial.noise(session.policy.shape(4))}, latents)
+    save_file({"latents": trial.noise(session.learner.policy.shape(4))}, latents)
     words = [tmp_path / "weights", latents, tmp_path / "films.safetensors"]
     words.append(json.dumps(list(result.samples.prompts)))
     command = [sys.executable, "-c", PLAIN, *map(str, words)]

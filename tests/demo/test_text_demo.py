@@ -99,14 +99,14 @@ def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(
     """A quarter of the demo: at least 10 of the 20 points that the whole of it must bring."""
     train = {"iterations": 40, "lr": 3e-4}
     session = opened(tmp_path, train=train, evaluate={"samples": 400, "per_prompt": 1})
-    before = evaluate_held_out(session)
+    before = evaluate_held_out(session.learner, session.held_out, session.judges)
     progress, alarms = Progress(), Alarms()
     for _ in range(10):
         iterate(session, progress, alarms)
-    after = evaluate_held_out(session)
+    after = evaluate_held_out(session.learner, session.held_out, session.judges)
     assert 0.55 < before.metrics["exact_answer"] < 0.78
     assert after.metrics["exact_answer"] > before.metrics["exact_answer"] + 0.1
-    checkpoint.export(session, tmp_path / "out")
+    checkpoint.export(session.learner, tmp_path / "out")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     words = AutoTokenizer.from_pretrained(tmp_path / "out")
     sums = [Addition(*map(int, p.rstrip("=").split("+"))) for p in after.samples.prompts]

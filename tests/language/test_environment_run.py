@@ -13,7 +13,7 @@ from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.environments import RECIPE, WARPED, session, tree
-from tests.support.runs import flowrl, lines, write
+from tests.support.runs import flowrl, lines, same_weights, write
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_an_environment_that_ends_at_once_is_a_run_without_one(model, tmp_path):
         kept = session(model, folder, function, RECIPE | WARPED, updates=2)
         progress, alarms = Progress(), Alarms()
         metrics = [iterate(kept, progress, alarms) for _ in range(2)]
-        return [p.detach() for p in kept.policies.parameters.values()], metrics
+        return [p.detach() for p in kept.learner.policies.parameters.values()], metrics
 
     (plain, before), (ended, after) = trained(None), trained("at_once")
     assert all(torch.equal(a, b) for a, b in zip(plain, ended, strict=True))
@@ -54,7 +54,7 @@ def test_the_first_ratio_is_one_with_replies_in_between(model, tmp_path, warp, r
     kept = session(model, tmp_path, recipe=RECIPE | warp, rows_per_call=rows)
     experience = collect(kept, 0)
     assert experience.metrics["text/turns"] > 1.5
-    floor = ratio_check.check_ratio(kept, experience)
+    floor = ratio_check.check_ratio(kept.learner, experience, kept.terminal)
     assert floor is not None and floor < 2e-5
 
 
@@ -87,8 +87,7 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     for _ in range(2):
         iterate(again, progress, alarms)
-    pairs = zip(whole.policies.parameters.values(), again.policies.parameters.values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same_weights(whole, again)
 
 
 @pytest.mark.parametrize(

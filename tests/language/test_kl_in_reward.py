@@ -30,6 +30,7 @@ from samplers import Chain, FlowSDE
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
 from tests.support import text_runs, tiny_lm
+from tests.support.runs import same_weights
 
 KL, HEAT = 0.5, 0.7
 NEAR = 1e-5  # log-probabilities are kept in float32
@@ -64,9 +65,9 @@ def opened(
 def move(kept: Session) -> None:
     """The same step away from the start every time."""
     rng = torch.Generator().manual_seed(3)
-    for p in kept.policies.parameters.values():
+    for p in kept.learner.policies.parameters.values():
         p.add_(0.1 * torch.randn(p.shape, generator=rng, dtype=p.dtype))
-    kept.policies.publish()
+    kept.learner.policies.publish()
 
 
 @torch.no_grad()
@@ -84,9 +85,9 @@ def by_hand(kept: Session, model: Path, experience: Experience) -> list[list[flo
     found = []
     for i, (place, ids) in enumerate(zip(rows.prompt, rows.ids.tolist(), strict=True)):
         group = kept.algorithm.group
-        context = kept.policy.encode(experience.samples.prompts[int(place) * group])
+        context = kept.learner.policy.encode(experience.samples.prompts[int(place) * group])
         words = ids[: int(rows.ends[i])]
-        now, then = (surprise(m, context, words) for m in (kept.policy.model, start))
+        now, then = (surprise(m, context, words) for m in (kept.learner.policy.model, start))
         found.append((now - then)[rows.written[i, : len(words)]].tolist())
     return found
 
@@ -191,18 +192,18 @@ def test_what_another_engine_said_is_not_read(model, tmp_path):
     kept = opened(model, tmp_path, RLOO | OFF)
     move(kept)
     with torch.no_grad():
-        batch = kept.policy.open(["a:", "cab :"], [], 6)
+        batch = kept.learner.policy.open(["a:", "cab :"], [], 6)
         (rollout,) = batch.rollouts(kept.algorithm.plan, (0, 1), seed=0, iteration=0)
-    own = reference_log_ratios(kept, batch.policy, rollout)
+    own = reference_log_ratios(kept.learner, batch.policy, rollout)
     other = replace(rollout, elsewhere=True, logp=rollout.logp - 1.0)
-    again = reference_log_ratios(kept, batch.policy, other)
+    again = reference_log_ratios(kept.learner, batch.policy, other)
     torch.testing.assert_close(again, own, atol=NEAR, rtol=0, equal_nan=True)
     assert own.nansum(1).abs().min() > 1e-3
 
 
 def test_weights_that_are_no_numbers_are_not_taken_for_tokens_that_are_not_there(model, tmp_path):
     kept = opened(model, tmp_path, PLUS | OFF)
-    for start in kept.policies._weights["ref"].values():
+    for start in kept.learner.policies._weights["ref"].values():
         start.fill_(torch.nan)
     with pytest.raises(UserError, match="log-probability of a sample is not finite"):
         collect(kept, 0)
@@ -221,7 +222,7 @@ def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
     _, still = log("still", {})
     assert all(each["grad_norm"] == 0 for each in still)
     kept, back = log("back", OFF)
-    assert back[0]["grad_norm"] > 0 and kept.policies.inside == "current"
+    assert back[0]["grad_norm"] > 0 and kept.learner.policies.inside == "current"
     far = [each["kl_sample"] for each in back]
     assert sum(far[-3:]) < 0.5 * sum(far[:3]), far
 
@@ -240,17 +241,16 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path, recipe):
     checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     last = iterate(again, progress, alarms)
-    pairs = zip(whole.policies.parameters.values(), again.policies.parameters.values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same_weights(whole, again)
     assert abs(last["kl_sample"]) > 1e-4, "the start is not where the run resumed"
 
 
 def test_the_start_is_held_where_it_is_asked_for_only(model, tmp_path):
     off, plain = (text_runs.session(model, tmp_path, RLOO | more) for more in (OFF, {}))
-    assert "ref" in off.policies.names and "ref" not in plain.policies.names
+    assert "ref" in off.learner.policies.names and "ref" not in plain.learner.policies.names
     assert off.algorithm.roles == {"old", "ref"} and plain.algorithm.roles == {"old"}
     found = [memory.estimate(each.run) for each in (off, plain)]
-    bytes_ = sum(p.nbytes for p in off.policies.parameters.values())
+    bytes_ = sum(p.nbytes for p in off.learner.policies.parameters.values())
     assert [each and each.parts["averages and start"] for each in found] == [bytes_, 0]
 
 

@@ -15,6 +15,7 @@ from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run import ratio_check, update
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect
+from flowrl.run.learner import Learner
 from flowrl.run.session import Session
 from tests.support import environments, runs, text_runs, tiny_lm
 from tests.support.runs import opened
@@ -83,14 +84,14 @@ def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[T
     """Gradients of the one optimizer step of an iteration, which is not taken."""
     found: list[Tensor] = []
 
-    def step(kept: Session, progress: Progress) -> float:
-        grads = [p.grad for p in kept.policies.parameters.values()]
+    def step(learner: Learner, progress: Progress) -> float:
+        grads = [p.grad for p in learner.policies.parameters.values()]
         found.extend(torch.zeros(1) if g is None else g.double().clone() for g in grads)
-        kept.optimizer.zero_grad()
+        learner.optimizer.zero_grad()
         return 1.0
 
     monkeypatch.setattr(update, "optimizer_step", step)
-    update.update(kept, experience, Progress())
+    update.update(kept.learner, experience, Progress())
     return found
 
 
@@ -129,7 +130,7 @@ def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
     experience = collect(kept, 0)
     half = dtype == "bfloat16"
     stored = disturb(experience) if half else experience.rows[0].old is not None
-    metrics = update.update(kept, experience, Progress())
+    metrics = update.update(kept.learner, experience, Progress())
     assert metrics["skipped"] == 0
     has_ratio = "old" in kept.algorithm.loss.roles
     assert has_ratio == ("ratio" in metrics or "moved" in metrics)
@@ -151,7 +152,7 @@ def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype):
     kept = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
     experience = collect(kept, 0)
     assert disturb(experience)
-    metrics = update.update(kept, experience, Progress())
+    metrics = update.update(kept.learner, experience, Progress())
     assert metrics["ratio_min"] < 1 < metrics["ratio_max"], "the second step's have moved"
     assert 0.03 < metrics["mismatch"] < 0.3, "of both steps, before either was taken"
     plain = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
@@ -166,9 +167,9 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
     assert kept.algorithm.loss.clip is None
     experience = collect(kept, 0)
     disturb(experience)
-    assert ratio_check.check_ratio(kept, experience) > 0.1
+    assert ratio_check.check_ratio(kept.learner, experience, kept.terminal) > 0.1
     assert "train.recompute_old" in capsys.readouterr().err
-    metrics = update.update(kept, experience, Progress())
+    metrics = update.update(kept.learner, experience, Progress())
     assert 0.03 < metrics["mismatch"] < 0.3 and metrics["ratio_max"] > 1.1
 
 
@@ -189,7 +190,7 @@ def test_no_gradient_depends_on_the_size_of_calls_or_on_the_order_of_rows(
     norm = float(sum(g.square().sum() for g in want)) ** 0.5
     other = shuffled(experience, kept.algorithm.loss.unit)
     for rows, same in ((64, experience), (2, experience), (4, other)):
-        kept.policy.rows_per_call = rows
+        kept.learner.policy.rows_per_call = rows
         got = step_gradients(monkeypatch, kept, same)
         away = float(sum((a - b).square().sum() for a, b in zip(got, want, strict=True))) ** 0.5
         assert norm > 0 and away <= ROUNDING[dtype] * norm

@@ -80,7 +80,7 @@ def test_a_run_scores_the_greedy_completions_and_trains_on_the_others(tmp_path):
     scores = experience.scores.values.view(3, 4).double()
     want = (scores[:, :3] - scores[:, 3:]).flatten()
     torch.testing.assert_close(rows.advantage[:, 0].double(), want)
-    floor = ratio_check.check_ratio(kept, experience)
+    floor = ratio_check.check_ratio(kept.learner, experience, kept.terminal)
     assert floor is not None and floor < 2e-5
     progress, alarms = Progress(), Alarms()
     rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(15)]

@@ -89,11 +89,11 @@ def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
 def test_its_turns_are_read_as_they_were_drawn(model, tmp_path):
     """Under the weights that drew it the ratio is 1; any other context of its turns would show."""
     kept = opened(model, tmp_path, TURNS)
-    before = [p.detach().clone() for p in kept.policies.parameters.values()]
+    before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]
     experience, found = replayed(kept)
-    assert ratio_check.noise_floor(kept, experience) > 0.1, "the weights have moved since"
+    assert ratio_check.noise_floor(kept.learner, experience) > 0.1, "the weights have moved since"
     with torch.no_grad():
-        for now, then in zip(kept.policies.parameters.values(), before, strict=True):
+        for now, then in zip(kept.learner.policies.parameters.values(), before, strict=True):
             now.copy_(then)
     (rows,) = experience.rows
     says = kept.algorithm.likelihood.evaluate(experience.policy, rows).logp

@@ -47,7 +47,7 @@ def test_a_server_of_the_same_weights_agrees_before_and_after_updates(model, tmp
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path, GRPO | {"temperature": 0.7}), tmp_path)
         progress, alarms, far = Progress(), Alarms(), []
-        assert isinstance(kept.policy.server, Sampler)
+        assert isinstance(kept.learner.policy.server, Sampler)
         for _ in range(3):
             metrics = iterate(kept, progress, alarms)
             far.append(metrics["mismatch_max"])
@@ -76,7 +76,7 @@ def test_every_request_asks_for_the_plain_distribution_with_a_seed_of_its_own(mo
         assert {b["seed"] for b in bodies} == {b["seed"] for b in server.bodies}
         assert not torch.equal(first.ids, only(collect(kept, 1).rows).ids)
     assert len({body["seed"] for body in bodies}) == len(bodies) == 12
-    contexts = [kept.policy.encode(prompt) for prompt in PROMPTS]
+    contexts = [kept.learner.policy.encode(prompt) for prompt in PROMPTS]
     assert sorted(body["prompt"] for body in bodies) == sorted(contexts * 4)
     for body in bodies:
         assert (body["n"], body["max_tokens"], body["temperature"], body["top_p"]) == (1, 4, 1, 1)
@@ -107,14 +107,14 @@ def test_other_weights_have_a_mismatch_of_known_size_and_the_correction_is_its_f
         kept = opened(tree(server, tmp_path, correction=correction), tmp_path)
         experience = collect(kept, 0)
         rows = only(experience.rows)
-        assert ratio_check.check_ratio(kept, experience) is None
+        assert ratio_check.check_ratio(kept.learner, experience, kept.terminal) is None
         metrics = iterate(kept, Progress(), Alarms())
         new = Token().evaluate(experience.policy, rows)  # after the update: not these weights
     plain = opened(tree(server, tmp_path, correction=correction), tmp_path)
     with torch.no_grad():
-        policy = plain.policy.open(PROMPTS, [], 4).policy
+        policy = plain.learner.policy.open(PROMPTS, [], 4).policy
         ours = policy(rows).logp.double()
-        logp = _logits(plain.policy.model, plain.policy, rows)
+        logp = _logits(plain.learner.policy.model, plain.learner.policy, rows)
     theirs = torch.stack([0.5 * row for row in logp]).log_softmax(-1)
     theirs = theirs.gather(2, rows.ids[..., None])[..., 0] * rows.written
     torch.testing.assert_close(rows.sampled.double(), theirs, atol=1e-5, rtol=0)
@@ -181,8 +181,8 @@ def test_requests_of_one_key_that_begin_apart_have_seeds_apart(model, tmp_path):
 def test_evaluations_are_drawn_here_where_the_server_keeps_its_own_weights(model, tmp_path):
     with CompletionsServer(model, scale=0.5, lora=False) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
-        batch = kept.policy.open(PROMPTS, [], 4)
-        (found,) = batch.rollouts(kept.policy.plain(4), (0, 1, 2), seed=0, iteration=0)
+        batch = kept.learner.policy.open(PROMPTS, [], 4)
+        (found,) = batch.rollouts(kept.learner.policy.plain(4), (0, 1, 2), seed=0, iteration=0)
         assert not server.bodies and not found.elsewhere
         (drawn,) = batch.rollouts(kept.algorithm.plan, (0, 1, 2), seed=0, iteration=0)
         assert len(server.bodies) == len(drawn.ids) == 12 and drawn.elsewhere

@@ -79,7 +79,7 @@ def test_a_load_with_a_lost_answer_is_found_and_a_failed_one_told_at_once(model,
         assert words(server) == ["load", "load"] and len(server.loaded) == 1
         server.told.clear()
         with torch.no_grad():
-            next(iter(kept.policy.trainable().values())).add_(0.1)
+            next(iter(kept.learner.policy.trainable().values())).add_(0.1)
         server.ailing = [500] * 9
         with pytest.raises(UserError, match=r"rank 2 is greater.*--max-lora-rank"):
             collect(kept, 0)
@@ -119,10 +119,10 @@ def test_what_a_killed_run_left_is_taken_away(model, tmp_path):
         collect(again, 0)
         (name,) = server.loaded
         assert name != left
-        again.policy.close()
+        again.learner.policy.close()
         assert not server.loaded
         assert [p.name for p in (tmp_path / "served").iterdir()] == ["flowrl-10-of-another-process"]
-        assert again.policy.proofs(PROMPTS, 4), "it can be asked once more"
+        assert again.learner.policy.proofs(PROMPTS, 4), "it can be asked once more"
         assert len(server.loaded) == 1
 
 
@@ -131,5 +131,5 @@ def test_a_server_that_is_gone_keeps_no_run_from_ending(model, tmp_path, monkeyp
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
         collect(kept, 0)
-    kept.policy.close()
+    kept.learner.policy.close()
     assert not list((tmp_path / "served").iterdir())

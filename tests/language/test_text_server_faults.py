@@ -96,7 +96,7 @@ def test_a_server_in_trouble_is_asked_again_and_then_told(model, tmp_path):
     with pytest.raises(UserError, match="unreachable"):
         collect(kept, 0)
     with pytest.raises(UserError, match=r"start a server, or remove model\.server"):
-        kept.policy.proofs(PROMPTS, 4)
+        kept.learner.policy.proofs(PROMPTS, 4)
 
 
 GOOD = (
@@ -160,7 +160,7 @@ def test_what_the_start_finds_out(model, tmp_path):
             server.lora = True
             kept = opened(tree(server, tmp_path), tmp_path)
             server.lora = False
-            kept.policy.proofs(PROMPTS, 4)
+            kept.learner.policy.proofs(PROMPTS, 4)
 
 
 @pytest.mark.parametrize(

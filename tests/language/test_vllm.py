@@ -97,15 +97,15 @@ def wait(made: Served, process: subprocess.Popen, log: Path) -> None:
 def test_it_says_what_the_trainer_says_before_and_after_updates(served, tmp_path, temperature):
     kept = served.open(tmp_path, temperature=temperature)
     progress, alarms = Progress(), Alarms()
-    assert "draws completions" in kept.policy.proofs(PROMPTS, 4)[-1]
+    assert "draws completions" in kept.learner.policy.proofs(PROMPTS, 4)[-1]
     far = [iterate(kept, progress, alarms)["mismatch_max"] for _ in range(3)]
     assert max(far) < 1e-4, far
     first = only(collect(kept, 5).rows)
-    own = kept.policy.server
+    own = kept.learner.policy.server
     (name,) = set(served.names()) - {"tiny"}
     own.adapters.admin.tell("/unload_lora_adapter", {"lora_name": name})
     assert torch.equal(first.ids, only(collect(kept, 5).rows).ids), "told again, the same seeds"
-    kept.policy.server = replace(own, adapters=None)
+    kept.learner.policy.server = replace(own, adapters=None)
     assert iterate(kept, progress, alarms)["mismatch_max"] > 1e-2, "the base is another model"
     own.close()
     assert served.names() == ["tiny"]

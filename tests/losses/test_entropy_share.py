@@ -18,13 +18,13 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
     steps: list[list[Tensor]] = []
     step = update.optimizer_step
 
-    def recorded(session, progress):
-        parameters = session.policies.parameters.values()
+    def recorded(learner, progress):
+        parameters = learner.policies.parameters.values()
         steps.append([p.grad.clone() for p in parameters if p.grad is not None])
-        return step(session, progress)
+        return step(learner, progress)
 
     monkeypatch.setattr(update, "optimizer_step", recorded)
-    metrics = update.update(session, collect(session, 0), Progress())
+    metrics = update.update(session.learner, collect(session, 0), Progress())
     monkeypatch.setattr(update, "optimizer_step", step)
     assert 0.25 < metrics["uncertain"] < 0.4
     return steps

@@ -36,7 +36,7 @@ def trained(folder: Path, *, compiled: bool) -> dict[str, torch.Tensor]:
     folder.mkdir()
     kept = runs.opened(tree, folder)
     assert iterate(kept, Progress(), Alarms())["skipped"] == 0
-    return kept.policies.state()
+    return kept.learner.policies.state()
 
 
 def apart(folder: Path) -> float:
@@ -64,5 +64,5 @@ def test_a_run_with_compiled_blocks_starts_at_ratio_one(pipeline, tmp_path):
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     tree["model"]["compile"] = True
     kept = runs.opened(tree, tmp_path)
-    floor = ratio_check.check_ratio(kept, collect(kept, 0))
+    floor = ratio_check.check_ratio(kept.learner, collect(kept, 0), kept.terminal)
     assert floor is not None and floor < 1e-5

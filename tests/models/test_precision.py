@@ -71,11 +71,11 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
         return session(pipeline, tmp_path, "bfloat16", None, lr=1e-6)
 
     kept, progress = opened(), Progress()
-    start = {name: p.detach().clone() for name, p in kept.policies.parameters.items()}
+    start = {name: p.detach().clone() for name, p in kept.learner.policies.parameters.items()}
     iterate(kept, progress, Alarms())
     checkpoint.save_checkpoint(kept, progress, Alarms())
     iterate(kept, progress, Alarms())
-    masters, network = kept.policies.parameters, kept.policies.network
+    masters, network = kept.learner.policies.parameters, kept.learner.policies.network
     assert {p.dtype for p in masters.values()} == {torch.float32}
     assert {p.dtype for p in network.values()} == {torch.bfloat16}
     steps = torch.cat([(masters[name] - start[name]).flatten() for name in start])
@@ -86,55 +86,55 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     newest = checkpoint.newest(tmp_path)
     assert newest is not None
     iterate(again, checkpoint.restore(again, newest, alarms), alarms)
-    whole, resumed = kept.policies.state(), again.policies.state()
+    whole, resumed = kept.learner.policies.state(), again.learner.policies.state()
     assert whole.keys() == resumed.keys() and f"{EVALUATION}/{next(iter(masters))}" in whole
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    assert all(torch.equal(network[n], again.policies.network[n]) for n in network)
+    assert all(torch.equal(network[n], again.learner.policies.network[n]) for n in network)
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}], ids=["full", "lora"])
 def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path, lora):
     kept, progress = session(pipeline, tmp_path, "float16", lora, lr=1e-3), Progress()
-    assert {p.dtype for p in kept.policies.parameters.values()} == {torch.float32}
+    assert {p.dtype for p in kept.learner.policies.parameters.values()} == {torch.float32}
     found: list[float] = []
     experience = collect(kept, 0)
     for scale in (1.0, 2.0**16):
-        kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": scale})
-        for chunk in update.share_of(kept, experience, 0, 0):
-            entries, mask = update.chunk_loss(kept, experience, chunk)
+        kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": scale})
+        for chunk in update.share_of(kept.learner, experience, 0, 0):
+            entries, mask = update.chunk_loss(kept.learner, experience, chunk)
             loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
-            kept.scaler.scale(loss).backward()
-        grads = [p.grad for p in kept.policies.parameters.values() if p.grad is not None]
+            kept.learner.scaler.scale(loss).backward()
+        grads = [p.grad for p in kept.learner.policies.parameters.values() if p.grad is not None]
         found.append(sum(float((g != 0).sum()) for g in grads))
-        kept.optimizer.zero_grad()
+        kept.learner.optimizer.zero_grad()
     assert found[1] > 1.5 * found[0]  # most would have been lost
 
     overflown = {"scale": 2.0**60}
-    kept.scaler.load_state_dict(kept.scaler.state_dict() | overflown)
-    before = kept.policies.state()
+    kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | overflown)
+    before = kept.learner.policies.state()
     metrics = iterate(kept, progress, Alarms())
     assert metrics["skipped"] == 1 and metrics["loss_scale"] == 2.0**59
-    after = kept.policies.state()
+    after = kept.learner.policies.state()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert progress.skipped_in_a_row == 0  # the scale's fault
-    kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 2.0**10})
+    kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 2.0**10})
     assert iterate(kept, progress, Alarms())["skipped"] == 0
     checkpoint.save_checkpoint(kept, progress, Alarms())
     again = session(pipeline, tmp_path, "float16", lora)
     newest = checkpoint.newest(tmp_path)
     assert newest is not None
     checkpoint.restore(again, newest, Alarms())
-    assert again.scaler.state_dict() == kept.scaler.state_dict()
+    assert again.learner.scaler.state_dict() == kept.learner.scaler.state_dict()
 
 
 def test_gradients_that_are_not_finite_at_scale_one_still_stop_the_run(pipeline, tmp_path):
     kept, progress = session(pipeline, tmp_path, "float16", {"rank": 2, "alpha": 4}), Progress()
-    kept.scaler.scale(torch.zeros(()))
-    kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 1.0})
-    parameter = next(iter(kept.policies.parameters.values()))
+    kept.learner.scaler.scale(torch.zeros(()))
+    kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 1.0})
+    parameter = next(iter(kept.learner.policies.parameters.values()))
     parameter.register_hook(lambda grad: grad * float("nan"))
     assert iterate(kept, progress, Alarms())["skipped"] == 1
     assert progress.skipped_in_a_row == 1
-    kept.scaler.load_state_dict(kept.scaler.state_dict() | {"scale": 2.0})
+    kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 2.0})
     iterate(kept, progress, Alarms())
     assert progress.skipped_in_a_row == 1  # that one may be the scale's

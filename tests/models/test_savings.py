@@ -135,10 +135,10 @@ def test_settings_reach_the_model_and_frozen_parts_rest(pipeline, tmp_path, monk
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO, gradient_checkpointing=True)
     tree["model"] |= {"offload": True, "vae": {"tiling": True, "slicing": True}}
     kept = runs.opened(tree, tmp_path)
-    frozen = kept.policy.frozen
+    frozen = kept.learner.policy.frozen
     assert sorted(frozen.parts) == ["text_encoder", "text_encoder_2", "vae"]
     assert not any(hook.awake for _, hook in frozen.parts.values())
-    vae, pipe = kept.policy.pipe.vae, kept.policy.pipe
+    vae, pipe = kept.learner.policy.pipe.vae, kept.learner.policy.pipe
     assert vae.use_tiling and vae.use_slicing and pipe.transformer.gradient_checkpointing
     awake: dict[str, set[str]] = {"transformer": set(), "vae": set(), "text_encoder": set()}
     for name, found in awake.items():

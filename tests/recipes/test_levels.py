@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.run import train
@@ -25,3 +26,10 @@ def test_a_window_that_the_schedulers_levels_leave_no_room_for_is_refused(
         UserError, match=r"6 steps, whose levels end on .*0\.001, 0\.000.*a window of 4"
     ):
         train.start(run, "demo", tmp_path / "run")
+
+
+@pytest.mark.parametrize(("steps", "refused"), [("6", True), ("7", False)])
+def test_plan_names_what_a_list_that_ends_near_zero_would_refuse(steps: str, refused: bool) -> None:
+    arguments = ["--recipe.name", "mix_grpo", "--recipe.steps", steps, "--recipe.group", "4"]
+    text = describe_run(override(read_run(PROJECT / "configs" / "demo.yaml"), arguments), 0, None)
+    assert ("`flowrl train` would refuse this plan (a window of 4" in text) == refused

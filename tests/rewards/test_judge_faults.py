@@ -248,7 +248,7 @@ def trained(server: ChatServer, pipeline: Path, folder: Path, tries: int) -> lis
     progress, alarms, metrics = Progress(), Alarms(), []
     for _ in range(3):
         metrics.append(iterate(session, progress, alarms))
-    assert all(torch.isfinite(p).all() for p in session.policies.parameters.values())
+    assert all(torch.isfinite(p).all() for p in session.learner.policies.parameters.values())
     return metrics
 
 

@@ -72,7 +72,7 @@ def test_a_base_without_a_score_is_not_the_best_for_ever(pipeline, tmp_path):
     progress = Progress()
     for iteration, score in ((0, float("nan")), (1, 0.2), (2, float("nan")), (3, 0.1)):
         progress.iteration = iteration
-        checkpoint.keep_best(kept, progress, score)
+        checkpoint.keep_best(kept.learner, kept.folder, progress, score)
     assert progress.best == 0.2 and progress.best_iteration == 1
 
 

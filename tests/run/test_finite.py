@@ -13,6 +13,7 @@ from flowrl.media.statistics import Alarms
 from flowrl.models.diffusers.batch import Painting
 from flowrl.run import atomic, checkpoint, update
 from flowrl.run.checkpoint import Progress
+from flowrl.run.learner import Learner
 from flowrl.run.train import begin, iterate
 from samplers import Rollout
 from tests.support import runs
@@ -56,10 +57,62 @@ def test_the_learning_rate_is_finite(pipeline, tmp_path, capsys):
         assert not (tmp_path / "run").exists()
 
 
+def test_a_learning_rate_above_one_is_refused(pipeline, tmp_path, capsys):
+    config = runs.write(runs.tree(pipeline, tmp_path, runs.NFT, lr=1e30), tmp_path)
+    assert flowrl("train", config, "--folder", tmp_path / "run") == 2
+    assert "train.lr: input should be less than or equal to 1, not 1e+30" in capsys.readouterr().err
+
+
+def harm(monkeypatch: pytest.MonkeyPatch, iteration: int, factor: float) -> None:
+    """Multiply the weights in the optimizer step of an iteration."""
+    step, taken = update.optimizer_step, []
+
+    def harmed(learner: Learner, progress: Progress) -> float:
+        norm = step(learner, progress)
+        taken.append(norm)
+        if len(taken) == iteration:
+            with torch.no_grad():
+                for weight in learner.policies.parameters.values():
+                    weight.mul_(factor)
+        return norm
+
+    monkeypatch.setattr(update, "optimizer_step", harmed)
+
+
+def test_the_newest_checkpoint_stays_finite(pipeline, tmp_path, capsys, monkeypatch):
+    """Weights that overflow in the second iteration reach neither a checkpoint nor an export."""
+    harm(monkeypatch, 2, math.inf)
+    settings = runs.tree(pipeline, tmp_path, runs.NFT, iterations=3)
+    settings["checkpoint"]["every"] = 1
+    folder = tmp_path / "run"
+    sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
+    assert "after iteration 2 is not finite" in sentence
+    assert "Checkpoint 000001 is whole" in sentence
+    assert all(bool(weight.isfinite().all()) for weight in exported(folder))
+
+
+@pytest.mark.parametrize("part", ["weights", "optimizer"])
+def test_what_is_not_finite_is_not_written_into_a_checkpoint(pipeline, tmp_path, part):
+    kept = runs.session(pipeline, tmp_path, runs.NFT)
+    progress, alarms = Progress(), Alarms()
+    iterate(kept, progress, alarms)
+    checkpoint.save_checkpoint(kept, progress, alarms)
+    weight = next(iter(kept.learner.policies.parameters.values()))
+    with torch.no_grad():
+        moment = kept.learner.optimizer.state[weight]["exp_avg"]
+        (weight if part == "weights" else moment).view(-1)[0] = torch.inf
+    progress.iteration = 2
+    with pytest.raises(UserError, match="of checkpoint 2, which was not written, is not finite"):
+        checkpoint.save_checkpoint(kept, progress, alarms)
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None and newest.name == "000001"
+
+
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_a_learning_rate_that_destroys_the_weights(pipeline, tmp_path, capsys, iterations):
+def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, iterations):
     """Weights of 1e30 are finite, what they generate is not: seen before it is scored or saved."""
-    settings = runs.tree(pipeline, tmp_path, runs.NFT, lr=1e30, iterations=iterations)
+    harm(monkeypatch, 1, 1e30)
+    settings = runs.tree(pipeline, tmp_path, runs.NFT, iterations=iterations)
     settings["evaluate"]["every"] = settings["checkpoint"]["every"] = 5
     folder = tmp_path / "run"
     sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
@@ -132,7 +185,7 @@ def test_an_average_that_is_not_finite(pipeline, tmp_path, monkeypatch):
 
 def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path, monkeypatch):
     kept = runs.session(pipeline, tmp_path, runs.NFT)
-    name, weight = list(kept.policies.parameters.items())[-1]
+    name, weight = list(kept.learner.policies.parameters.items())[-1]
     step = update.optimizer_step
 
     def harmed(*given: object) -> float:
@@ -163,9 +216,9 @@ def test_no_file_is_written_of_weights_that_are_not_finite(pipeline, tmp_path):
     settings["model"] |= {"dtype": "bfloat16", "lora": None}
     kept = runs.opened(settings, tmp_path)
     with torch.no_grad():
-        next(iter(kept.policies.network.values())).view(-1)[3] = torch.inf
+        next(iter(kept.learner.policies.network.values())).view(-1)[3] = torch.inf
     with pytest.raises(UserError, match="is not finite"):
-        checkpoint.export(kept, tmp_path / "out")
+        checkpoint.export(kept.learner, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

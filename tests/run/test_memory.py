@@ -13,7 +13,7 @@ from flowrl.media.statistics import Alarms
 from flowrl.models import sizes
 from flowrl.run import memory, train
 from flowrl.run.checkpoint import Progress, newest
-from flowrl.run.session import load_policy
+from flowrl.run.learner import load_policy
 from flowrl.run.train import iterate
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
@@ -120,9 +120,9 @@ def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None
         iterate(kept, Progress(), Alarms())
         found = memory.estimate(kept.run)
         assert found is not None and not found.unknown
-        states = list(kept.optimizer.state.values())
+        states = list(kept.learner.optimizer.state.values())
         moments = sum(s[n].nbytes for s in states for n in ("exp_avg", "exp_avg_sq"))
-        pipe, policies = kept.policy.pipe, kept.policies
+        pipe, policies = kept.learner.policy.pipe, kept.learner.policies
         frozen = [pipe.text_encoder, pipe.text_encoder_2, pipe.vae]
         trained = sum(p.numel() for p in policies.parameters.values())
         wide = {"bfloat16": 2, "float32": 4, "float64": 8}[dtype]

@@ -65,7 +65,7 @@ def with_own(pipeline: Path, folder: Path, name: str) -> dict:
 
 
 def values(session: Session) -> list[Tensor]:
-    return [p.detach().clone() for p in session.policies.parameters.values()]
+    return [p.detach().clone() for p in session.learner.policies.parameters.values()]
 
 
 def test_01_two_iterations_and_two_more_are_four(pipeline, tmp_path, monkeypatch):
@@ -212,16 +212,19 @@ def test_11_the_adapter_paints_the_same_in_plain_diffusers(pipeline, tmp_path):
     kept = runs.opened(small(pipeline, tmp_path), tmp_path)
     rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for p in kept.policies.parameters.values():
+        for p in kept.learner.policies.parameters.values():
             p.add_(0.3 * torch.randn(p.shape, generator=rng))
-    checkpoint.export(kept, tmp_path / "adapter", "current")
+    checkpoint.export(kept.learner, tmp_path / "adapter", "current")
     trial = Trial(kept.held_out, (0, 1), 1, 4, 7)
-    ours = draw_trial(kept.policy, trial).samples.media
+    ours = draw_trial(kept.learner.policy, trial).samples.media
     empty = ("text_encoder_3", "tokenizer_3", "image_encoder", "feature_extractor")
     plain = StableDiffusion3Pipeline.from_pretrained(pipeline, **dict.fromkeys(empty))
     plain.set_progress_bar_config(disable=True)
     call = {"num_inference_steps": 4, "guidance_scale": 1.0, "output_type": "pt"}
-    call |= {"prompt": list(kept.held_out.texts[:2]), "latents": trial.noise(kept.policy.shape(4))}
+    call |= {
+        "prompt": list(kept.held_out.texts[:2]),
+        "latents": trial.noise(kept.learner.policy.shape(4)),
+    }
     untrained = plain(**call).images
     plain.load_lora_weights(tmp_path / "adapter")
     torch.testing.assert_close(plain(**call).images, ours, atol=1e-6, rtol=1e-5)
@@ -238,12 +241,12 @@ def test_12_float32_is_float32_everywhere(pipeline, tmp_path, monkeypatch):
         parts = (*args, *named.values(), *(out if isinstance(out, tuple) else (out,)))
         found |= {t.dtype for t in parts if isinstance(t, Tensor) and t.is_floating_point()}
 
-    for component in kept.policy.pipe.components.values():
+    for component in kept.learner.policy.pipe.components.values():
         if isinstance(component, nn.Module):
             for module in component.modules():
                 module.register_forward_hook(look, with_kwargs=True)
     iterate(kept, Progress(), Alarms())
-    assert evaluate_held_out(kept) is not None
+    assert evaluate_held_out(kept.learner, kept.held_out, kept.judges) is not None
     assert {"SD3Transformer2DModel", "Decoder"} <= seen.keys() and len(seen) > 9
     assert set().union(*seen.values()) == {torch.float32}, seen
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as a launcher's settings may say

@@ -170,7 +170,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(pipeline, tmp_path):
 def test_the_first_ratio_is_one_and_the_noise_floor_is_told(pipeline, tmp_path, capsys):
     kept = session(pipeline, tmp_path, runs.FLOW_GRPO, rows_per_call=3)
     experience = collect(kept, 0)
-    floor = ratio_check.check_ratio(kept, experience)
+    floor = ratio_check.check_ratio(kept.learner, experience, kept.terminal)
     assert floor is not None
     assert floor < 1e-6
     assert "clip range 0.2" in capsys.readouterr().out
@@ -187,9 +187,9 @@ def test_a_noise_floor_above_the_clip_is_a_warning_and_far_above_an_error(
     old.logp.add_(shift)  # as if sampling had used other arithmetic
     if outcome == "error":
         with pytest.raises(UserError, match="recompute_old"):
-            ratio_check.check_ratio(kept, experience)
+            ratio_check.check_ratio(kept.learner, experience, kept.terminal)
         return
-    ratio_check.check_ratio(kept, experience)
+    ratio_check.check_ratio(kept.learner, experience, kept.terminal)
     assert ("recompute_old" in capsys.readouterr().err) == (outcome == "warning")
 
 
@@ -206,7 +206,7 @@ def test_another_chunk_size_gives_the_same_weights(pipeline, tmp_path, recipe):
         progress, alarms = Progress(), Alarms()
         for _ in range(2):
             iterate(kept, progress, alarms)
-        return [p.detach().clone() for p in kept.policies.parameters.values()]
+        return [p.detach().clone() for p in kept.learner.policies.parameters.values()]
 
     for a, b in zip(trained(64), trained(3), strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
@@ -214,14 +214,15 @@ def test_another_chunk_size_gives_the_same_weights(pipeline, tmp_path, recipe):
 
 def test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run(pipeline, tmp_path):
     kept = session(pipeline, tmp_path, runs.NFT)
-    before = [p.detach().clone() for p in kept.policies.parameters.values()]
-    name, parameter = next(iter(kept.policies.parameters.items()))
+    before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]
+    name, parameter = next(iter(kept.learner.policies.parameters.items()))
     hook = parameter.register_hook(lambda grad: grad * float("nan"))
     progress, alarms = Progress(), Alarms()
     for _ in range(2):
         assert iterate(kept, progress, alarms)["skipped"] == 1
     assert all(
-        torch.equal(a, b) for a, b in zip(before, kept.policies.parameters.values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(before, kept.learner.policies.parameters.values(), strict=True)
     )
     with pytest.raises(UserError, match="no finite gradient in three optimizer steps"):
         iterate(kept, progress, alarms)

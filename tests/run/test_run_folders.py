@@ -93,10 +93,10 @@ def test_the_older_best_stays_until_a_checkpoint_knows_of_the_new_one(
     """Killed in between, a run came back to a checkpoint whose best weights were gone."""
     kept = runs.session(pipeline, tmp_path, runs.NFT)
     progress = Progress()
-    checkpoint.keep_best(kept, progress, 0.1)
+    checkpoint.keep_best(kept.learner, kept.folder, progress, 0.1)
     checkpoint.save_checkpoint(kept, progress, monitor.Alarms())
     progress.iteration = 1
-    assert checkpoint.keep_best(kept, progress, 0.2)
+    assert checkpoint.keep_best(kept.learner, kept.folder, progress, 0.2)
     assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["000000", "000001"]
     saved = json.loads((tmp_path / "checkpoints" / "000000" / "state.json").read_text())
     old = Progress(**saved["progress"])

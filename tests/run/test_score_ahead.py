@@ -89,7 +89,7 @@ def test_a_run_that_scores_ahead_ends_with_the_same_bits(pipeline, tmp_path, mon
         kept = runs.session(pipeline, tmp_path, TEMPFLOW, lr=1e-3)
         iterate(kept, Progress(), Alarms())
         monkeypatch.setattr(ScoreAhead, "on_rollout", real)
-        return [p.detach().clone() for p in kept.policies.parameters.values()], heard
+        return [p.detach().clone() for p in kept.learner.policies.parameters.values()], heard
 
     ahead, heard = trained()
     monkeypatch.setattr(ScoreAhead, "_submit", lambda self, samples: _at_once(self.score(samples)))

@@ -29,7 +29,7 @@ def iterate(kept: Session, first: int, count: int) -> list[tuple[int, ...]]:
     for iteration in range(first, first + count):
         experience = collect(kept, iteration)
         drawn.append(tuple(experience.rows[0].ids.flatten().tolist()))
-        update(kept, experience, Progress(iteration))
+        update(kept.learner, experience, Progress(iteration))
     return drawn
 
 

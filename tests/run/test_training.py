@@ -1,6 +1,5 @@
 """An iteration in one process: whose weights sample, what an optimizer step means, what is kept."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, update
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect, handle_failures
+from flowrl.run.learner import Learner
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import run_from
@@ -36,12 +36,12 @@ def session(
 def move(kept: Session, by: float = 0.3) -> None:
     """The trained weights, and only they, go somewhere else."""
     rng = torch.Generator().manual_seed(1)
-    for parameter in kept.policies.parameters.values():
+    for parameter in kept.learner.policies.parameters.values():
         parameter.add_(by * torch.randn(parameter.shape, generator=rng))
 
 
 def gradients(kept: Session) -> list[Tensor]:
-    found = [p.grad for p in kept.policies.parameters.values()]
+    found = [p.grad for p in kept.learner.policies.parameters.values()]
     assert all(grad is not None for grad in found)
     return [grad.clone() for grad in found]
 
@@ -50,11 +50,11 @@ def of_all_rows(kept: Session, experience: Experience) -> list[Tensor]:
     """The gradient of the mean loss over all unmasked entries of the iteration."""
     total, count = torch.zeros(()), 0
     for rows in experience.rows:
-        entries, mask = update.chunk_loss(kept, experience, rows)
+        entries, mask = update.chunk_loss(kept.learner, experience, rows)
         total, count = total + entries.value[mask].sum(), count + int(mask.sum())
     (total / count).backward()
     found = gradients(kept)
-    kept.optimizer.zero_grad()
+    kept.learner.optimizer.zero_grad()
     return found
 
 
@@ -69,14 +69,14 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
         rows.mask[place : 3 + place] = False  # unequal counts in chunks and in updates
     want, found = of_all_rows(kept, experience), []
 
-    def step(kept: Session, progress: Progress) -> float:
+    def step(learner: Learner, progress: Progress) -> float:
         found.append(gradients(kept))
-        kept.optimizer.zero_grad()
+        learner.optimizer.zero_grad()
         return 1.0
 
     monkeypatch.setattr(update, "optimizer_step", step)
-    update.update(kept, experience, Progress())
-    shares = [update.share_of(kept, experience, 0, number) for number in range(updates)]
+    update.update(kept.learner, experience, Progress())
+    shares = [update.share_of(kept.learner, experience, 0, number) for number in range(updates)]
     counts = [sum(int(chunk.mask.sum()) for chunk in share) for share in shares]
     assert len(found) == updates and sum(counts) == sum(int(r.mask.sum()) for r in experience.rows)
     for i, grad in enumerate(want):
@@ -101,7 +101,7 @@ def test_a_named_behaviour_samples_and_is_the_old_policy(pipeline, tmp_path):
     move(kept)
     experience = collect(kept, 0)
     assert torch.equal(experience.samples.media, before)
-    entries, _ = update.chunk_loss(kept, experience, experience.rows[0])
+    entries, _ = update.chunk_loss(kept.learner, experience, experience.rows[0])
     assert (entries.metrics["moved"] > 0).all()
 
 
@@ -115,15 +115,15 @@ def test_training_has_its_own_guidance(pipeline, tmp_path):
     kept = session(pipeline, tmp_path, runs.NFT, guidance={"sample": 3.0, "train": 1.0})
     experience = collect(kept, 0)
     texts = list(experience.samples.prompts[:: runs.NFT["group"]])
-    shape = kept.policy.shape(runs.NFT["steps"])
+    shape = kept.learner.policy.shape(runs.NFT["steps"])
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1))
     sigma = torch.full((2,), experience.rows[0].sigma[0].item())
     row = torch.arange(2)
     with torch.no_grad():
         got = experience.policy(x, sigma, row)
         said = {
-            guidance: kept.policy.bind(
-                kept.policy.encode(texts), steps=runs.NFT["steps"], guidance=guidance
+            guidance: kept.learner.policy.bind(
+                kept.learner.policy.encode(texts), steps=runs.NFT["steps"], guidance=guidance
             )(x, sigma, row)
             for guidance in (1.0, 3.0)
         }
@@ -131,17 +131,14 @@ def test_training_has_its_own_guidance(pipeline, tmp_path):
     assert not torch.allclose(got, said[3.0], atol=1e-4)
 
 
-def test_one_group_without_a_score_is_enough_to_raise(pipeline, tmp_path):
-    kept = session(pipeline, tmp_path, runs.NFT)
+def test_one_group_without_a_score_is_enough_to_raise():
     values = torch.zeros(8, 1)
     scores = Scores(values, torch.arange(8)[:, None] < 4, ("shapes",))
     with pytest.raises(UserError, match="1 of 2 groups have no score"):
-        handle_failures(kept, scores, torch.tensor([True, False]))
-    train = kept.run.train.model_copy(update={"on_failure": "skip_group"})
-    patient = replace(kept, run=kept.run.model_copy(update={"train": train}))
-    handle_failures(patient, scores, torch.tensor([True, False]))
+        handle_failures(scores, torch.tensor([True, False]), skip=False)
+    handle_failures(scores, torch.tensor([True, False]), skip=True)
     with pytest.raises(UserError, match="no group of this iteration"):
-        handle_failures(patient, scores, torch.tensor([False, False]))
+        handle_failures(scores, torch.tensor([False, False]), skip=True)
 
 
 def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, tmp_path):
@@ -160,10 +157,7 @@ def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, t
     assert found == progress and other.state() == alarms.state() and len(other.history) == 3
     iterate(first, progress, alarms)
     iterate(second, found, other)
-    pairs = zip(
-        first.policies.parameters.values(), second.policies.parameters.values(), strict=True
-    )
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert runs.same_weights(first, second)
 
 
 def test_the_best_is_the_highest_so_far(pipeline, tmp_path):
@@ -171,7 +165,9 @@ def test_the_best_is_the_highest_so_far(pipeline, tmp_path):
     progress = Progress()
     for iteration, score, best in ((1, 0.5, 1), (2, 0.4, 1), (3, 0.6, 3), (4, 0.6, 3)):
         progress.iteration = iteration
-        assert checkpoint.keep_best(kept, progress, score) == (best == iteration)
+        assert checkpoint.keep_best(kept.learner, kept.folder, progress, score) == (
+            best == iteration
+        )
         folders = [folder.name for folder in (tmp_path / "best").iterdir()]
         assert f"{best:06d}" in folders and progress.best_iteration == best
         checkpoint.drop_other_best(tmp_path, progress)  # as a checkpoint does that knows of it

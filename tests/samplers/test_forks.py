@@ -230,7 +230,7 @@ def test_a_run_with_forks_has_ratio_one_and_learns(policy, tmp_path):
     model = tiny_lm.write(tmp_path / "lm")
     kept = text_runs.session(model, tmp_path, TREERL, lr=2e-2)
     experience = collect(kept, 0)
-    floor = ratio_check.check_ratio(kept, experience)
+    floor = ratio_check.check_ratio(kept.learner, experience, kept.terminal)
     assert floor is not None and floor < 2e-5
     (rows,) = experience.rows
     assert len(rows.ids) == 3 * 6 and rows.advantage.any()

@@ -65,14 +65,14 @@ def _train(job: Job, out: Path, name: str) -> None:
     with kept.parallel.together():
         prove_pipeline(kept)
     if job.get("poison") and not kept.parallel.main:
-        for parameter in kept.policies.parameters.values():
+        for parameter in kept.learner.policies.parameters.values():
             parameter.register_hook(lambda grad: grad * float("nan"))
-    progress, alarms, first = Progress(), Alarms(), kept.policies.state()
+    progress, alarms, first = Progress(), Alarms(), kept.learner.policies.state()
     metrics, replayed = dict[str, float](), 0.0
     for _ in range(job["iterations"]):
         metrics = iterate(kept, progress, alarms)
         replayed += metrics.get("budget/replayed", 0.0)
-    weights = kept.policies.state()
+    weights = kept.learner.policies.state()
     company = kept.parallel.lockstep.company if kept.parallel.lockstep else 0
     every = gather_object([company])
     if kept.parallel.main:

@@ -77,6 +77,12 @@ def session_of(run: Run, folder: Path) -> Session:
     return open_session(run, folder, open_accelerator(run, folder))
 
 
+def same_weights(first: Session, second: Session) -> bool:
+    """Whether two sessions train the same weights, to the bit."""
+    pairs = (each.learner.policies.parameters.values() for each in (first, second))
+    return all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+
+
 def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 

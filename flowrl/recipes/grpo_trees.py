@@ -1,0 +1,96 @@
+"""Recipes whose samples branch on the way: forks and trees. Defaults are the published numbers.
+
+What `flowrl/recipes/grpo.py` says of all recipes holds here too.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import Clip, Estimator, ScaleSteps, Standardize, Sum, Transform
+from flowrl.credit.comparisons import PruneWidth
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.grpo import Scale, anchors
+from samplers import ConstantSDE, FlowSDE, Fork, Prune, Stripes, Tree
+
+
+def temp_flow(
+    *, steps: int = 10, roots: int = 4, branch: int = 6, eta: float = 0.7, clip: float = 1e-4,
+    kl: float = 0.004, scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """TempFlow-GRPO, arXiv:2508.04324: at every step 6 noisy children leave an ODE trunk, and are
+    credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, noise level 0.7 (FLUX 0.9),
+    KL 0.004 (PickScore 0.001), a step's loss weighted by its std over the steps' mean std.
+
+    The weight is exact where the code has a constant (2.25 for SD3, 1.73 for FLUX). The statistics
+    are those of a prompt's 24 samples at a step, as in the code.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Fork(FlowSDE(eta), branch, roots),
+        advantage=Estimator((Standardize(scale), Clip(), ScaleSteps("std"))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def _depth_by_depth(
+    scale: Scale, prune: str = "none", fusion: Literal["mean", "max", "path"] = "mean"
+) -> Estimator:
+    width: tuple[Transform, ...] = ()
+    if prune in ("branch", "extremes"):
+        width = (PruneWidth("branch" if prune == "branch" else "extremes"),)
+    own = Standardize(scale, correction=1, eps=1e-8)
+    return Estimator((Sum(), own, *width, Clip()), fusion)
+
+
+def branch_grpo(
+    *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
+    eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
+    prune: Literal["none", "branch", "extremes", "depth"] = "none",
+    fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group", roots: int = 1,
+    kl: float = 0.0, kernel: Literal["constant", "flow_sde"] = "constant",
+) -> Algorithm:  # fmt: skip
+    """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
+    1e-3; an edge's advantage is its child's among the nodes of the same depth.
+
+    prune   width, after the last split: of each `branch` the best half, or the draw's `extremes`;
+            `depth`: the steps 14 to 18 are not trained, moving to earlier ones every 30 iterations
+    fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted)
+    split   4 correlates siblings' noise as the paper says; None draws it independently
+    roots, kl, kernel: ours: several initial noises a prompt, KL to the start, Flow-GRPO's noise
+
+    Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
+    bfloat16 after scoring them, so that its first ratio is not 1: neither is copied. Its width
+    pruning by branch keeps a chain's first steps, since all advantages of a chain are equal: here
+    it keeps the better leaves. The last step is not trained.
+    """
+    stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
+    late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
+    window = Prune(late, every=30, move=-1, stop=stop)
+    noise = FlowSDE(eta) if kernel == "flow_sde" else ConstantSDE(eta)
+    plan = Tree(noise, at, branch, roots, split=split, prune=window if prune == "depth" else None)
+    return Algorithm(
+        steps=steps,
+        plan=plan,
+        advantage=_depth_by_depth(scale, prune, fusion),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def branch_grpo_mix(
+    *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
+    eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,
+    scale: Scale = "group",
+) -> Algorithm:  # fmt: skip
+    """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, an
+    ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See `branch_grpo`.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Tree(ConstantSDE(eta), at, branch, stripes=Stripes(window, every)),
+        advantage=_depth_by_depth(scale),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )

@@ -1,0 +1,93 @@
+"""The policy that a run trains, its optimizer, and the processes that share it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.models.open import DTYPES, open_model
+from flowrl.models.policy import Policy
+from flowrl.models.precision import scaler
+from flowrl.processes import context_parallel
+from flowrl.processes.launch import sharding
+from flowrl.processes.parallel import Parallel
+from flowrl.run import optimizers
+from flowrl.run.policies import Policies
+from flowrl.settings import Run
+
+EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What losses and updates need of a run: they see no prompts, no rewards and no folder."""
+
+    run: Run
+    algorithm: Algorithm
+    parallel: Parallel
+    policy: Policy
+    policies: Policies
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
+
+    @classmethod
+    def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
+        """Load and shard the model. UserError for a model or processes that cannot run."""
+        how = sharding(accelerator)  # before weights are loaded, since it may refuse
+        context_parallel.refuse_model(run.model, accelerator.num_processes)
+        algorithm = run.algorithm()
+        policy = load_policy(run, accelerator.device, folder)
+        parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
+        policies = Policies(
+            policy.trainable(),
+            averages(run, algorithm),
+            keep_start="ref" in algorithm.roles,
+            changed=parallel.reshard,
+        )
+        parallel.follow(policies)
+        optimizer = optimizers.build(run.train, policies.parameters.values())
+        losses = scaler(accelerator.device, DTYPES[run.model.dtype])
+        return cls(run, algorithm, parallel, policy, policies, optimizer, losses)
+
+    def __str__(self) -> str:
+        """Device, precision and trained parameters in one line."""
+        m, device = self.run.model, self.parallel.device
+        name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
+        trained = sum(p.numel() for p in self.policies.network.values())
+        whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
+        how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
+        return (
+            f"device {device}{name}, {m.dtype}; trained: {how}, {trained / 1e6:.4g} of "
+            f"{whole / 1e6:.4g} million parameters"
+        )
+
+
+def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+    """Load the model, with new adapters or with all weights trained."""
+    m = run.model
+    policy = open_model(run, device, folder)
+    rows = run.train.rows_per_call
+    policy.rows_per_call = policy.automatic(run.algorithm().steps) if rows == "auto" else rows
+    if m.lora is None:
+        policy.train_all()
+    else:
+        policy.add_lora(
+            rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
+        )
+    if run.train.gradient_checkpointing:
+        policy.checkpoint_gradients()
+    return policy
+
+
+def averages(run: Run, algorithm: Algorithm) -> tuple[Average, ...]:
+    """Return the algorithm's averages, and the one of `evaluate.average`."""
+    if run.evaluate.average is None:
+        return algorithm.averages
+    return (*algorithm.averages, Average(EVALUATION, Decay(start=run.evaluate.average)))
+
+
+def evaluated(run: Run) -> str:
+    """Name the policy that evaluations and exports use."""
+    return EVALUATION if run.evaluate.average is not None else "current"
