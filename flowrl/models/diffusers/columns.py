@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.prompts import IMAGE_COLUMNS, PromptRow
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS, PromptRow
 from rewards.perception.files import open_image_file
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")

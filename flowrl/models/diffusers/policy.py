@@ -39,8 +39,8 @@ class PipelinePolicy:
         self.pipe = pipe
         self.rows_per_call = rows_per_call
         self.guidance = Scales()
-        self.device = torch.device("cpu")  # where samples are drawn
-        self.frozen = OffloadedParts()  # parts that rest while they are not used
+        self.device = torch.device("cpu")  # of sampling
+        self.frozen = OffloadedParts()  # on the device only while in use
         pipe.set_progress_bar_config(disable=True)
         for name, module in pipe.components.items():
             if isinstance(module, nn.Module):
@@ -141,9 +141,9 @@ class PipelinePolicy:
         return Conditioning.cat(parts).take(order)
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
-        """First states of noise [n *d]; None where they are the noise itself.
+        """Return the function of noise [n *d] to first states; None if they are the noise itself.
 
-        They are what the pipeline's own call hands to its network for that noise.
+        They are the states that the pipeline's own call hands to its network for that noise.
         """
         part, start = self.loop.picture(conditioning, steps), self._start(steps)
         if part is not None:
@@ -153,7 +153,7 @@ class PipelinePolicy:
         return None if size == 1.0 else lambda noise, _: size * noise
 
     def pictured(self, conditioning: Conditioning, steps: int) -> bool:
-        """Whether the first states hold an image beside noise (a `strength`)."""
+        """Whether the first states contain an image beside noise (a `strength`)."""
         return self.loop.picture(conditioning, steps) is not None
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
@@ -166,7 +166,7 @@ class PipelinePolicy:
     def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
         """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
 
-        `prompt` are rows of the conditioning. Proves the way in first where that was not done.
+        `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
         proof = self._proofs.get((steps, guidance))
         if proof is None:
@@ -276,7 +276,7 @@ class PipelinePolicy:
         lora.load_lora(self.pipe, self.loop.driver.denoisers, folder)
 
     def close(self) -> None:
-        """Nothing is held elsewhere."""
+        """Do nothing: all that the policy holds is in this process."""
 
     def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
         """Group rows by call: rows of the same images, and of one sigma unless `mixed`."""

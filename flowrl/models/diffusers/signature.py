@@ -168,7 +168,7 @@ class Loop:
 
     def state(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Return the states that the denoiser sees for flow states x [n *d] at sigma [n]."""
-        return x if self.traits.flow else to_vp(x, sigma.to(x.device))
+        return x if self.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
 
     def latents(self, x: Tensor, steps: int) -> Tensor:
         """Return the latents to decode, for flow states x [n *d] at the schedule's last level."""
@@ -214,11 +214,12 @@ class Loop:
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
         """Return the flow's velocity, of the output that a step receives at a state of the loop."""
-        if self.traits.flow:
+        kind = self.kind
+        if kind in ("flow", "inverted"):
             return output if self.traits.sign > 0 else -output
         if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
             output = output[:, : state.shape[1]]
-        return flow_velocity(self.kind, state.to(output.device), output, sigma.to(output.device))
+        return flow_velocity(kind, state.to(output.device), output, sigma.to(output.device))
 
     def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
         """Return what `scheduler.step` receives at these states, in one call if possible."""

@@ -97,11 +97,6 @@ class Traits:
     sign: Literal[1, -1] = 1
 
     @property
-    def flow(self) -> bool:
-        """Whether the model predicts a flow's velocity, in the loop's own states."""
-        return self.kind in ("flow", "inverted")
-
-    @property
     def trial_guidance(self) -> float | None:
         """Above 1: some pipelines cannot be called without guidance (Ideogram 4)."""
         return None if self.guidance is None else TRIAL_GUIDANCE

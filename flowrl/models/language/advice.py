@@ -7,9 +7,9 @@ SMALL = 10_000_000  # weights of models that are made for tests and demos, and l
 
 
 def learning_rate_warning(run: Run, weights: int) -> str | None:
-    """A sentence if all `weights` of a language model are trained at a rate meant for adapters.
+    """Return a sentence if all `weights` of a language model train at a rate meant for adapters.
 
-    A rate that the settings name is taken for what is wanted where the model is tiny.
+    For a tiny model, a rate that the settings name is accepted.
     """
     rate, model = run.train.lr, run.model
     if model.language is None or model.lora is not None or rate <= HIGHEST:
