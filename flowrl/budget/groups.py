@@ -20,7 +20,7 @@ BY_SAMPLE = ("lengths", "nodes", "exists", "states", "divergence", "points")  # 
 
 @dataclass(frozen=True)
 class Groups:
-    """`counts`: draws of each group, in order; `size`: samples a draw.
+    """`counts`: draws of each group, in order; `size`: samples per draw.
 
     Example: counts (1, 2) and size 2 make two groups of 4 of 6 samples, places 0 1 4 5 6 7.
     """

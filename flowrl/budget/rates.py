@@ -27,13 +27,13 @@ class Difficulty:
 
     @property
     def indifferent(self) -> bool:
-        """Are all prompts as good as each other?"""
+        """Whether all prompts are equally worth drawing."""
         return not self.uncertain and self.low <= 0 and self.high >= 1
 
 
 @dataclass
 class Rates:
-    """A prompt's rate of success, evidence (samples, fading by `KEEP` a visit), and last visit.
+    """A prompt's rate of success, evidence (samples, fading by `KEEP` per visit), and last visit.
 
     m samples of which a share s succeed move a rate p of evidence N by p <- p + m (s - p) / (N + m)
     where N has faded. A prompt that was never drawn counts as the mean of the known, or as 1/2.

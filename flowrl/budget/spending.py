@@ -113,7 +113,7 @@ class Even:
 
 
 class Rationed:
-    """As the settings say. `group`: samples a draw."""
+    """The draws and samples that the settings ask for. `group`: samples per draw."""
 
     def __init__(self, settings: BudgetSettings, group: int) -> None:
         self.settings, self.group = settings, group

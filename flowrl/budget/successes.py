@@ -1,4 +1,4 @@
-"""Replay of successes: a prompt that fails with all its samples learns from one that it once had.
+"""Replay of successes: a prompt whose samples all fail learns from an earlier success.
 
 ARPO (arXiv:2505.16282) and others. What is kept is a sample's part of its rollout, so whatever a
 likelihood reads of it: tokens or states, and the log-probabilities under the policy that drew it.
@@ -67,7 +67,7 @@ def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
 
 @dataclass
 class Successes:
-    """At most `most` of them, one a prompt and plan; the oldest make room. All processes hold the
+    """At most `most` of them, one per prompt and plan; the oldest make room. All processes hold the
     same."""
 
     most: int

@@ -53,7 +53,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """The required packages, held against the versions that flowrl asks for."""
+    """The required packages, compared with the versions that flowrl needs."""
     for line in distribution("flowrl").requires or ():
         wanted = Requirement(line)
         if wanted.marker is not None:  # extras are looked at by themselves
@@ -88,7 +88,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Each extra with what it opens, by the packages that it names."""
+    """Each extra, what it makes available, and its missing packages."""
     opens = {
         "track": "trackers: TensorBoard",
         "rewards": "HPSv2 and open_clip's CLIP",

@@ -189,7 +189,7 @@ def _fields(kind: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _default(value: ast.expr | None) -> tuple[str, str]:
-    """A field's default as text, and the name that it has in a file if that is another one."""
+    """A field's default as text, and its name in a file if that differs."""
     if not isinstance(value, ast.Call):
         return _plain(value), ""
     named = {keyword.arg: keyword.value for keyword in value.keywords}

@@ -1,4 +1,4 @@
-"""`flowrl new FOLDER`: a run file, an own reward and prompts, ready to be edited and run."""
+"""`flowrl new FOLDER`: a run file, a reward of your own and prompts, ready to be edited and run."""
 
 import json
 from dataclasses import dataclass

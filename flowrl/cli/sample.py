@@ -28,8 +28,8 @@ from flowrl.settings.strict_yaml import parse_yaml
 
 METRIC_NAMES = {
     "image/diversity": "diversity within a prompt",
-    "text/length": "tokens a completion",
-    "text/stopped": "share that ended by itself",
+    "text/length": "tokens per completion",
+    "text/stopped": "share that ended with a stop token",
     "text/distinct": "distinct within a prompt",
 }
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights

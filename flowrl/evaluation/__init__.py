@@ -1,1 +1,1 @@
-"""Scores of folders, of reward models and of suites: what looks at media that already exist."""
+"""Evaluations of media that already exist: folders, data sets of preferences, prompt suites."""

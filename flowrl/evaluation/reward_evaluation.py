@@ -1,4 +1,4 @@
-"""`flowrl evaluate-rewards`: which reward to trust, by the preferences of people."""
+"""`flowrl evaluate-rewards`: which reward to trust, measured on human preferences."""
 
 import json
 import math

@@ -77,8 +77,8 @@ def flow_grpo_fast(
     the steps. Published with Flow-CPS (arXiv:2509.05952): noise level 0.8, window 3, clip 1e-5,
     no KL.
 
-    With CPS the log-ratio is the published score's, -|x_next - mean|^2. Differences: one window an
-    iteration, where the code draws one a process and batch.
+    With CPS the log-ratio is the published score's, -|x_next - mean|^2. Differences: one window
+    per iteration, where the code draws one per process and batch.
     """
     cps = kernel == "cps"
     return Algorithm(
@@ -102,11 +102,11 @@ def dance_grpo(
     scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
-    clip 1e-4, one initial noise a prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of which
-    the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24).
+    clip 1e-4, one initial noise per prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of
+    which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24).
 
-    Differences: the trained steps are chosen once an iteration, not a sample; several rewards are
-    summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
+    Differences: the trained steps are chosen once per iteration, not per sample; several rewards
+    are summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
     over all prompts of a process.
     """
     ends = (PruneWidth("extremes", train_share),) if train_share < 1 else ()
@@ -139,8 +139,9 @@ def mix_grpo(
     shared_noise: bool = True, kl: float = 0.0, scale: Scale = "group",
 ) -> Algorithm:  # fmt: skip
     """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
-    iterations, eta 0.7, group 12, clip 1e-4, one initial noise a prompt. `schedule` is how the
-    window moves: as said, at random, ever faster (decaying, exponential), or not at all (frozen).
+    iterations, eta 0.7, group 12, clip 1e-4, one initial noise per prompt. `schedule` is how the
+    window moves: step by step (progressive), at random, ever faster (decaying, exponential), or not
+    at all (frozen).
 
     Differences: the window is never empty (the code's is, from iteration 575 on); a reward that
     failed is left out, where the code counts it as 0.
@@ -198,10 +199,10 @@ def ddpo(
     fraction: float = 1.0,
 ) -> Algorithm:  # fmt: skip
     """DDPO-IS, arXiv:2305.13301: DDIM steps with noise, PPO's clip at 1e-4, for models trained on
-    epsilon or v and for flows alike. SD1.4: 50 steps, eta 1, statistics a prompt with eps 1e-6.
+    epsilon or v and for flows alike. SD1.4: 50 steps, eta 1, statistics per prompt with eps 1e-6.
 
     Differences: a prompt's statistics come from its group, where the code keeps a buffer of 16 past
-    rewards a prompt; the last step is deterministic, where the code draws noise there.
+    rewards per prompt; the last step is deterministic, where the code draws noise there.
     """
     return Algorithm(
         steps=steps,

@@ -58,7 +58,7 @@ def branch_grpo(
             `depth`: the steps 14 to 18 are not trained, moving to earlier ones every 30 iterations
     fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted)
     split   4 correlates siblings' noise as the paper says; None draws it independently
-    roots, kl, kernel: ours: several initial noises a prompt, KL to the start, Flow-GRPO's noise
+    roots, kl, kernel: ours: several initial noises per prompt, KL to the start, Flow-GRPO's noise
 
     Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
     bfloat16 after scoring them, so that its first ratio is not 1: neither is copied. Its width

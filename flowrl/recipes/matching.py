@@ -34,8 +34,8 @@ def awm(
     weight: WeightingName = "ghuber", times: TimesName = "discrete_wo_init", kl: float = 0.001,
 ) -> Algorithm:  # fmt: skip
     """Advantage Weighted Matching, arXiv:2509.25050. SD3.5-M: 14 steps of SA-Solver with noise 0.4
-    (PickScore 0), group 24, 6 noise levels a sample, weight ghuber with power 0.25, |A| at most 1,
-    clip 1, KL 0.001 to the start (OCR 0.003, PickScore 0.0001) and 1 to an average with decay
+    (PickScore 0), group 24, 6 noise levels per sample, weight ghuber with power 0.25, |A| at most
+    1, clip 1, KL 0.001 to the start (OCR 0.003, PickScore 0.0001) and 1 to an average with decay
     min(0.3, 0.001 s).
 
     Differences: the loss stays defined without a KL; ratios are a sample's and level's own
@@ -59,7 +59,7 @@ def nft(
     decay: tuple[int, float, float] = (0, 0.001, 0.5),
 ) -> Algorithm:  # fmt: skip
     """DiffusionNFT, arXiv:2509.16117. SD3.5-M: 10 steps of DPM-Solver++(2M), group 24, all levels
-    of the grid but one a sample (`draws=None`), beta 1, KL 1e-4, advantages cut at 5; the policy
+    of the grid but one per sample (`draws=None`), beta 1, KL 1e-4, advantages cut at 5; the policy
     that samples is an average with decay min(most, slope (s - flat)) at optimizer step s, 0 before
     flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay (75, 0.0075, 0.999).
 

@@ -4,8 +4,8 @@
 | --------------- | ------------ | ---------------------------- | ----------------- | ---------- |
 | flow_grpo       | Chain        | group mean, batch std        | Transition        | Surrogate  |
 | flow_grpo_fast  | Window       | group mean, batch std        | Transition, cps   | Surrogate  |
-| dance_grpo      | Chain        | group std a reward, then sum | Transition        | Surrogate  |
-| mix_grpo        | Window       | group std a reward, then sum | Transition        | Surrogate  |
+| dance_grpo      | Chain        | std per reward, then the sum | Transition        | Surrogate  |
+| mix_grpo        | Window       | std per reward, then the sum | Transition        | Surrogate  |
 | mix_grpo_flash  | Window, fast | as mix_grpo                  | Transition        | Surrogate  |
 | temp_flow       | Fork         | group std, by the step's std | Transition        | Surrogate  |
 | branch_grpo     | Tree         | depth by depth               | Transition        | Surrogate  |

@@ -82,12 +82,12 @@ TEXT_FUNCTIONS = (
     _preset("text_dr_grpo", {"advantage": "mean", "denominator": "length"},
         {"length": 3000, "group": 8, "clip": 0.2},
         """Dr. GRPO, arXiv:2503.20783: no division by the group's std, sums over tokens divided by
-        the constant `length`, no KL. 8 completions a prompt, 3,000 tokens."""),
+        the constant `length`, no KL. 8 completions per prompt, 3,000 tokens."""),
     _preset("text_dapo", {"drop_flat": True},
         {"length": 20480, "group": 16, "low": 0.2, "high": 0.28, "cut": "mask"},
         """DAPO, arXiv:2503.14476: the clip range is wider above (0.28), every token of the batch
         counts the same, no KL, completions that were cut off are masked, and groups that all score
-        the same are left out. 16 completions a prompt, 20,480 tokens.
+        the same are left out. 16 completions per prompt, 20,480 tokens.
 
         The paper draws further prompts in place of groups left out (dynamic sampling): that is the
         setting `budget.flat: resample`; the recipe alone only drops them. Its soft penalty of long
@@ -249,7 +249,7 @@ TEXT_FUNCTIONS = (
          "kl": 0.01},
         """GiGPO, arXiv:2505.10978, eqs. 3 to 8: the group's advantage plus `weight` times the one
         among all turns of a prompt that were taken in the same state, whose returns are discounted
-        by 0.95 a turn. 8 completions a prompt, KL 0.01 to the start (k3). Needs
+        by 0.95 per turn. 8 completions per prompt, KL 0.01 to the start (k3). Needs
         `model.environment`.
 
         The environment names states, or its reply is the state. `scale` divides both parts by their

@@ -1,4 +1,4 @@
-"""The record of what a run was begun with: settings, base weights, prompts, and source files.
+"""The record of a run's start: settings, base weights, prompts, and source files.
 
 Every checkpoint holds one. A resume compares it with the present files: `flowrl.settings.base` says
 which settings may change. Large files are sampled, so the check reads a few megabytes.

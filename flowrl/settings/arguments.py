@@ -1,4 +1,4 @@
-"""Words after a command: a dataclass says which there are, and `parse_arguments` reads them."""
+"""Arguments of each command, declared as dataclasses that `parse_arguments` fills."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -130,7 +130,7 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
 def _placed(
     hints: dict[str, Any], positional: Sequence[str], words: Sequence[str], command: str
 ) -> dict[str, Any]:
-    """The words without dashes, by the places that they stand for."""
+    """Assign the words without dashes to the positional fields, in their order."""
     values: dict[str, Any] = {}
     rest = list(words)
     for name in positional:
@@ -155,7 +155,7 @@ def _positional(kind: type) -> list[str]:
 
 
 def _types(hint: Any) -> set[Any]:
-    """The types in an annotation, of lists the list itself."""
+    """The types in an annotation; `tuple` for every list."""
     if get_origin(hint) in (tuple, list):
         return {tuple}
     if get_origin(hint) is Annotated:

@@ -28,7 +28,7 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_model(m: ModelSettings) -> None:
-    """UserError for a model or an environment that is not there; asks no server."""
+    """UserError for a model or an environment that does not exist. Contacts no server."""
     if m.pipeline is not None:
         check_pipeline(m.pipeline)
         return

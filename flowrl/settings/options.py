@@ -34,7 +34,7 @@ class Option:
         return list(_kinds(self.annotation))
 
     def value(self, words: Sequence[str], name: str) -> Any:
-        """The value that some words of the command line stand for."""
+        """Parse the words of an option into its value."""
         kinds = self.kinds
         if not words:
             if bool in kinds:
@@ -105,7 +105,7 @@ def _parts(name: str) -> list[str]:
 def _at(
     kind: type[BaseModel], path: tuple[str, ...], rest: Sequence[str], recipe: type[BaseModel]
 ) -> Option | None:
-    """The key of `kind` that the rest of an option's name stands for, or None."""
+    """Find the key of `kind` that the rest of an option's name means, or None."""
     first, *more = rest
     for key, field in kind.model_fields.items():
         written = field.alias or key
