@@ -13,15 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rewards.perception.embedding import (
-    Placement,
-    Towers,
-    embed_images,
-    pil_images,
-    transformers_towers,
-)
-from rewards.perception.frames import check_frames, over_frames
+from rewards.perception.embedding import Towers, in_batches, pil_images, transformers_towers
 from rewards.perception.hub import HubName, weights_file
+from rewards.perception.image_model import ImageModelSettings
+from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
 REPOSITORY, FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
@@ -49,27 +44,21 @@ def head_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
 class Aesthetic:
     towers: Towers
     head: nn.Sequential
-    batch: int = 32
+    batch: int
 
     @torch.no_grad()
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        if not samples.prompts:
-            return torch.zeros(0)
-        return self.head(embed_images(self.towers, pil_images(samples), self.batch)).squeeze(-1)
+        vectors = in_batches(self.towers.images, pil_images(samples), self.batch)
+        return self.head(vectors).squeeze(-1)
 
 
 def load(
     model: HubName = "openai/clip-vit-large-patch14",
     head: str | None = None,
-    frames: str | int = "all",
-    aggregate: str = "mean",
-    batch: int = 32,
-    device: str = "auto",
-    dtype: str = "float32",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """The reward; `head` is a file with the linear layers."""
-    check_frames("aesthetic", frames, aggregate)
+    """`head` is a file with the linear layers; by default the hub's."""
     file = weights_file("aesthetic", "head", head, (REPOSITORY, FILE))
     layers = head_of(torch.load(file, map_location="cpu", weights_only=True), f"aesthetic: {file}")
-    towers = transformers_towers(model, Placement.of(device, dtype))
-    return over_frames(Aesthetic(towers, layers, batch), "aesthetic", frames, aggregate)
+    towers = transformers_towers(model, common.place)
+    return common.over_frames("aesthetic", Aesthetic(towers, layers, common.batch))

@@ -11,23 +11,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rewards.guard import guarded_call
-from rewards.types import Reward, Samples, Scores
+from rewards.guard import Called, guarded_call
+from rewards.types import Judge, Reward, Samples, Scores
 
 
 @dataclass(frozen=True)
 class ByScore:
     """A judge from a pointwise reward: 1 where a scores higher, 0 where lower, 1/2 where equal.
 
-    NaN where either is unscored. Each sample is scored once, however many pairs it is in.
+    NaN where either is unscored. Each sample is scored once, however many pairs it is in. Errors
+    call the reward by `name`.
     """
 
     reward: Reward
+    name: str = "judge"
 
     def __call__(
         self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
     ) -> Float[Tensor, " p"]:
-        score = scored("judge", self.reward, samples)
+        score = scored(self.name, self.reward, samples)
         difference = score[a.cpu()] - score[b.cpu()]
         won = (torch.sign(difference) + 1) / 2
         return won.masked_fill(difference.isnan(), torch.nan)  # the sign of NaN would be 0
@@ -63,13 +65,22 @@ def scored(name: str, reward: Reward, samples: Samples) -> Float[Tensor, " n"]:
         return column
     kept = torch.nonzero(~missing).flatten()
     shown = samples if len(kept) == n else samples.take(kept)
-    with _noted(name):
-        column[kept] = _column(name, guarded_call(name, reward, shown), len(kept))
+    with _noted("reward", name):
+        column[kept] = _column("reward", name, guarded_call(name, reward, shown), len(kept))
     return column
 
 
-def _column(name: str, result: Any, n: int) -> Float[Tensor, " n"]:
-    """The result of a reward as n numbers."""
+def judged(
+    name: str, judge: Judge, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+) -> Float[Tensor, " p"]:
+    """Verdicts of a judge as float64 on the CPU, NaN without one. Errors are those of `scored`."""
+    with _noted("judge", name):
+        result = guarded_call(name, lambda s: judge(s, a.clone(), b.clone()), samples, "judge")
+        return _column("judge", name, result, len(a))
+
+
+def _column(what: Called, name: str, result: Any, n: int) -> Float[Tensor, " n"]:
+    """The result of a reward or judge as n numbers."""
     try:
         column = _numbers(result, n)
         if column.shape != (n,):
@@ -77,9 +88,10 @@ def _column(name: str, result: Any, n: int) -> Float[Tensor, " n"]:
         if column.isinf().any():
             raise ValueError("an infinite score")
     except ValueError as error:
+        verb, each = ("score", "sample") if what == "reward" else ("judge", "pair")
         raise ValueError(
-            f"reward {name!r} returned {error}; wanted {n} finite numbers, one per sample, in a "
-            "tensor or list (None or NaN where it cannot score)"
+            f"{what} {name!r} returned {error}; wanted {n} finite numbers, one per {each}, in a "
+            f"tensor or list (None or NaN where it cannot {verb})"
         ) from error
     return column
 
@@ -113,10 +125,10 @@ def _number(value: Any) -> float:
 
 
 @contextmanager
-def _noted(name: str) -> Iterator[None]:
-    """Add the reward's name to any exception."""
+def _noted(what: Called, name: str) -> Iterator[None]:
+    """Add the name of the reward or judge to any exception."""
     try:
         yield
     except BaseException as error:
-        error.add_note(f"in reward {name!r}")
+        error.add_note(f"in {what} {name!r}")
         raise

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from rewards.perception.detect import Box, Detection, Detector, detector
 from rewards.perception.embedding import Cosine, Placement, Towers, pil_images, transformers_towers
-from rewards.perception.frames import OverFrames, check_frames, over_frames
+from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName
 from rewards.self_test import ChecksPrompts
 from rewards.types import Reward, Samples
@@ -64,8 +64,7 @@ _SPELLINGS = {  # other names of COCO's classes, of GenEval's files and of mmdet
     "doughnut": "donut",
     "mobilephone": "cellphone",
 }
-GENEVAL_KINDS = ("graded", "strict", "official")
-
+GenEvalKind = Literal["graded", "strict", "official"]
 GenEvalRow = Mapping[str, Any]  # one entry of `include`
 
 
@@ -198,7 +197,7 @@ class GenEval:
 
     detect: Detector
     colours: Any
-    kind: Literal["graded", "strict", "official"] = "graded"
+    kind: GenEvalKind = "graded"
     threshold: float = 0.3
     counting: float = 0.9
 
@@ -263,19 +262,16 @@ class Tested(OverFrames):
 def load(
     model: HubName = "facebook/mask2former-swin-small-coco-instance",
     clip: HubName = "openai/clip-vit-large-patch14",
-    kind: str = "graded",
+    kind: GenEvalKind = "graded",
     threshold: float = 0.3,
     counting: float = 0.9,
-    frames: str | int = "all",
-    aggregate: str = "mean",
+    frames: Frames = "all",
+    aggregate: Aggregate = "mean",
     device: str = "auto",
 ) -> Reward:
-    """The reward; `model` is a detector or segmenter of COCO's classes, `clip` names colours."""
-    if kind not in GENEVAL_KINDS:
-        raise ValueError(f"geneval: kind is {', '.join(GENEVAL_KINDS)}, not {kind!r}")
-    check_frames("geneval", frames, aggregate)
+    """`model` is a detector or segmenter of COCO's classes; `clip` names colours."""
     place = Placement.of(device)
     towers = transformers_towers(clip, place)
     reward = GenEval(detector(model, place), Colours(towers), kind, threshold, counting)
-    parts = {"colours": over_frames(Cosine(towers), "geneval", frames, aggregate)}
+    parts = {"colours": OverFrames(Cosine(towers), "geneval", frames, aggregate)}
     return Tested(reward, "geneval", frames, aggregate, parts)

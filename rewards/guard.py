@@ -1,21 +1,24 @@
-"""Calls of rewards that cannot change the run: copies in, a checksum, settings restored.
+"""Calls of rewards and judges that cannot change the run: copies in, a checksum, settings restored.
 
-A reward gets copies of the prompts, groups and columns. The media are too large to copy, so their
-bytes are compared before and after the call. Global generators are not compared: the run's own
-noise never reads one.
+They get copies of the prompts, groups and columns. The media are too large to copy, so their bytes
+are compared before and after the call. Global generators are not compared: the run's own noise
+never reads one.
 """
 
 import copy
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rewards.types import Reward, Samples
+from rewards.types import Samples
+
+Called = Literal["reward", "judge"]
 
 
 class _Beside(threading.local):
@@ -57,40 +60,57 @@ class SharedState:
             return f"the number of threads from {self.threads} to {now.threads}"
         return None
 
-    def check(self, names: Sequence[str]) -> None:
+    def check(self, names: Sequence[str], what: Called = "reward") -> None:
         """Restore the settings. Raises ValueError, naming the rewards, if one had changed."""
         changed = self.restore()
         if changed is not None:
             listed = ", ".join(map(repr, names))
-            who = f"reward {listed}" if len(names) == 1 else f"one of the rewards {listed}"
+            who = f"{what} {listed}" if len(names) == 1 else f"one of the {what}s {listed}"
             raise ValueError(f"{who} changed {changed}; the run needs it as it was")
 
 
-def guarded_call(name: str, reward: Reward, samples: Samples) -> Any:
-    """The reward's own result. Grad mode, default dtype and number of threads are restored.
+def guarded_call(
+    name: str, call: Callable[[Samples], Any], samples: Samples, what: Called = "reward"
+) -> Any:
+    """The result of a reward or judge. Grad mode, default dtype and thread count are restored.
 
     ValueError, naming the reward, if it wrote into the media or changed a setting. RuntimeError
-    for SystemExit and its kind, which would end the run without an error.
+    for SystemExit and its kind, which would end the run or the server without an error.
     """
     before, state, grad = _checksums(samples.media), SharedState.now(), torch.is_grad_enabled()
     try:
-        result = reward(_copied(samples))
-    except (Exception, KeyboardInterrupt):
+        with no_exit(name, what):
+            result = call(_copied(samples))
+    except BaseException:
         _restore(state, grad)
         raise
-    except BaseException as error:
-        _restore(state, grad)
-        what = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
-        raise RuntimeError(f"reward {name!r} tried to end the process by {what}") from error
     torch.set_grad_enabled(grad)
     if not _BESIDE.sampling:
-        state.check([name])
+        state.check([name], what)
     if _checksums(samples.media) != before:
         raise ValueError(
-            f"reward {name!r} wrote into the media, which other rewards and the run read too; "
+            f"{what} {name!r} wrote into the media, which other rewards and the run read too; "
             "let it change a copy: samples.media.clone()"
         )
     return result
+
+
+@contextmanager
+def no_exit(name: str, what: Called) -> Iterator[None]:
+    """Turn SystemExit and its kind into a RuntimeError that names the reward or judge.
+
+    KeyboardInterrupt passes on the main thread, the only one that Ctrl-C reaches.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        main = threading.current_thread() is threading.main_thread()
+        if main and isinstance(error, KeyboardInterrupt):
+            raise
+        how = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
+        raise RuntimeError(f"{what} {name!r} tried to end the process by {how}") from error
 
 
 def _restore(state: SharedState, grad: bool) -> None:

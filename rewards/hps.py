@@ -8,7 +8,7 @@ as torchvision does since 0.17.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -17,16 +17,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards.perception.embedding import (
-    OPENAI_MEAN,
-    OPENAI_STD,
     Cosine,
     OpenClipTowers,
-    Placement,
+    clip_normalised,
     open_clip_library,
 )
-from rewards.perception.frames import check_frames, over_frames
 from rewards.perception.hub import weights_file
+from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
+from rewards.settings import Inline
 from rewards.types import Reward
 
 REPOSITORY = "xswu/HPSv2"
@@ -51,8 +50,7 @@ class Letterbox:
         below, beside = (self.size - side for side in pixels.shape[-2:])
         edges = (beside // 2, beside - beside // 2, below // 2, below - below // 2)
         pixels = functional.pad(pixels, edges)
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
-        return (pixels - mean) / std
+        return clip_normalised(pixels)
 
 
 def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
@@ -65,27 +63,18 @@ def weights_of(version: str, checkpoint: str | None) -> dict[str, Any]:
 
 
 def load(
-    version: str = "v2.1",
+    version: Literal["v2.0", "v2.1"] = "v2.1",
     checkpoint: str | None = None,
     architecture: str = "ViT-H-14",
-    kind: str = "cosine",
-    frames: str | int = "all",
-    aggregate: str = "mean",
-    device: str = "auto",
-    dtype: str = "float32",
+    kind: Literal["cosine", "percent"] = "cosine",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """The reward; `checkpoint` is a file with the weights, the hub's of `version` by default."""
-    if version not in FILES:
-        raise ValueError(f"hps: version is {' or '.join(FILES)}, not {version!r}")
-    if kind not in FACTORS:
-        raise ValueError(f"hps: kind is {' or '.join(FACTORS)}, not {kind!r}")
-    check_frames("hps", frames, aggregate)
+    """`checkpoint` is a file with the weights; by default the hub's of `version`."""
     open_clip = open_clip_library()
     model = open_clip.create_model(architecture, load_weights=False)
     model.load_state_dict(weights_of(version, checkpoint))
     side = model.visual.image_size
     prepare = Letterbox(side if isinstance(side, int) else max(side))
-    place = Placement.of(device, dtype)
     tokenizer = open_clip.get_tokenizer(architecture)
-    towers = OpenClipTowers(place.put(model), tokenizer, prepare, place)
-    return over_frames(Cosine(towers, FACTORS[kind]), "hps", frames, aggregate)
+    towers = OpenClipTowers(common.place.put(model), tokenizer, prepare, common.place)
+    return common.over_frames("hps", Cosine(towers, FACTORS[kind], batch=common.batch))

@@ -20,15 +20,16 @@ from torch import Tensor, nn
 
 from rewards.aesthetic import head_of
 from rewards.perception.embedding import (
-    OPENAI_MEAN,
-    OPENAI_STD,
     Placement,
+    clip_normalised,
+    in_batches,
     pil_images,
     tokenize,
 )
-from rewards.perception.frames import check_frames, over_frames
 from rewards.perception.hub import HubName, model_path, weights_file
+from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
+from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
 REPOSITORY, FILE = "THUDM/ImageReward", "ImageReward.pt"
@@ -120,9 +121,7 @@ def middle(image: Image.Image, side: int) -> Float[Tensor, "3 side side"]:
         size = (int(side * width / height), side)
     image = image.resize(size, Image.Resampling.BICUBIC)
     left, top = (round((length - side) / 2) for length in size)
-    pixels = to_tensor(image.crop((left, top, left + side, top + side)))
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
-    return (pixels - mean) / std
+    return clip_normalised(to_tensor(image.crop((left, top, left + side, top + side))))
 
 
 @dataclass(frozen=True)
@@ -132,18 +131,15 @@ class ImageReward:
     head: nn.Sequential
     tokenizer: Any
     place: Placement
-    batch: int = 32
+    batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        images, prompts = pil_images(samples), samples.prompts
-        parts = [
-            self._score(images[start : start + self.batch], prompts[start : start + self.batch])
-            for start in range(0, len(images), self.batch)
-        ]
-        return torch.cat([torch.zeros(0), *parts])
+        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
+        return in_batches(self._score, pairs, self.batch)
 
     @torch.no_grad()
-    def _score(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> Float[Tensor, " m"]:
+    def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:
+        images, prompts = zip(*pairs, strict=True)
         side = self.vision.config.image_size
         pixels = torch.stack([middle(image, side) for image in images])
         seen = self.vision(pixels.to(self.place.device, self.place.dtype)).last_hidden_state
@@ -158,14 +154,9 @@ class ImageReward:
 def load(
     checkpoint: str | None = None,
     tokenizer: HubName = "bert-base-uncased",
-    frames: str | int = "all",
-    aggregate: str = "mean",
-    batch: int = 32,
-    device: str = "auto",
-    dtype: str = "float32",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """The reward; `checkpoint` is a file like the hub's ImageReward.pt, which is the default."""
-    check_frames("imagereward", frames, aggregate)
+    """`checkpoint` is a file like the hub's ImageReward.pt, which is the default."""
     file = weights_file("imagereward", "checkpoint", checkpoint, (REPOSITORY, FILE))
     from transformers import AutoTokenizer
 
@@ -173,14 +164,13 @@ def load(
     seen = part(state, VISION)
     if not seen:
         raise ValueError(f"imagereward: {file} has no entries {VISION}*, as the hub's has")
-    place = Placement.of(device, dtype)
-    vision = vision_model(seen)
+    place, vision = common.place, vision_model(seen)
     reward = ImageReward(
         place.put(vision),
         place.put(text_model(part(state, TEXT_ENCODER), vision.config.hidden_size)),
         head_of(part(state, MLP), f"imagereward: {file}"),
         AutoTokenizer.from_pretrained(model_path(tokenizer)),
         place,
-        batch,
+        common.batch,
     )
-    return over_frames(reward, "imagereward", frames, aggregate)
+    return common.over_frames("imagereward", reward)

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.media import expect, items, to_pil
+from rewards.settings import Positive
 from rewards.types import Reward, Samples
 
 QUALITY = 95
@@ -44,7 +45,5 @@ def _bytes(image: Float[Tensor, "3 h w"]) -> int:
     return buffer.tell()
 
 
-def load(kind: Literal["large", "small"] = "large", unit: float = 1.0) -> Reward:
-    if not unit > 0:
-        raise ValueError(f"jpeg: unit must be above 0, not {unit}")
+def load(kind: Literal["large", "small"] = "large", unit: Positive = 1.0) -> Reward:
     return JpegSize(1 if kind == "large" else -1, unit)

@@ -6,7 +6,7 @@ that did not arrive after all tries, or could not be read, is unscored and count
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -20,12 +20,10 @@ from rewards.judging.panel import (
     AnswerReader,
     Messages,
     Panel,
-    greet,
-    known,
+    PanelSettings,
 )
 from rewards.perception.media import items
-from rewards.serving.client import Client
-from rewards.serving.requests import Patience
+from rewards.settings import Inline
 from rewards.types import Judge, Reward, Samples
 
 SCORINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
@@ -111,62 +109,34 @@ class Pairwise:
         return self.panel.examples()
 
 
-def load(  # noqa: PLR0913
-    url: str,
-    model: str,
-    key: str | None = None,
-    kind: str = "score",
+def load(
+    server: Inline[PanelSettings],
+    kind: Literal["score", "expected", "yes_no", "checklist"] = "score",
     question: str | None = None,
-    votes: int = 1,
-    frames: int = 8,
-    media: str = "image",
-    body: Mapping[str, Any] | None = None,
-    timeout: float = 120.0,
-    tries: int = 7,
-    at_once: int = 64,
-    log: str | None = None,
 ) -> Reward:
-    """Scores in 0..1. url: ends with /v1. key: name of an environment variable with the API key.
+    """Scores in 0..1. Settings of the server: see `PanelSettings`.
 
     kind: score reads `Score: N` in 1..5 from a reasoned answer; expected takes the mean digit under
     the model's probabilities; yes_no P(yes); checklist the share of yes over questions.
-    question: replaces the built-in question; {prompt} is the prompt. body: merged into every
-    request, such as {temperature: 0.3, max_tokens: 4096}.
+    question: replaces the built-in question; {prompt} is the prompt.
     """
-    known("kind", kind, (*SCORINGS, "checklist"))
     if question is not None and kind == "checklist":
         raise ValueError("judge: a checklist writes its own questions; leave out question")
-    client = Client(url, key, Patience(timeout, tries, at_once), log)
-    panel = Panel(client, model, votes, body or {}, frames, media)
-    greet(panel)
+    panel = server.open()
     if kind == "checklist":
         return Checklist(panel)
     template, read, request = SCORINGS[kind]
     return Pointwise(panel, question or template, read, request)
 
 
-def judge(  # noqa: PLR0913
-    url: str,
-    model: str,
-    key: str | None = None,
-    kind: str = "verdict",
+def judge(
+    server: Inline[PanelSettings],
+    kind: Literal["verdict", "probability"] = "verdict",
     question: str | None = None,
-    votes: int = 1,
     both_orders: bool = True,
-    frames: int = 8,
-    media: str = "image",
-    body: Mapping[str, Any] | None = None,
-    timeout: float = 120.0,
-    tries: int = 7,
-    at_once: int = 64,
-    log: str | None = None,
 ) -> Judge:
     """A judge of pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability takes
     the model's probability of 1 and 2. The other settings are those of `load`.
     """
-    known("kind", kind, tuple(COMPARINGS))
-    client = Client(url, key, Patience(timeout, tries, at_once), log)
-    panel = Panel(client, model, votes, body or {}, frames, media)
-    greet(panel)
     template, read, request = COMPARINGS[kind]
-    return Pairwise(panel, question or template, read, request, both_orders)
+    return Pairwise(server.open(), question or template, read, request, both_orders)

@@ -26,12 +26,12 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
+from rewards.settings import call_with, settings_of
 from rewards.types import Judge, Reward
-from rewards.user_function import function_parameters, function_settings, user_reward
+from rewards.user_function import function_settings, user_reward
 
 REWARD_FOLDERS = [str(Path(__file__).parent)]
 MAKERS = ("load", "judge")  # functions of a reward's file
-Maker = Callable[..., Any]
 Want = Literal["load", "judge"]
 
 
@@ -123,8 +123,8 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
         own = user_reward(vars(module)[function], built, vars(module).get("examples"))
         return ByScore(own) if want == "judge" else own
     if want == "judge" and "judge" not in vars(module):
-        return ByScore(module.load(**built))
-    return vars(module)[want](**built)
+        return ByScore(call_with(module.load, built))
+    return call_with(vars(module)[want], built)
 
 
 def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
@@ -135,7 +135,7 @@ def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
     has = vars(module)
     if want == "load" and "load" not in has:
         raise ValueError(f"{name!r} has no function 'load', only 'judge': it compares pairs")
-    return function_parameters(has[want if want in has else "load"])
+    return settings_of(has[want if want in has else "load"])
 
 
 def _found(name: str) -> tuple[ModuleType, str | None]:
@@ -233,7 +233,8 @@ def _fitted(place: str, value: Any, annotation: Any) -> Any:
         return value
     except ValidationError as error:
         first = error.errors()[0]
-        wanted = first["msg"].removeprefix("Input should be ")
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        wanted = f"a number {wanted}" if wanted.startswith(("greater", "less")) else wanted
         raise ValueError(f"{place}: wanted {wanted}, not {first['input']!r}") from error
 
 

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -27,7 +26,8 @@ from torch import Tensor
 
 from rewards import shapes
 from rewards.perception.media import each_size, expect
-from rewards.shapes import BACKGROUND, COLOURS, SHAPES, DetectedShape
+from rewards.settings import Share
+from rewards.shapes import BACKGROUND, COLOURS, SHAPES, DetectedShape, ShapesKind
 from rewards.types import Reward, Samples
 
 MOTIONS = {  # x runs to the right, y down
@@ -147,7 +147,7 @@ def watch(
 class MovingShapesReward:
     """One number per video; NaN for a prompt that `parse_motion` cannot read."""
 
-    kind: Literal["graded", "strict"] = "graded"
+    kind: ShapesKind = "graded"
     iou: float = 0.80
     aspect: float = 0.75
 
@@ -178,11 +178,6 @@ class MovingShapesReward:
         return Samples(torch.stack([video, video]), prompts, torch.arange(2))
 
 
-def load(kind: str = "graded", iou: float = 0.80, aspect: float = 0.75) -> Reward:
-    """The reward. A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
-    if kind not in ("graded", "strict"):
-        raise ValueError(f"moving_shapes: kind must be 'graded' or 'strict', not {kind!r}")
-    for name, value in (("iou", iou), ("aspect", aspect)):
-        if not 0 < value <= 1:
-            raise ValueError(f"moving_shapes: {name} must be above 0 and at most 1, not {value}")
+def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
+    """A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
     return MovingShapesReward(kind, iou, aspect)

@@ -18,21 +18,22 @@ hold `strict` out to detect it.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from rewards.perception.media import expect, items, to_pil
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
+from rewards.settings import OneOrMore
 from rewards.types import Reward, Samples
 
 OcrKind = Literal["graded", "strict", "published"]
-ImageReader = Callable[
-    [Float[Tensor, "3 h w"]], list[str]
-]  # an image's lines of text, top to bottom
+Side = Annotated[int, Field(ge=32)]  # pixels
+ImageReader = Callable[[Float[Tensor, "3 h w"]], list[str]]  # lines of text, top to bottom
 MOST_PERMUTED = 5  # texts whose orders `strict` tries
 
 
@@ -128,9 +129,6 @@ def reader(side: int) -> ImageReader:
     return read
 
 
-def load(kind: OcrKind = "graded", every: int = 4, side: int = 320) -> Reward:
+def load(kind: OcrKind = "graded", every: OneOrMore = 4, side: Side = 320) -> Reward:
     """`side` below 736 reads large text faster and small text worse."""
-    for name, value, least in (("every", every, 1), ("side", side, 32)):
-        if value < least:
-            raise ValueError(f"ocr: {name} must be at least {least}, not {value}")
     return Ocr(reader(side), kind, every)

@@ -6,28 +6,21 @@ cosine (`kind: cosine`). The processor is that of the CLIP it was fine-tuned fro
 authors' example.
 """
 
-from rewards.perception.embedding import Cosine, Placement, transformers_towers
-from rewards.perception.frames import check_frames, over_frames
-from rewards.perception.hub import HubName
-from rewards.types import Reward
+from typing import Literal
 
-PICKSCORE_KINDS = ("logit", "cosine")
+from rewards.perception.embedding import Cosine, transformers_towers
+from rewards.perception.hub import HubName
+from rewards.perception.image_model import ImageModelSettings
+from rewards.settings import Inline
+from rewards.types import Reward
 
 
 def load(
     model: HubName = "yuvalkirstain/PickScore_v1",
     processor: HubName = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-    kind: str = "logit",
-    frames: str | int = "all",
-    aggregate: str = "mean",
-    batch: int = 32,
-    device: str = "auto",
-    dtype: str = "float32",
+    kind: Literal["logit", "cosine"] = "logit",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """The reward; `model` and `processor` are hub names or folders."""
-    if kind not in PICKSCORE_KINDS:
-        raise ValueError(f"pickscore: kind is {' or '.join(PICKSCORE_KINDS)}, not {kind!r}")
-    check_frames("pickscore", frames, aggregate)
-    towers = transformers_towers(model, Placement.of(device, dtype), processor)
-    reward = Cosine(towers, towers.scale if kind == "logit" else 1.0, batch=batch)
-    return over_frames(reward, "pickscore", frames, aggregate)
+    towers = transformers_towers(model, common.place, processor)
+    factor = towers.scale if kind == "logit" else 1.0
+    return common.over_frames("pickscore", Cosine(towers, factor, batch=common.batch))

@@ -6,7 +6,7 @@ not score, and those of a request that failed after all its tries, are unscored 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,15 +16,13 @@ from rewards.serving import wire
 from rewards.serving.client import Client
 from rewards.serving.codec import ImageFormat, VideoFormat
 from rewards.serving.requests import Ask, Failure, Malformed, Patience
+from rewards.settings import Inline, OneOrMore
 from rewards.types import Judge, Reward, Samples
 
 
 @dataclass(frozen=True)
 class RemoteReward:
-    """One number per sample from the server, NaN where it has none.
-
-    batch: samples per request; more only if one group is larger.
-    """
+    """One number per sample from the server, NaN where it has none."""
 
     client: Client
     batch: int = 16
@@ -40,9 +38,9 @@ class RemoteReward:
     def examples(self) -> Samples | None:
         """Examples of the served reward, if it has some."""
         known = self.client.get("/examples")
-        return (
-            None if known is None else wire.decode_samples(wire.WireSamples.model_validate(known))
-        )
+        if known is None:
+            return None
+        return wire.decode_samples(wire.WireSamples.model_validate(known))
 
     def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
         body = wire.encode_samples(samples, self.pictures, self.videos) | more
@@ -121,69 +119,48 @@ def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
         yield part
 
 
-def load(  # noqa: PLR0913
-    url: str,
-    key: str | None = None,
-    batch: int = 16,
-    pictures: str = "png",
-    videos: str = "frames",
-    timeout: float = 60.0,
-    tries: int = 7,
-    at_once: int = 8,
-    log: str | None = None,
-) -> Reward:
-    """The reward of a server at `url`. ValueError if it does not answer now.
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of a served reward or judge. Images travel without loss, in the format `pictures`.
 
-    key: name of an environment variable with the token. batch: samples per request. timeout:
-    seconds per try. at_once: most requests in flight. log: a file for one JSON line per request.
+    key: name of an environment variable with the token. batch: samples per request; more only if
+    one group is larger. videos: frames as images, or a lossy MP4. timeout: seconds per try.
+    at_once: most requests in flight. log: a file for one JSON line per request.
     """
-    remote = _remote(
-        Client(url, key, Patience(timeout, tries, at_once), log), batch, pictures, videos
-    )
-    _greet(remote.client, "scores")
-    return remote
+
+    url: str
+    key: str | None = None
+    batch: OneOrMore = 16
+    pictures: ImageFormat = "png"
+    videos: VideoFormat = "frames"
+    timeout: float = 60.0
+    tries: int = 7
+    at_once: int = 8
+    log: str | None = None
+
+    def open(self, does: str) -> RemoteReward:
+        """ValueError unless a reward server of our format answers and `does` this."""
+        patience = Patience(self.timeout, self.tries, self.at_once)
+        client = Client(self.url, self.key, patience, self.log)
+        try:
+            health = client.get("/health")
+        except ValueError as error:
+            raise ValueError(
+                f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or fix "
+                "url"
+            ) from error
+        if not isinstance(health, dict) or health.get("format") != wire.FORMAT:
+            raise ValueError(f"remote: {client.url} is not a reward server of format {wire.FORMAT}")
+        if not health.get(does):
+            raise ValueError(f"remote: {health.get('reward')} at {client.url} has no {does}")
+        return RemoteReward(client, self.batch, self.pictures, self.videos)
 
 
-def judge(  # noqa: PLR0913
-    url: str,
-    key: str | None = None,
-    batch: int = 16,
-    pictures: str = "png",
-    videos: str = "frames",
-    timeout: float = 60.0,
-    tries: int = 7,
-    at_once: int = 8,
-    log: str | None = None,
-) -> Judge:
-    """The judge behind a server at `url`; every served reward is one too. Settings as in `load`."""
-    remote = _remote(
-        Client(url, key, Patience(timeout, tries, at_once), log), batch, pictures, videos
-    )
-    _greet(remote.client, "judges")
-    return RemoteJudge(remote)
+def load(server: Inline[ServerSettings]) -> Reward:
+    """The reward of a server."""
+    return server.open("scores")
 
 
-def _remote(client: Client, batch: int, pictures: str, videos: str) -> RemoteReward:
-    for name, value, known in (
-        ("pictures", pictures, get_args(ImageFormat)),
-        ("videos", videos, get_args(VideoFormat)),
-    ):
-        if value not in known:
-            raise ValueError(f"remote: {name} is {' or '.join(known)}, not {value!r}")
-    if batch < 1:
-        raise ValueError(f"remote: batch must be at least 1, not {batch}")
-    return RemoteReward(client, batch, pictures, videos)  # type: ignore[arg-type]
-
-
-def _greet(client: Client, does: str) -> None:
-    """Raise ValueError unless a reward server of our format at the URL does this."""
-    try:
-        health = client.get("/health")
-    except ValueError as error:
-        raise ValueError(
-            f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or fix url"
-        ) from error
-    if not isinstance(health, dict) or health.get("format") != wire.FORMAT:
-        raise ValueError(f"remote: {client.url} is not a reward server of format {wire.FORMAT}")
-    if not health.get(does):
-        raise ValueError(f"remote: {health.get('reward')} at {client.url} has no {does}")
+def judge(server: Inline[ServerSettings]) -> Judge:
+    """The judge behind a server; every served reward is one too."""
+    return RemoteJudge(server.open("judges"))

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.perception.embedding import Placement
+from rewards.perception.embedding import DtypeName, Placement
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect
+from rewards.settings import OneOrMore
 from rewards.types import Reward, Samples
 
 HeadKind = Literal["logit", "softmax", "sigmoid"]
@@ -140,9 +141,9 @@ def load(
     kind: HeadKind = "logit",
     most: int | None = None,
     long: Long = "unscored",
-    batch: int = 16,
+    batch: OneOrMore = 16,
     device: str = "auto",
-    dtype: str = "float32",
+    dtype: DtypeName = "float32",
 ) -> Reward:
     """model  a folder or hub name, its tokenizer with it
     label  the place or name of a logit; not needed where there is one only
@@ -152,8 +153,6 @@ def load(
            first) or at the end (useless for decoders, which score at the last token)
     batch  samples per call; it has no effect on scores
     """
-    if batch < 1:
-        raise ValueError(f"sequence_classifier: `batch` is at least 1, not {batch}")
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     place, source = Placement.of(device, dtype), model_path(model)

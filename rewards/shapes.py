@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards.perception.media import each_size, expect
+from rewards.settings import Share
 from rewards.types import Reward, Samples
 
 COLOURS = {  # sRGB, 0..255
@@ -59,6 +60,7 @@ _TWO = re.compile(rf"an? {_THING} (?:to the )?({'|'.join(RELATIONS)}) an? {_THIN
 _MANY = re.compile(rf"({'|'.join(NUMBER_WORDS)}) {_THING}s")
 
 ColouredShape = tuple[str, str]  # colour, shape
+ShapesKind = Literal["graded", "strict"]
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,7 @@ def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
 class ShapesReward:
     """One number per image; NaN for a prompt that `parse_shapes` cannot read."""
 
-    kind: Literal["graded", "strict"] = "graded"
+    kind: ShapesKind = "graded"
     iou: float = 0.80
     aspect: float = 0.75
 
@@ -285,11 +287,6 @@ class ShapesReward:
         return Samples(media, ["a red square", "a blue circle"], torch.arange(2))
 
 
-def load(kind: str = "graded", iou: float = 0.80, aspect: float = 0.75) -> Reward:
-    """The reward. A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
-    if kind not in ("graded", "strict"):
-        raise ValueError(f"shapes: kind must be 'graded' or 'strict', not {kind!r}")
-    for name, value in (("iou", iou), ("aspect", aspect)):
-        if not 0 < value <= 1:
-            raise ValueError(f"shapes: {name} must be above 0 and at most 1, not {value}")
+def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
+    """A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
     return ShapesReward(kind, iou, aspect)

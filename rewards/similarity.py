@@ -8,6 +8,7 @@ the subject; DINO-I): both of DreamBooth, arXiv:2208.12242. 1 is the same image.
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -18,13 +19,15 @@ from torch.nn import functional
 from rewards.perception.embedding import (
     Placement,
     image_processor,
+    in_batches,
     pil_images,
     transformers_towers,
 )
 from rewards.perception.files import read_images
-from rewards.perception.frames import check_frames, over_frames
 from rewards.perception.hub import HubName, model_path
+from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_pil
+from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
@@ -37,7 +40,7 @@ class Similarity:
 
     embed: Embed
     column: str
-    batch: int = 32
+    batch: int
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         score = torch.full((len(samples.prompts),), torch.nan)
@@ -54,16 +57,12 @@ class Similarity:
         rows = [row for row, path in enumerate(paths) if path in there]
         if not rows:
             return score
-        references = self._embed([to_pil(pixels) for pixels in there.values()])
-        own = self._embed(pil_images(samples.take(rows)))
+        shown = [to_pil(pixels) for pixels in there.values()]
+        references = in_batches(self.embed, shown, self.batch)
+        own = in_batches(self.embed, pil_images(samples.take(rows)), self.batch)
         place = {path: number for number, path in enumerate(there)}
         score[rows] = (own * references[[place[paths[row]] for row in rows]]).sum(-1)
         return score
-
-    def _embed(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
-        starts = range(0, len(images), self.batch)
-        parts = [self.embed(images[start : start + self.batch]) for start in starts]
-        return torch.cat(parts).float().cpu()
 
 
 def dino(model: str, place: Placement) -> Embed:
@@ -82,22 +81,15 @@ def dino(model: str, place: Placement) -> Embed:
 
 
 def load(
-    kind: str = "clip",
+    kind: Literal["clip", "dino"] = "clip",
     model: HubName | None = None,
     column: str = "reference",
-    frames: str | int = "all",
-    aggregate: str = "mean",
-    batch: int = 32,
-    device: str = "auto",
-    dtype: str = "float32",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """The reward; `column` holds the path of each prompt's reference image."""
-    if kind not in MODELS:
-        raise ValueError(f"similarity: kind is {' or '.join(MODELS)}, not {kind!r}")
-    check_frames("similarity", frames, aggregate)
-    model, place = model or MODELS[kind], Placement.of(device, dtype)
+    """`column` holds the path of each prompt's reference image."""
+    model = model or MODELS[kind]
     if kind == "clip":
-        embed = transformers_towers(model, place).images
+        embed = transformers_towers(model, common.place).images
     else:
-        embed = dino(model_path(model), place)
-    return over_frames(Similarity(embed, column, batch), "similarity", frames, aggregate)
+        embed = dino(model_path(model), common.place)
+    return common.over_frames("similarity", Similarity(embed, column, common.batch))

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.ensemble import member_scores
+from rewards.settings import Positive
 from rewards.types import Reward, Samples
 
 
@@ -34,10 +35,8 @@ class SoftMinimum:
         return -self.temperature * total
 
 
-def load(rewards: Sequence[Reward], temperature: float = 0.1) -> Reward:
+def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
     """`temperature` is in units of the members' scores."""
     if len(rewards) < 2:
         raise ValueError(f"soft_minimum: two rewards or more are needed, not {len(rewards)}")
-    if not temperature > 0:
-        raise ValueError(f"soft_minimum: temperature must be above 0, not {temperature}")
     return SoftMinimum(tuple(rewards), temperature)

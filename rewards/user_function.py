@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rewards.combine import scored
 from rewards.perception.media import each_size, expect
+from rewards.settings import function_parameters
 from rewards.types import Reward, Samples
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
@@ -92,14 +93,6 @@ class TrlFunction(Own):
                     f"{self.function.__name__} takes {name!r}: add a column {name!r} to the prompt "
                     "file, or give it as a setting of the reward"
                 )
-
-
-def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters; annotations in quotes stay texts where they cannot be evaluated."""
-    try:
-        return inspect.signature(function, eval_str=True).parameters
-    except NameError:  # names that are imported for type checkers only
-        return inspect.signature(function).parameters
 
 
 def _free(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

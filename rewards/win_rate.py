@@ -6,16 +6,19 @@ and several votes are settings of the judge.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rewards.combine import ByScore
-from rewards.judging.pairs import PairBudget, bradley_terry, win_rates
+from rewards.judging.pairs import Design, PairBudget, bradley_terry, win_rates
 from rewards.self_test import Exemplary
+from rewards.settings import Positive
 from rewards.types import Judge, Reward, Samples
+
+PairScore = Literal["win_rate", "bradley_terry"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Tournament:
 
     judge: Judge
     budget: PairBudget
-    score: str = "win_rate"
+    score: PairScore = "win_rate"
     prior: float = 0.5
     one_call: ClassVar[bool] = True  # judges cost money
 
@@ -51,19 +54,15 @@ class Tournament:
 
 def load(
     judge: Judge,
-    pairs: str = "all",
+    pairs: Design = "all",
     count: int = 0,
-    score: str = "win_rate",
-    prior: float = 0.5,
+    score: PairScore = "win_rate",
+    prior: Positive = 0.5,
     seed: int = 0,
 ) -> Reward:
-    """The reward. pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
+    """pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
 
     score: win_rate is 0..1; bradley_terry is a log-strength that weighs the strength of opponents,
     and is the fairer of the two if not all pairs are judged. prior: see `rewards.judging.pairs`.
     """
-    if score not in ("win_rate", "bradley_terry"):
-        raise ValueError(f"win_rate: score is win_rate or bradley_terry, not {score!r}")
-    if prior <= 0:
-        raise ValueError(f"win_rate: prior must be above 0, not {prior}")
     return Tournament(judge, PairBudget(pairs, count, seed), score, prior)

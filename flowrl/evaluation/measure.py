@@ -24,6 +24,7 @@ from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
 from flowrl.settings.read import explain
 from rewards import Judge, Reward, Samples, check_reward, load, score_all
+from rewards.combine import judged
 from rewards.load import load_judge
 from rewards.self_test import Prompts, self_test
 
@@ -163,8 +164,7 @@ def verdicts(
         a = torch.tensor([place[int(first[i])] for i in chosen])
         b = torch.tensor([place[int(second[i])] for i in chosen])
         with clock.timing(len(chosen)), _errors_of(name):
-            preference = judge(samples.take(kept), a, b)
-        values[chosen] = preference.detach().double().cpu().numpy()
+            values[chosen] = judged(name, judge, samples.take(kept), a, b).numpy()
     return values, clock.cost
 
 

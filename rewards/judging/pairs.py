@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +18,7 @@ from torch import Tensor
 from rewards.types import Samples
 
 Pair = tuple[int, int]
+Design = Literal["all", "each", "anchors"]
 TOLERANCE = 1e-9  # of log-strengths, between two sweeps
 MOST_SWEEPS = 10_000
 
@@ -31,13 +33,11 @@ class PairBudget:
     anchors  `count` samples of the group are compared with all others and with each other
     """
 
-    design: str = "all"
+    design: Design = "all"
     count: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.design not in ("all", "each", "anchors"):
-            raise ValueError(f"pairs is all, each or anchors, not {self.design!r}")
         least = {"all": 0, "each": 2, "anchors": 1}[self.design]
         if self.count < least:
             raise ValueError(

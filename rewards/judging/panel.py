@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rewards.judging import chat
 from rewards.serving.client import Client
-from rewards.serving.requests import Ask, Failure
+from rewards.serving.requests import Ask, Failure, Patience
+from rewards.settings import OneOrMore
 from rewards.types import Kind, Samples
 
 AnswerReader = Callable[[chat.Completion], float]
@@ -33,14 +34,8 @@ class Panel:
     votes: int = 1
     body: Mapping[str, Any] = field(default_factory=dict)
     frames: int = 8
-    media: str = "image"
+    media: Kind = "image"
     notes: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
-
-    def __post_init__(self) -> None:
-        known("media", self.media, get_args(Kind))
-        for name, value in (("votes", self.votes), ("frames", self.frames)):
-            if value < 1:
-                raise ValueError(f"judge: {name} must be at least 1, not {value}")
 
     def values(
         self, about: Sequence[Messages], read: AnswerReader, body: Mapping[str, Any]
@@ -50,17 +45,10 @@ class Panel:
         asks: list[Ask] = []
         for place, messages in enumerate(about):
             for vote in range(self.votes):
-                if (
-                    self.votes > 1
-                ):  # equal at temperature 0; one seed per vote keeps them repeatable
+                if self.votes > 1:  # equal at temperature 0; a seed per vote makes them repeatable
                     sampling = {"temperature": 0.7, "seed": vote}
-                request = {
-                    "model": self.model,
-                    "messages": messages,
-                    **sampling,
-                    **body,
-                    **self.body,
-                }
+                fixed = {"model": self.model, "messages": messages}
+                request = {**fixed, **sampling, **body, **self.body}
                 asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
         given = self.client.ask(asks, lambda _, answer: read(chat.completion(answer)))
         flat = [torch.nan if isinstance(value, Failure) else value for value in given]
@@ -99,23 +87,42 @@ class Panel:
         return Samples(media, ["a large red circle on a white background"] * 2, group)
 
 
-def known(setting: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ValueError for a value that is not one of the choices."""
-    if value not in choices:
-        raise ValueError(f"judge: {setting} is one of {', '.join(choices)}, not {value!r}")
+@dataclass(frozen=True, kw_only=True)
+class PanelSettings:
+    """Settings of a model that scores or judges. url: ends with /v1.
 
+    key: name of an environment variable with the API key. votes: requests per question. frames:
+    images per video. media: kind of the samples, for the self-test only. body: merged into every
+    request, such as {temperature: 0.3, max_tokens: 4096}. timeout: seconds per try. at_once: most
+    requests in flight. log: a file for one JSON line per request.
+    """
 
-def greet(panel: Panel) -> None:
-    """Raise ValueError unless a server answers and has this model."""
-    try:
-        answer = panel.client.get("/models")
-    except ValueError as error:
-        raise ValueError(
-            f"judge: {error}; start one, such as `vllm serve MODEL`; url must end with /v1"
-        ) from error
-    data = answer.get("data") if isinstance(answer, dict) else None
-    names = [str(m["id"]) for m in data or [] if isinstance(m, dict) and "id" in m]
-    if names and panel.model not in names:
-        raise ValueError(
-            f"judge: the server has no model {panel.model!r}; it has {', '.join(names[:9])}"
-        )
+    url: str
+    model: str
+    key: str | None = None
+    votes: OneOrMore = 1
+    frames: OneOrMore = 8
+    media: Kind = "image"
+    body: Mapping[str, Any] | None = None
+    timeout: float = 120.0
+    tries: int = 7
+    at_once: int = 64
+    log: str | None = None
+
+    def open(self) -> Panel:
+        """ValueError unless a server answers and has this model."""
+        patience = Patience(self.timeout, self.tries, self.at_once)
+        client = Client(self.url, self.key, patience, self.log)
+        try:
+            answer = client.get("/models")
+        except ValueError as error:
+            raise ValueError(
+                f"judge: {error}; start one, such as `vllm serve MODEL`; url must end with /v1"
+            ) from error
+        data = answer.get("data") if isinstance(answer, dict) else None
+        names = [str(m["id"]) for m in data or [] if isinstance(m, dict) and "id" in m]
+        if names and self.model not in names:
+            raise ValueError(
+                f"judge: the server has no model {self.model!r}; it has {', '.join(names[:9])}"
+            )
+        return Panel(client, self.model, self.votes, self.body or {}, self.frames, self.media)

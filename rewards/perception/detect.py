@@ -1,6 +1,6 @@
 """Object detection by models of transformers: boxes, and masks if the model has them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,12 +35,13 @@ class Detector(Protocol):
 
 
 @dataclass(frozen=True)
-class Boxes:
-    """A model of AutoModelForObjectDetection, such as a YOLOS."""
+class ModelDetector:
+    """A model of transformers; `read` takes (detector, outputs, least, sizes of the images)."""
 
     model: Any
     processor: Any
     place: Placement
+    read: Callable[["ModelDetector", Any, float, list[tuple[int, int]]], list[list[Detection]]]
     batch: int = 8
 
     @property
@@ -48,43 +49,53 @@ class Boxes:
         return frozenset(self.model.config.id2label.values())
 
     def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
-        things: list[list[Detection]] = [[] for _ in images]
-        for rows, outputs, sizes in _batches(self, images):
-            results = self.processor.post_process_object_detection(outputs, least, sizes)
-            for row, result in zip(rows, results, strict=True):
-                columns = (result["labels"], result["scores"], result["boxes"])
-                things[row] = [
-                    Detection(self.model.config.id2label[label], score, tuple(box))
-                    for label, score, box in zip(*(c.tolist() for c in columns), strict=True)
-                ]
-        return things
+        """A batch has images of one size, so that nothing is padded."""
+        found: list[list[Detection]] = [[] for _ in images]
+        by_size: dict[tuple[int, int], list[int]] = {}
+        for row, image in enumerate(images):
+            by_size.setdefault((image.height, image.width), []).append(row)
+        for size, rows in by_size.items():
+            for start in range(0, len(rows), self.batch):
+                part = rows[start : start + self.batch]
+                inputs = self.processor([images[row] for row in part], return_tensors="pt")
+                pixels = inputs["pixel_values"].to(self.place.device, self.place.dtype)
+                with torch.no_grad():
+                    outputs = self.model(pixel_values=pixels)
+                objects = self.read(self, outputs, least, [size] * len(part))
+                for row, own in zip(part, objects, strict=True):
+                    found[row] = own
+        return found
 
 
-@dataclass(frozen=True)
-class Masks:
-    """An instance segmentation model of the Mask2Former family; boxes are those of the masks."""
+def read_boxes(
+    detector: ModelDetector, outputs: Any, least: float, sizes: list[tuple[int, int]]
+) -> list[list[Detection]]:
+    """The objects of a model of AutoModelForObjectDetection, such as a YOLOS."""
+    names = detector.model.config.id2label
+    results = detector.processor.post_process_object_detection(outputs, least, sizes)
+    columns = [[r[key].tolist() for key in ("labels", "scores", "boxes")] for r in results]
+    return [
+        [Detection(names[label], score, tuple(box)) for label, score, box in zip(*c, strict=True)]
+        for c in columns
+    ]
 
-    model: Any
-    processor: Any
-    place: Placement
-    batch: int = 8
 
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self.model.config.id2label.values())
-
-    def __call__(self, images: Sequence[Image.Image], least: float) -> list[list[Detection]]:
-        things: list[list[Detection]] = [[] for _ in images]
-        for rows, outputs, sizes in _batches(self, images):
-            results = self.processor.post_process_instance_segmentation(
-                outputs, threshold=least, target_sizes=sizes, return_binary_maps=True
+def read_masks(
+    detector: ModelDetector, outputs: Any, least: float, sizes: list[tuple[int, int]]
+) -> list[list[Detection]]:
+    """The objects of a Mask2Former or its family; boxes are those of the masks."""
+    names = detector.model.config.id2label
+    results = detector.processor.post_process_instance_segmentation(
+        outputs, threshold=least, target_sizes=sizes, return_binary_maps=True
+    )
+    found: list[list[Detection]] = [[] for _ in results]
+    for objects, result in zip(found, results, strict=True):
+        for segment in result["segments_info"]:
+            mask = result["segmentation"][segment["id"]].bool().cpu().numpy()
+            objects.append(
+                Detection(names[segment["label_id"]], segment["score"], box_of(mask), mask)
             )
-            for row, result in zip(rows, results, strict=True):
-                for segment in result["segments_info"]:
-                    mask = result["segmentation"][segment["id"]].bool().cpu().numpy()
-                    name = self.model.config.id2label[segment["label_id"]]
-                    things[row].append(Detection(name, segment["score"], box_of(mask), mask))
-        return things
+    return found
 
 
 def box_of(mask: np.ndarray) -> Box:
@@ -94,35 +105,18 @@ def box_of(mask: np.ndarray) -> Box:
     return float(left), float(rows.min()), float(right), float(rows.max() + 1)
 
 
-def _batches(
-    detector: Boxes | Masks, images: Sequence[Image.Image]
-) -> Iterator[tuple[list[int], Any, list[tuple[int, int]]]]:
-    """Rows, the model's outputs and (height, width); a batch has one size, so nothing is padded."""
-    by_size: dict[tuple[int, int], list[int]] = {}
-    for row, image in enumerate(images):
-        by_size.setdefault((image.height, image.width), []).append(row)
-    for size, rows in by_size.items():
-        for start in range(0, len(rows), detector.batch):
-            part = rows[start : start + detector.batch]
-            inputs = detector.processor([images[row] for row in part], return_tensors="pt")
-            pixels = inputs["pixel_values"].to(detector.place.device, detector.place.dtype)
-            with torch.no_grad():
-                outputs = detector.model(pixel_values=pixels)
-            yield part, outputs, [size] * len(part)
-
-
 def detector(model: str, place: Placement) -> Detector:
     """Load a detector from a hub name or folder; its configuration decides if it has masks."""
     import transformers
 
     model = model_path(model)
+    kinds = {
+        "mask2former": (transformers.AutoModelForUniversalSegmentation, read_masks),
+        "maskformer": (transformers.AutoModelForInstanceSegmentation, read_masks),
+    }
+    boxes = (transformers.AutoModelForObjectDetection, read_boxes)
     config = transformers.AutoConfig.from_pretrained(model)
-    if config.model_type in ("mask2former", "maskformer"):
-        loaded = (
-            transformers.AutoModelForInstanceSegmentation
-            if (config.model_type == "maskformer")
-            else transformers.AutoModelForUniversalSegmentation
-        )
-        return Masks(place.put(loaded.from_pretrained(model)), image_processor(model), place)
-    loaded = transformers.AutoModelForObjectDetection.from_pretrained(model)
-    return Boxes(place.put(loaded), image_processor(model), place)
+    kind, read = kinds.get(config.model_type, boxes)
+    return ModelDetector(
+        place.put(kind.from_pretrained(model)), image_processor(model), place, read
+    )

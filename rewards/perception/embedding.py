@@ -8,7 +8,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -20,9 +20,11 @@ from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
 from rewards.types import Samples
 
-REWARD_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DtypeName = Literal["float32", "float16", "bfloat16"]
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,10 @@ class Placement:
     dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, device: str, dtype: str = "float32") -> "Placement":
-        if dtype not in REWARD_DTYPES:
-            raise ValueError(f"dtype is one of {', '.join(REWARD_DTYPES)}, not {dtype!r}")
+    def of(cls, device: str, dtype: DtypeName = "float32") -> "Placement":
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(_device(device), REWARD_DTYPES[dtype])
+        return cls(_device(device), getattr(torch, dtype))
 
     def put(self, model: Any) -> Any:
         """Move the model here, for inference only."""
@@ -194,32 +194,28 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
     return OpenClipTowers(place.put(loaded), open_clip.get_tokenizer(name), prepare, place)
 
 
+def clip_normalised(pixels: Float[Tensor, "3 h w"]) -> Float[Tensor, "3 h w"]:
+    """Colours in 0..1 with the mean and standard deviation of CLIP's training images."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
+    return (pixels - mean) / std
+
+
 def pil_images(samples: Samples) -> list[Image.Image]:
     """The samples as PIL images, 8 bits per channel, of any sizes."""
     return [to_pil(pixels) for pixels in items(samples)]
 
 
-def embed_images(towers: Towers, images: Sequence[Image.Image], batch: int) -> Float[Tensor, "n e"]:
-    """Unit vectors on the CPU, `batch` images at a time."""
-    parts = [
-        towers.images(images[start : start + batch]).cpu() for start in range(0, len(images), batch)
-    ]
-    return torch.cat(parts)
-
-
-def embed_prompts(towers: Towers, prompts: Sequence[str], batch: int) -> Float[Tensor, "n e"]:
-    """Unit vectors on the CPU; a repeated prompt is computed once."""
-    unique = list(dict.fromkeys(prompts))
-    parts = [
-        towers.texts(unique[start : start + batch]).cpu() for start in range(0, len(unique), batch)
-    ]
-    place = {prompt: row for row, prompt in enumerate(unique)}
-    return torch.cat(parts)[[place[prompt] for prompt in prompts]]
+def in_batches(
+    compute: Callable[[Sequence[T]], Float[Tensor, "m ..."]], inputs: Sequence[T], batch: int
+) -> Float[Tensor, "n ..."]:
+    """Rows of `compute` on the CPU, from `batch` of the n > 0 inputs at a time."""
+    starts = range(0, len(inputs), batch)
+    return torch.cat([compute(inputs[start : start + batch]).cpu() for start in starts])
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """factor * max(cos(image, prompt), floor)."""
+    """factor * max(cos(image, prompt), floor). A repeated prompt is computed once."""
 
     towers: Towers
     factor: float = 1.0
@@ -227,8 +223,9 @@ class Cosine:
     batch: int = 32
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
-        if not samples.prompts:
-            return torch.zeros(0)
-        images = embed_images(self.towers, pil_images(samples), self.batch)
-        words = embed_prompts(self.towers, samples.prompts, self.batch)
+        images = in_batches(self.towers.images, pil_images(samples), self.batch)
+        prompts = list(dict.fromkeys(samples.prompts))
+        words = in_batches(self.towers.texts, prompts, self.batch)
+        row = {prompt: i for i, prompt in enumerate(prompts)}
+        words = words[[row[prompt] for prompt in samples.prompts]]
         return self.factor * (images * words).sum(-1).clamp(min=self.floor)

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import AfterValidator
 from torch import Tensor
 
 from rewards.perception.media import expect, items
@@ -13,32 +15,26 @@ from rewards.types import Reward, Samples
 
 _EVERY = re.compile(r"every ([1-9]\d*)")
 
-
-def _mean(scores: Float[Tensor, " f"]) -> Tensor:
-    return scores.mean()
-
-
-def _min(scores: Float[Tensor, " f"]) -> Tensor:
-    return scores.min()
-
-
-def _max(scores: Float[Tensor, " f"]) -> Tensor:
-    return scores.max()
-
-
-def _last(scores: Float[Tensor, " f"]) -> Tensor:
-    return scores[-1]
-
-
-AGGREGATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": _mean,
-    "min": _min,
-    "max": _max,
-    "last": _last,
+AGGREGATES: dict[str, Callable[[Float[Tensor, " f"]], Tensor]] = {
+    "mean": lambda scores: scores.mean(),
+    "min": lambda scores: scores.min(),
+    "max": lambda scores: scores.max(),
+    "last": lambda scores: scores[-1],
 }
 
 
-def frame_indices(count: int, frames: str | int) -> list[int]:
+def _checked_frames(frames: str | int) -> str | int:
+    every = isinstance(frames, str) and _EVERY.fullmatch(frames) is not None
+    if not every and not (frames >= 1 if isinstance(frames, int) else frames in ("all", "first")):
+        raise ValueError("all, first, 'every 4' or a number")
+    return frames
+
+
+Frames = Annotated[str | int, AfterValidator(_checked_frames)]
+Aggregate = Literal["mean", "min", "max", "last"]
+
+
+def frame_indices(count: int, frames: Frames) -> list[int]:
     """Indices among `count` frames: all, first, every k, or a number of frames, evenly spread.
 
     A number takes the middles of as many equal parts, or all frames if there are fewer.
@@ -51,7 +47,7 @@ def frame_indices(count: int, frames: str | int) -> list[int]:
     if frames == "first":
         return [0]
     match = _EVERY.fullmatch(frames)
-    assert match is not None  # check_frames has passed
+    assert match is not None  # the loader has checked the setting
     return list(range(0, count, int(match[1])))
 
 
@@ -64,10 +60,12 @@ class OverFrames:
 
     reward: Reward
     name: str
-    frames: str | int = "all"
-    aggregate: str = "mean"
+    frames: Frames = "all"
+    aggregate: Aggregate = "mean"
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        if not samples.prompts:
+            return torch.zeros(0)
         if expect(samples, self.name, "image", "video") == "image":
             return self.reward(samples)
         rows: list[int] = []
@@ -87,20 +85,3 @@ class OverFrames:
             if (own := own[~own.isnan()]).numel():
                 found[row] = join(own)
         return found
-
-
-def check_frames(name: str, frames: str | int, aggregate: str) -> None:
-    """ValueError, naming the reward, for invalid settings; called before weights are loaded."""
-    right = frames in ("all", "first") or (
-        frames >= 1 if isinstance(frames, int) else bool(_EVERY.fullmatch(frames))
-    )
-    if not right:
-        raise ValueError(f"{name}: frames is all, first, 'every 4' or a number, not {frames!r}")
-    if aggregate not in AGGREGATES:
-        raise ValueError(f"{name}: aggregate is {', '.join(AGGREGATES)}, not {aggregate!r}")
-
-
-def over_frames(reward: Reward, name: str, frames: str | int, aggregate: str) -> Reward:
-    """Turn a reward of images into one of images and videos."""
-    check_frames(name, frames, aggregate)
-    return OverFrames(reward, name, frames, aggregate)

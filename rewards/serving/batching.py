@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from rewards.combine import scored
+from rewards.combine import judged, scored
 from rewards.perception.media import items
 from rewards.serving.wire import WireSamples, decode_samples
 from rewards.types import Judge, Reward, Samples
@@ -59,6 +60,8 @@ class Job:
     outcome: "asyncio.Future[list[float | None] | BaseException]"
 
 
+COUNTS = ("requests", "samples", "batches", "largest")
+
 Scoring = Callable[[Sequence[Job]], list[list[float | None]]]
 
 
@@ -71,9 +74,7 @@ class Batcher:
     pool: ThreadPoolExecutor
     jobs: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
     held: Job | None = None  # taken from the queue, but too large for the batch at hand
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("requests", "samples", "batches", "largest"), 0)
-    )
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     async def work(self) -> None:
         """Gather, score and answer requests for ever."""
@@ -150,15 +151,15 @@ def joined_requests(batch: Sequence[Job]) -> Samples:
     return Samples(media, prompts, torch.tensor(groups, dtype=torch.long), meta)
 
 
-def scoring(reward: Reward) -> Scoring:
+def scoring(name: str, reward: Reward) -> Scoring:
     def score(batch: Sequence[Job]) -> list[list[float | None]]:
-        given = scored("served", reward, joined_requests(batch)).tolist()
-        return _split(given, [len(job.samples.prompts) for job in batch])
+        scores = scored(name, reward, joined_requests(batch))
+        return _split(scores, [len(job.samples.prompts) for job in batch])
 
     return score
 
 
-def judging(judge: Judge) -> Scoring:
+def judging(name: str, judge: Judge) -> Scoring:
     def score(batch: Sequence[Job]) -> list[list[float | None]]:
         a: list[int] = []
         b: list[int] = []
@@ -167,16 +168,13 @@ def judging(judge: Judge) -> Scoring:
             a += [row + start for row in job.a]
             b += [row + start for row in job.b]
             start += len(job.samples.prompts)
-        index = (torch.tensor(rows, dtype=torch.long) for rows in (a, b))
-        return _split(judge(joined_requests(batch), *index), [len(job.a) for job in batch])
+        first, second = (torch.tensor(rows, dtype=torch.long) for rows in (a, b))
+        verdicts = judged(name, judge, joined_requests(batch), first, second)
+        return _split(verdicts, [len(job.a) for job in batch])
 
     return score
 
 
-def _split(given: Any, sizes: list[int]) -> list[list[float | None]]:
-    """Scores per request. A user's reward may return lists with None; NaN becomes None too."""
-    values = [None if v is None else float(v) for v in given]
-    if len(values) != sum(sizes):
-        raise RuntimeError(f"the reward returned {len(values)} numbers for {sum(sizes)}")
-    plain = iter([None if v is None or v != v else v for v in values])
-    return [[next(plain) for _ in range(size)] for size in sizes]
+def _split(values: Float[Tensor, " m"], sizes: list[int]) -> list[list[float | None]]:
+    """Numbers per request, None for NaN."""
+    return [[None if v != v else v for v in part.tolist()] for part in values.split(sizes)]

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from rewards.combine import ByScore
+from rewards.guard import no_exit
 from rewards.self_test import Exemplary
 from rewards.serving import wire
-from rewards.serving.batching import Batcher, Job, ServerLimits, judging, scoring
+from rewards.serving.batching import COUNTS, Batcher, Job, ServerLimits, judging, scoring
 from rewards.types import Judge, Reward
 
 if TYPE_CHECKING:
@@ -48,21 +49,21 @@ class Served:
         cls, name: str, settings: Mapping[str, Any], reward: Reward, token: str | None = None
     ) -> "Served":
         """A reward with its judge of pairs: the sample with the higher score is preferred."""
-        return cls(name, settings, reward, ByScore(reward), token)
+        return cls(name, settings, reward, ByScore(reward, name), token)
 
 
 def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAPI":
     """The ASGI application. Errors of the reward: 422 for its ValueError, 500 for any other."""
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI
 
     scorer, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-    judges = Batcher(judging(served.judge), limits, scorer)
-    scores = Batcher(scoring(served.reward), limits, scorer) if served.reward is not None else None
-    batchers = [judges] if scores is None else [scores, judges]
+    batchers = {"/judge": Batcher(judging(served.name, served.judge), limits, scorer)}
+    if served.reward is not None:
+        batchers["/score"] = Batcher(scoring(served.name, served.reward), limits, scorer)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(batcher.work()) for batcher in batchers]
+        tasks = [asyncio.create_task(batcher.work()) for batcher in batchers.values()]
         yield
         for task in tasks:
             task.cancel()
@@ -71,7 +72,13 @@ def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAP
 
     app = FastAPI(title=f"flowrl reward: {served.name}", lifespan=lifespan)
     app.add_middleware(RequestGate, token=served.token, limits=limits)
+    _add_descriptions(app, served, batchers)
+    for path, batcher in batchers.items():
+        _add_route(app, path, batcher, reader)
+    return app
 
+
+def _add_descriptions(app: "FastAPI", served: Served, batchers: Mapping[str, Batcher]) -> None:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {
@@ -79,30 +86,30 @@ def create_app(served: Served, limits: ServerLimits = ServerLimits()) -> "FastAP
             "reward": served.name,
             "settings": dict(served.settings),
             "version": importlib.metadata.version("flowrl"),
-            "scores": scores is not None,
+            "scores": served.reward is not None,
             "judges": True,
-            "served": {key: sum(b.counts[key] for b in batchers) for key in judges.counts},
+            "served": {key: sum(b.counts[key] for b in batchers.values()) for key in COUNTS},
         }
 
     @app.get("/examples")
     async def examples() -> wire.WireSamples | None:
         source = served.judge if served.reward is None else served.reward
-        known = source.examples() if isinstance(source, Exemplary) else None
-        return (
-            None if known is None else wire.WireSamples.model_validate(wire.encode_samples(known))
-        )
+        with no_exit(served.name, "judge" if served.reward is None else "reward"):
+            known = source.examples() if isinstance(source, Exemplary) else None
+        if known is None:
+            return None
+        return wire.WireSamples.model_validate(wire.encode_samples(known))
 
-    if scores is not None:
 
-        @app.post("/score", openapi_extra=_schema(wire.WireSamples))
-        async def score(request: Request) -> wire.ScoreAnswer:
-            return await _answer(scores, wire.WireSamples, reader, request)
+def _add_route(app: "FastAPI", path: str, batcher: Batcher, reader: ThreadPoolExecutor) -> None:
+    from fastapi import Request
 
-    @app.post("/judge", openapi_extra=_schema(wire.WirePairs))
-    async def judge(request: Request) -> wire.ScoreAnswer:
-        return await _answer(judges, wire.WirePairs, reader, request)
+    model = wire.WirePairs if path == "/judge" else wire.WireSamples
 
-    return app
+    async def answer(request: Request) -> wire.ScoreAnswer:
+        return await _answer(batcher, model, reader, request)
+
+    app.post(path, name=path[1:], openapi_extra=_schema(model))(answer)
 
 
 def _schema(model: type[wire.WireSamples]) -> dict[str, Any]:

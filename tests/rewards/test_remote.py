@@ -113,7 +113,7 @@ def run_batcher(limits: ServerLimits, sizes: list[int], gone: set[int] = frozens
         return torch.arange(len(samples.prompts)).float()
 
     async def run() -> list:
-        batcher = Batcher(scoring(reward), limits, ThreadPoolExecutor(1))
+        batcher = Batcher(scoring("tried", reward), limits, ThreadPoolExecutor(1))
         jobs = []
         for i, size in enumerate(sizes):
             prompts = ["bad" if size < 0 else "x"] * abs(size)
@@ -175,6 +175,56 @@ def test_errors_of_the_reward_are_told_or_tried_again():
         one = Samples(pictures(1).media, ["kind"], torch.zeros(1, dtype=torch.long))
         with pytest.raises(ValueError, match=r"refuses every request.*it scores videos"):
             remote(one)
+
+
+def leaves(samples: Samples, *pairs: torch.Tensor) -> torch.Tensor:
+    raise SystemExit("bye")
+
+
+def interrupts(samples: Samples, *pairs: torch.Tensor) -> torch.Tensor:
+    raise KeyboardInterrupt
+
+
+def writes(samples: Samples, *pairs: torch.Tensor) -> torch.Tensor:
+    samples.media.zero_()
+    return torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "what"),
+    [
+        (leaves, 500, r"{} 'rude' tried to end the process by SystemExit\('bye'\)"),
+        (interrupts, 500, "{} 'rude' tried to end the process by KeyboardInterrupt"),
+        (writes, 422, "{} 'rude' wrote into the media"),
+        (lambda *_: torch.ones(5), 422, r"{} 'rude' returned shape \[5\]; wanted 2 finite"),
+    ],
+    ids=["exit", "interrupt", "write", "shape"],
+)
+def test_a_server_outlives_its_reward_and_its_judge(call, status, what):
+    body = wire.encode_samples(pictures(2))
+    pairs = body | {"a": [0, 1], "b": [1, 0]}
+    with serving(Served("rude", {}, call, call)) as url:
+        for path, sent, kind in (("/score", body, "reward"), ("/judge", pairs, "judge")):
+            answer = httpx.post(url + path, json=sent)
+            assert answer.status_code == status
+            assert re.search(what.format(kind), answer.json()["detail"])
+        assert httpx.get(f"{url}/health").status_code == 200
+    with serving(Served.of("rude", {}, call)) as url:  # the judge made of the reward names it
+        detail = httpx.post(f"{url}/judge", json=pairs).json()["detail"]
+        assert re.search(what.format("reward"), detail)
+
+
+def test_a_server_outlives_the_examples_of_its_reward():
+    class Rude:
+        def __call__(self, samples: Samples) -> torch.Tensor:
+            return torch.ones(len(samples.prompts))
+
+        def examples(self) -> Samples:
+            raise SystemExit
+
+    with serving(Served.of("rude", {}, Rude())) as url:
+        assert httpx.get(f"{url}/examples").status_code == 500
+        assert httpx.get(f"{url}/health").status_code == 200
 
 
 def test_a_token_is_required_where_one_is_set(monkeypatch):
@@ -351,8 +401,8 @@ def test_slips_of_a_client_are_told(monkeypatch):
         assert load_judge("remote", url=url)(pictures(2), *torch.tensor([[0], [1]])).tolist() == [0]
         for changed, message in (
             ({}, "only_a_judge at .* has no scores"),
-            ({"pictures": "gif"}, "pictures is png or webp, not 'gif'"),
-            ({"batch": 0}, "batch must be at least 1"),
+            ({"pictures": "gif"}, "pictures: wanted 'png' or 'webp', not 'gif'"),
+            ({"batch": 0}, "batch: wanted a number greater than or equal to 1"),
             ({"url": url + "/docs#"}, "is no JSON|nothing at this address"),
         ):
             with pytest.raises(ValueError, match=message):

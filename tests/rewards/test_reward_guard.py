@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rewards import Samples, load, score_all
-from rewards.combine import scored
+from rewards.combine import judged, scored
 from rewards.guard import SharedState, beside_sampling, guarded_call
 from rewards.self_test import self_test
 from rewards.serving.batching import Job, scoring
@@ -237,7 +237,7 @@ def test_a_server_calls_its_reward_under_the_same_guard():
         async def gone() -> bool:
             return False
 
-        return scoring(reward)(
+        return scoring("served", reward)(
             [
                 Job(
                     WireSamples.model_validate(encode_samples(images())),
@@ -253,6 +253,50 @@ def test_a_server_calls_its_reward_under_the_same_guard():
     with pytest.raises(ValueError, match="reward 'served' wrote into the media"):
         asyncio.run(serve(reward))
     assert asyncio.run(serve(lambda s: [1.0, None, float("nan")])) == [[1.0, None, None]]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_judge_that_writes_into_the_media_is_named(write):
+    def judge(samples, a, b):
+        write(samples)
+        return torch.ones(len(a))
+
+    pairs = torch.tensor([0, 0]), torch.tensor([1, 2])
+    with pytest.raises(ValueError, match="judge 'bad' wrote into the media") as caught:
+        judged("bad", judge, images(), *pairs)
+    assert caught.value.__notes__ == ["in judge 'bad'"]
+
+
+def test_a_judge_changes_nothing_and_its_result_is_one_number_per_pair(settings):
+    samples, a, b = images(), torch.tensor([0, 0]), torch.tensor([1, 2])
+
+    def rude(s, first, second):
+        s.meta[0]["tags"].append("b")
+        first.add_(1)
+        torch.set_grad_enabled(False)
+        return [None, 0.5]
+
+    def slow(*_):
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        return torch.ones(2)
+
+    found = judged("rude", rude, samples, a, b)
+    assert found.dtype == torch.float64 and found[0].isnan() and found[1] == 0.5
+    assert samples.meta[0]["tags"] == ["a"] and a.tolist() == [0, 0] and torch.is_grad_enabled()
+    with pytest.raises(ValueError, match="judge 'slow' changed the number of threads"):
+        judged("slow", slow, samples, a, b)
+    assert SharedState.now() == settings
+    with pytest.raises(ValueError, match=r"judge 'odd' returned shape .3.; wanted 2 .* per pair"):
+        judged("odd", lambda *_: torch.ones(3), samples, a, b)
+
+
+def test_off_the_main_thread_an_interrupt_is_an_error_of_the_reward():
+    def reward(samples):
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(scored, "odd", reward, images()).exception()
+    assert isinstance(ended, RuntimeError) and "reward 'odd' tried to end" in str(ended)
 
 
 def test_noise_that_is_large_within_a_group_fails_the_self_test():

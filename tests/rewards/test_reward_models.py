@@ -140,17 +140,18 @@ def test_no_samples_are_no_scores(folder, head):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("clip", {"kind": "dot"}, "clip: kind is cosine, logit, clipscore, not 'dot'"),
-        ("clip", {"library": "jax"}, "clip: library is transformers or open_clip"),
-        ("clip", {"frames": "every 0"}, "clip: frames is all, first, 'every 4' or a number"),
-        ("clip", {"aggregate": "sum"}, "clip: aggregate is mean, min, max, last, not 'sum'"),
-        ("clip", {"dtype": "int8"}, "dtype is one of float32, float16, bfloat16, not 'int8'"),
-        ("pickscore", {"kind": "percent"}, "pickscore: kind is logit or cosine"),
-        ("hps", {"version": "v3"}, r"hps: version is v2\.0 or v2\.1, not 'v3'"),
-        ("hps", {"kind": "logit"}, "hps: kind is cosine or percent"),
+        ("clip", {"kind": "dot"}, "kind: wanted 'cosine', 'logit' or 'clipscore', not 'dot'"),
+        ("clip", {"library": "jax"}, "library: wanted 'transformers' or 'open_clip'"),
+        ("clip", {"frames": "every 0"}, "'clip': frames: wanted all, first, 'every 4' or a num"),
+        ("clip", {"aggregate": "sum"}, "aggregate: wanted 'mean', .* not 'sum'"),
+        ("clip", {"dtype": "int8"}, "dtype: wanted 'float32', .*, not 'int8'"),
+        ("clip", {"batch": 0}, "batch: wanted a number greater than or equal to 1, not 0"),
+        ("pickscore", {"kind": "percent"}, "'pickscore': kind: wanted 'logit' or 'cosine'"),
+        ("hps", {"version": "v3"}, r"'hps': version: wanted 'v2\.0' or 'v2\.1', not 'v3'"),
+        ("hps", {"kind": "logit"}, "'hps': kind: wanted 'cosine' or 'percent'"),
         ("imagereward", {"checkpoint": "nowhere.pt"}, r"imagereward: no such file: nowhere\.pt"),
-        ("similarity", {"kind": "lpips"}, "similarity: kind is clip or dino"),
-        ("geneval", {"kind": "soft"}, "geneval: kind is graded, strict, official"),
+        ("similarity", {"kind": "lpips"}, "'similarity': kind: wanted 'clip' or 'dino'"),
+        ("geneval", {"kind": "soft"}, "'geneval': kind: wanted 'graded', 'strict'"),
     ],
 )
 def test_a_wrong_setting_is_told_before_any_weights_are_read(name, settings, message):

@@ -141,7 +141,7 @@ def test_wrong_settings_are_told(tmp_path):
         load("sequence_classifier", model=folder)
     with pytest.raises(ValueError, match="not 'good'"):
         load("sequence_classifier", model=folder, label="good")
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match="greater than or equal to 1, not 0"):
         load("sequence_classifier", model=folder, batch=0)
     with pytest.raises(ValueError, match="needs the setting 'model'"):
         load("sequence_classifier")

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards import Samples
-from rewards.perception.frames import AGGREGATES, check_frames, frame_indices, over_frames
+from rewards import Samples, check_reward
+from rewards.perception.frames import AGGREGATES, OverFrames, frame_indices
 
 
 def level(samples: Samples) -> torch.Tensor:
@@ -38,7 +38,7 @@ def clips(*levels: list[float]) -> Samples:
     ],
 )
 def test_frames_and_aggregates(frames, aggregate, wanted):
-    reward = over_frames(level, "level", frames, aggregate)
+    reward = OverFrames(level, "level", frames, aggregate)
     video = [0.3, 0.1, 0.6, 0.2]
     assert reward(clips(video)).item() == pytest.approx(wanted)
     stacked = clips(video, video[::-1])
@@ -47,10 +47,10 @@ def test_frames_and_aggregates(frames, aggregate, wanted):
 
 
 def test_unscored_frames_do_not_count():
-    reward = over_frames(level, "level", "all", "mean")
+    reward = OverFrames(level, "level", "all", "mean")
     score = reward(clips([0.2, 0.95, 0.4], [0.95, 0.95], [0.5]))
     assert score[0] == pytest.approx(0.3) and score[1].isnan() and score[2] == 0.5
-    assert over_frames(level, "level", "all", "last")(clips([0.2, 0.95])).item() == pytest.approx(
+    assert OverFrames(level, "level", "all", "last")(clips([0.2, 0.95])).item() == pytest.approx(
         0.2
     )
 
@@ -66,13 +66,13 @@ def test_a_frame_keeps_its_videos_prompt_group_and_meta():
 
     videos = clips([0.1, 0.2], [0.3])
     videos = Samples(videos.media, ["p", "q"], torch.tensor([5, 6]), videos.meta)
-    over_frames(spy, "spy", "all", "mean")(videos)
+    OverFrames(spy, "spy", "all", "mean")(videos)
     assert seen == [(["p", "p", "q"], [5, 5, 6], [0, 0, 1])]
 
 
 def test_pictures_pass_through():
     media = torch.full((2, 3, 4, 4), 0.25)
-    reward = over_frames(level, "level", "first", "min")
+    reward = OverFrames(level, "level", "first", "min")
     assert reward(Samples(media, ["p"] * 2, torch.arange(2))).tolist() == [0.25, 0.25]
 
 
@@ -88,8 +88,8 @@ def test_a_number_of_frames_is_spread_evenly(count, wanted):
 
 @pytest.mark.parametrize("frames", ["every 0", "every", "last", 0, -1, ""])
 def test_frames_that_mean_nothing_are_refused(frames):
-    with pytest.raises(ValueError, match="frames is all, first"):
-        check_frames("x", frames, "mean")
+    with pytest.raises(ValueError, match="frames: wanted all, first, 'every 4' or a number"):
+        check_reward("clip", {"frames": frames})
 
 
 def test_every_aggregate_is_tried_above():

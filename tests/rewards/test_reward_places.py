@@ -1,6 +1,5 @@
 """Where a reward model computes, which need not be where the samples are."""
 
-import inspect
 from dataclasses import replace
 from importlib import import_module
 
@@ -14,6 +13,7 @@ from flowrl.run.train import iterate
 from rewards import load
 from rewards.perception.embedding import Placement, tokenize
 from rewards.perception.media import to_pil
+from rewards.settings import settings_of
 from tests.support import runs
 from tests.support.reward_contract import images
 
@@ -30,7 +30,7 @@ def places(reward) -> set[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_reward_with_a_model_may_be_put_elsewhere(name):
-    given = inspect.signature(import_module(f"rewards.{name}").load).parameters
+    given = settings_of(import_module(f"rewards.{name}").load)
     assert given["device"].default == "auto"
 
 

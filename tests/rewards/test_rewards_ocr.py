@@ -139,8 +139,8 @@ def test_without_the_engine_the_way_out_is_told(monkeypatch):
         load("ocr")
     for settings, message in (
         ({"kind": "exact"}, "kind: wanted 'graded'"),
-        ({"every": 0}, "every must be at least 1"),
-        ({"side": 8}, "side must be at least 32"),
+        ({"every": 0}, "every: wanted a number greater than or equal to 1"),
+        ({"side": 8}, "side: wanted a number greater than or equal to 32"),
     ):
         with pytest.raises(ValueError, match=message):
             load("ocr", **settings)

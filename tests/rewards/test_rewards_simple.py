@@ -184,7 +184,7 @@ def test_a_length_without_slope_and_a_target():
     ("name", "settings", "message"),
     [
         ("jpeg", {"kind": "tiny"}, "kind: wanted 'large' or 'small', not 'tiny'"),
-        ("jpeg", {"unit": 0}, "unit must be above 0"),
+        ("jpeg", {"unit": 0}, "unit: wanted a number greater than 0"),
         ("jpeg", {"unit": "two"}, "unit: wanted a valid number, .* not 'two'"),
         ("colour", {"kind": "hue", "hue": "mauve"}, "one of red"),
         ("colour", {"kind": "tint"}, "kind: wanted 'saturation'"),

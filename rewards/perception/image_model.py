@@ -1,0 +1,32 @@
+"""Settings that all rewards of images by a model share."""
+
+from dataclasses import dataclass
+
+from rewards.perception.embedding import DtypeName, Placement
+from rewards.perception.frames import Aggregate, Frames, OverFrames
+from rewards.settings import OneOrMore
+from rewards.types import Reward
+
+
+@dataclass(frozen=True)
+class ImageModelSettings:
+    """frames     of a video that are scored: all, first, 'every 4', or a number of them
+    aggregate  score of a video from those of its frames
+    batch      images in one call of the model; it has no effect on scores
+    device     of the model; auto is the process's GPU if there is one
+    dtype      of the model
+    """
+
+    frames: Frames = "all"
+    aggregate: Aggregate = "mean"
+    batch: OneOrMore = 32
+    device: str = "auto"
+    dtype: DtypeName = "float32"
+
+    @property
+    def place(self) -> Placement:
+        return Placement.of(self.device, self.dtype)
+
+    def over_frames(self, name: str, reward: Reward) -> Reward:
+        """The reward of images as one of images and videos."""
+        return OverFrames(reward, name, self.frames, self.aggregate)
