@@ -107,7 +107,7 @@ def check_levels(session: Session) -> None:
         ) from problem
 
 
-def prove_start(session: Session, proof: StartProof) -> None:
+def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     proof.prove()
     check_levels(session)

@@ -23,7 +23,7 @@ from flowrl.run.collect import collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
 from flowrl.run.model_proof import StartProof
-from flowrl.run.monitor import evaluate_and_keep, guard, prove_start
+from flowrl.run.monitor import evaluate_and_keep, guard, prove_pipeline
 from flowrl.run.session import (
     Session,
     check_reward_sources,
@@ -91,7 +91,7 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
     terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}\n{hardware(session)}")
     proof = StartProof(session, cache)
     with session.parallel.together():
-        prove_start(session, proof)
+        prove_pipeline(session, proof)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
         session.accelerator.log(base, step=0)

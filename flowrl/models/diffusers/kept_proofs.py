@@ -8,9 +8,9 @@ versions        of torch, diffusers, transformers and peft, and flowrl's own cod
                 samplers, file by file
 settings        the model's, dtype, steps, guidance, the processes, the device
 prompts         those that the proof uses, with their images, pixel by pixel
-weights         of the base, as the digests that a run records of its files. They decide no
-                structure, but how far rounding carries, and with it whether neighbours are told
-                from rounding; other weights are proven again
+weights         of the base, as the digests that a run records of its files. They change no
+                structure, but how far rounding carries, which the bounds on neighbours and on
+                whole samples are measured by; other weights are proven again
 
 Trained weights are not in it: a proof is about the base, and a resumed run uses it too. Refusals
 are not kept. An entry that is damaged or cannot be read counts as none.
@@ -224,7 +224,7 @@ def _sum(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not have: images and tensors by their content, others as text."""
+    """Values that JSON does not have: images and tensors by their content, others as text."""
     if isinstance(value, Image.Image):
         return [value.mode, value.size, hashlib.sha256(value.tobytes()).hexdigest()]
     if isinstance(value, Tensor):

@@ -3,6 +3,11 @@
 Two claims are not the same. The pipeline's own scheduler, stepped with flowrl's velocities from
 flowrl's first state, reproduces its latents and media: shown by the first state, every prediction
 and the decoder. Flowrl's own solver does so too only where its steps are the scheduler's.
+`whole_proof` compares whole samples.
+
+Not covered: steps of a scheduler that draws noise (only the reading of its prediction is compared);
+a rounded list of levels, which is named; negative prompts by themselves, which are compared after
+guidance has combined them with the prompt's prediction.
 """
 
 from collections.abc import Sequence
@@ -228,7 +233,11 @@ class Subject:
             return Neighbours(self.loop, self.prompts[0], self.extras, states, way).check()
 
     def _check_sizes(self) -> None:
-        """Images that decide the size of the latents would be of several sizes in a batch."""
+        """Images that decide the size of the latents would be of several sizes in a batch.
+
+        Tried with the first row's image, as it is and twice as wide: a pipeline that maps both to
+        one size (a list of allowed sizes) passes, and other images could still fail in a run.
+        """
         if self.extras and self.loop.follows_pictures(self.extras[0]):
             raise UserError(
                 f"{self.loop.name} makes latents of its image's shape, so images of other "

@@ -10,8 +10,8 @@ up over all steps, as they do in a run. Two claims, kept separate:
 How far rounding carries is measured, not chosen: the own call is made again from a first state that
 is off by one unit of rounding of the network.
 
-Not covered: claim (a) of a scheduler that draws noise and a pipeline that takes no `latents`, since
-their draws cannot be told from each other; claim (b) of schedulers that flowrl's steps stand in for
+Not covered: claim (a) of a scheduler that draws noise, in a pipeline that takes no `latents`: one
+generator serves both draws, so they cannot be repeated; claim (b) of schedulers that flowrl's steps stand in for
 (the difference is printed, with no bound).
 """
 
