@@ -1,3 +1,5 @@
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,14 @@ from hypothesis import settings
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 torch.set_num_threads(1)  # several test processes on few cores: one thread each is fastest
+
+os.environ["FLOWRL_CACHE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # of processes that stay
+
+
+@pytest.fixture(autouse=True)
+def _no_kept_proofs(tmp_path_factory, monkeypatch) -> None:
+    """A proof that another test has kept would hide what this one changes in a pipeline."""
+    monkeypatch.setenv("FLOWRL_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")

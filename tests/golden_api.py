@@ -15,12 +15,13 @@ from flowrl.likelihoods.matching import weighting as published_weighting
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Preference, clipped_surrogate
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.whole_sample import WholeSample
 from rewards import Scores
 from samplers import CPS, DDIM, Columns, ConstantSDE, FlowSDE, Gaussian, Kernel, WanSDE
 from samplers import mean_log_prob as product_density
 from tests.support.golden_estimators import estimator
 from tests.support.golden_tokens import token_loss
-from tests.support.own_sample import own_sample
 
 __all__ = [
     "clipped", "diffusion_dpo", "estimator", "group_advantage", "log_density", "matching_logp",
@@ -217,8 +218,7 @@ def pipeline_sample(
     scheduler   own: the pipeline's scheduler steps; one that draws noise takes a
                 `torch.Generator().manual_seed(seed)`. flowrl: Euler steps down flowrl's levels
     """
-    made = own_sample(
-        pipe, prompts, steps=steps, guidance=guidance, negative_prompts=negative_prompts,
-        call=call, seed=seed,
-    )  # fmt: skip
-    return made.latents, made.media(made.own() if scheduler == "own" else made.flowrl())
+    policy = PipelinePolicy(pipe, call=call or {})
+    meta = [{"negative_prompt": text} for text in negative_prompts or ()]
+    made = WholeSample(policy, policy.open(prompts, meta, steps), seed, guidance)
+    return made.latents, made.media(made.stepped() if scheduler == "own" else made.flowrl())

@@ -17,17 +17,22 @@ from flowrl.settings import RECIPE_SETTINGS, Run
 from flowrl.settings.arguments import (
     EvaluateArguments,
     PlanArguments,
+    ProveArguments,
     SampleArguments,
     parse_arguments,
 )
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 
+NO_CACHE = "--no-cache"
+
 
 def train_command(arguments: list[str]) -> int:
     """`train CONFIG [overrides]` or `train --resume RUN`."""
-    own, rest = _split(arguments, ("--resume", "--folder"))
+    cache = NO_CACHE not in arguments
+    words = [word for word in arguments if word != NO_CACHE]
+    own, rest = _split(words, ("--resume", "--folder"))
     if "--resume" in own:
-        return _resume(Path(own["--resume"]), rest)
+        return _resume(Path(own["--resume"]), rest, cache)
     if not rest or rest[0].startswith("-"):
         raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
     path = find(rest[0])
@@ -39,10 +44,10 @@ def train_command(arguments: list[str]) -> int:
     quiet()
     from flowrl.run.train import start
 
-    return _finish(start(run, path.stem, folder))
+    return _finish(start(run, path.stem, folder, cache))
 
 
-def _resume(folder: Path, rest: Sequence[str]) -> int:
+def _resume(folder: Path, rest: Sequence[str], cache: bool) -> int:
     if rest and not rest[0].startswith("-"):
         raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
     run = override(run_of(folder), rest)
@@ -50,7 +55,7 @@ def _resume(folder: Path, rest: Sequence[str]) -> int:
     quiet()
     from flowrl.run.train import resume
 
-    return _finish(resume(run, folder))
+    return _finish(resume(run, folder, cache))
 
 
 def _finish(result: "object") -> int:
@@ -121,6 +126,18 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     for point in open_points(run):
         print(f"before training: {point}")
     return fits(run, given.memory, given.iteration)
+
+
+def prove(arguments: list[str]) -> int:
+    """`prove CONFIG [overrides]` or `prove --model PIPELINE`. Exit code 1 if it is refused."""
+    own, rest = _split([word for word in arguments if word != NO_CACHE], ("--model",))
+    named = [] if not rest or rest[0].startswith("-") else rest[:1]
+    words = [*named, *(word for pair in own.items() for word in pair)]
+    given = parse_arguments(ProveArguments, words, "prove")
+    quiet()
+    from flowrl.cli.prove import prove_run
+
+    return prove_run(given, rest[len(named) :], cache=NO_CACHE not in arguments)
 
 
 def recipes(arguments: list[str]) -> int:
@@ -234,6 +251,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "sample": sample_command,
     "evaluate": evaluate_command,
     "plan": plan,
+    "prove": prove,
     "recipes": recipes,
     "serve-reward": serve_reward,
     "score": score_command,

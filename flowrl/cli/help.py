@@ -62,6 +62,14 @@ COMMANDS = {
         "PlanArguments",
         settings=True,
     ),
+    "prove": Command(
+        "CONFIG | --model PIPELINE",
+        "compare whole samples with the pipeline's own call",
+        "flowrl prove configs/demo.yaml --model.guidance.sample 4.5",
+        "settings/arguments.py",
+        "ProveArguments",
+        settings=True,
+    ),
     "recipes": Command(
         "[NAME]", "list the algorithms, or the settings of one", "flowrl recipes flow_grpo"
     ),
@@ -140,6 +148,7 @@ def command_help(name: str) -> str:
     if name == "train":
         parts.append("  --folder RUN\n      A new folder for the run; runs/CONFIG-0001 if absent.")
         parts.append("  --resume RUN\n      Continue this run from its last checkpoint.")
+        parts.append("  --no-cache\n      Prove the model at the start though a proof is kept.")
     if command.settings:
         parts.append("settings of a run's file, each of which is an option:")
         parts.append("\n".join(_settings("Run", "")))

@@ -8,6 +8,7 @@ from flowrl.models.language.advice import learning_rate_warning
 from flowrl.run import checkpoint
 from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
+from flowrl.run.model_proof import StartProof
 from flowrl.run.session import Session, prove_rewards
 
 
@@ -106,12 +107,9 @@ def check_levels(session: Session) -> None:
         ) from problem
 
 
-def prove_pipeline(session: Session) -> None:
+def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
-    texts = (*session.prompts.texts, *(session.held_out.texts if session.held_out else ()))
-    meta = (*session.prompts.meta, *(session.held_out.meta if session.held_out else ()))
-    for sentence in session.learner.policy.proofs(texts, session.algorithm.steps, meta):
-        session.terminal.say(sentence)
+    proof.prove()
     check_levels(session)
     weights = sum(p.numel() for p in session.learner.policies.parameters.values())
     if (warning := learning_rate_warning(session.run, weights)) is not None:

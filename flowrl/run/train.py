@@ -22,6 +22,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
+from flowrl.run.model_proof import StartProof
 from flowrl.run.monitor import evaluate_and_keep, guard, prove_pipeline
 from flowrl.run.session import (
     Session,
@@ -54,12 +55,15 @@ class Result:
         return self.weights is not None
 
 
-def train(session: Session, resume: Path | None = None) -> Result:
-    """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder."""
+def train(session: Session, resume: Path | None = None, cache: bool = True) -> Result:
+    """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder.
+
+    Without `cache` the model is proven though a proof of it is kept.
+    """
     main = session.accelerator.is_main_process
     failures, explained = resumable(session.folder), memory.explained(session.run)
     with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
-        progress, alarms = begin(session, resume)
+        progress, alarms = begin(session, resume, cache)
         stop = interrupt.pending(session.accelerator)
         if not stop:
             stop = training_loop(session, progress, alarms, interrupt)
@@ -71,7 +75,7 @@ def train(session: Session, resume: Path | None = None) -> Result:
     return Result(session.folder, None, *ends, weights, main)
 
 
-def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
+def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress, Alarms]:
     """Check the model and the rewards, then evaluate the base or restore a checkpoint."""
     terminal, alarms, progress = session.terminal, Alarms(), Progress()
     if resume is not None:
@@ -84,12 +88,14 @@ def begin(session: Session, resume: Path | None) -> tuple[Progress, Alarms]:
             checkpoint.drop_other_best(session.folder, progress)
     after = f", going on after iteration {progress.iteration}" if progress.iteration else ""
     terminal.say(f"run folder: {session.folder}{after}\n{session.parallel}\n{session.learner}")
+    proof = StartProof(session, cache)
     with session.parallel.together():
-        prove_pipeline(session)
+        prove_pipeline(session, proof)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
         session.accelerator.log(base, step=0)
         checkpoint.save_checkpoint(session, progress, alarms)
+    proof.keep()
     return progress, alarms
 
 
@@ -152,7 +158,7 @@ def learning_rate(run: Run, iteration: int) -> float:
     return t.lr * warm * decay[t.schedule.name]
 
 
-def start(run: Run, name: str, folder: Path | None) -> Result:
+def start(run: Run, name: str, folder: Path | None, cache: bool = True) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state = PartialState(cpu=on_cpu(run))
     chosen = Path(agreed(state, lambda: str(reserve(run, folder, name))))
@@ -161,7 +167,7 @@ def start(run: Run, name: str, folder: Path | None) -> Result:
             with memory.explained(run):
                 session = open_session(run, chosen, open_accelerator(run, chosen))
             session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
-            return train(session)
+            return train(session, cache=cache)
         except UserError as error:
             if state.is_main_process and not isinstance(error, Stopped):
                 shutil.rmtree(chosen)  # nothing was trained in it
@@ -187,7 +193,7 @@ def reserve(run: Run, folder: Path | None, name: str) -> Path:
     return chosen
 
 
-def resume(run: Run, folder: Path) -> Result:
+def resume(run: Run, folder: Path, cache: bool = True) -> Result:
     """Resume from the newest whole checkpoint of a run's folder, or from the start without one.
 
     UserError if `run` differs from what the run was begun with in a setting that cannot change; one
@@ -207,7 +213,7 @@ def resume(run: Run, folder: Path) -> Result:
                     sweep(parent)
             session = open_session(run, folder, open_accelerator(run, folder))
             session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
-            return train(session, newest)
+            return train(session, newest, cache)
 
 
 def compared(run: Run, folder: Path, newest: Path | None, processes: int) -> list[str]:

@@ -82,6 +82,20 @@ class PlanArguments:
     """The memory that the run must fit into, such as 24GiB; the visible GPU's if absent."""
 
 
+@dataclasses.dataclass
+class ProveArguments:
+    """Compare flowrl's samples of a run's pipeline with the pipeline's own, over all steps, at the
+    run's settings and prompts. Every setting of a file is an option. Exit code 1 if the pipeline is
+    refused. The result is kept, and `train` does not repeat it."""
+
+    config: Word[Path | None] = None
+    """The file of a run. Without one: 10 steps, guidance 1, prompts of our own."""
+    model: str | None = None
+    """A pipeline's folder or hub name, instead of the file's."""
+    no_cache: bool = False
+    """Prove it though a proof is kept."""
+
+
 def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     """Read the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
     unknown option, a missing word or a value of another type."""

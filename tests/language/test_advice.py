@@ -3,6 +3,7 @@
 import pytest
 
 from flowrl.models.language.advice import learning_rate_warning
+from flowrl.run.model_proof import StartProof
 from flowrl.run.monitor import prove_pipeline
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
@@ -44,5 +45,6 @@ def test_pipelines_are_not_warned_of(tmp_path):
 def test_a_run_warns_at_its_start(tmp_path, capsys):
     settings = text_runs.tree(tiny_lm.write(tmp_path), tmp_path, text_runs.GRPO)
     settings["train"].pop("lr")
-    prove_pipeline(runs.opened(settings, tmp_path))
+    session = runs.opened(settings, tmp_path)
+    prove_pipeline(session, StartProof(session, cache=True))
     assert "TRL's default for GRPO is 1e-06" in capsys.readouterr().err

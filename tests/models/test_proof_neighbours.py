@@ -78,26 +78,24 @@ def test_negative_prompts_as_a_column_of_any_lengths() -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Wan 2.1", "SD3"])
-def test_the_proof_asks_its_network_at_most_twelve_times_more(name: str) -> None:
-    """Beside what it takes without comparing neighbours, which was one comparison before."""
-    counts = {}
-    for neighbours in (False, True):
-        family = NAMED[name]
-        made = PipelinePolicy(family.build(), call=family.call)
-        made.guidance = Scales(4.5, 1.0)
-        made.schedule(STEPS)
-        calls: list[int] = []
-        for denoiser in made.denoisers:
-            denoiser.register_forward_hook(lambda *args: calls.append(1))  # noqa: B023
-        if neighbours:
-            made.proofs(PROMPTS, STEPS)
-        else:
-            for guidance in made.guidance:
-                made.prove(PROMPTS, steps=STEPS, guidance=guidance, neighbours=False)
-        counts[neighbours] = len(calls)
-    before = counts[False] + 2 + 1 if name == "Wan 2.1" else counts[False] + 2
-    assert before < counts[True] <= before + 12
+# calls of the denoiser in a proof at load of 4 steps, before rows were compared with neighbours:
+# at guidance 4.5 and 1, from the constructor on, at commit a46ab0e (Wan and Qwen call it twice a
+# step under guidance)
+BEFORE = {"SD1.5": 36, "SD3": 36, "Wan 2.1": 58, "Qwen-Image": 58}
+
+
+@pytest.mark.parametrize("scales", [Scales(4.5, 1.0), Scales(1.0, 4.5)])
+@pytest.mark.parametrize("name", BEFORE)
+def test_the_proof_calls_the_denoiser_at_most_twelve_times_more(name: str, scales: Scales) -> None:
+    family, calls = NAMED[name], []
+    pipe = family.build()
+    pipe.components.get("transformer", pipe.components.get("unet")).register_forward_hook(
+        lambda *args: calls.append(1)
+    )
+    made = PipelinePolicy(pipe, call=family.call)
+    made.guidance = scales
+    made.proofs(PROMPTS, STEPS)
+    assert BEFORE[name] < len(calls) <= BEFORE[name] + 12
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from flowrl.errors import UserError
 from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
 from flowrl.run.checkpoint import Progress
+from flowrl.run.model_proof import StartProof
 from flowrl.run.monitor import prove_pipeline
 from flowrl.run.train import iterate
 from tests.support import runs
@@ -62,8 +63,9 @@ def train(job: Job, out: Path, name: str) -> None:
 def _train(job: Job, out: Path, name: str) -> None:
     """Iterate, and let the main process write down what came of it."""
     kept = runs.opened(job["settings"], out)
+    proof = StartProof(kept, cache=False)
     with kept.parallel.together():
-        prove_pipeline(kept)
+        prove_pipeline(kept, proof)
     if job.get("poison") and not kept.parallel.main:
         for parameter in kept.learner.policies.parameters.values():
             parameter.register_hook(lambda grad: grad * float("nan"))

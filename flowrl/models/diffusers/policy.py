@@ -50,7 +50,7 @@ class PipelinePolicy:
         self.loop = Loop(pipe, call)
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
-        self._proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
 
     @classmethod
     def load(
@@ -97,10 +97,18 @@ class PipelinePolicy:
         """
         default = math.inf  # the pipeline's own scale
         scales = sorted(set(self.guidance), key=lambda scale: default if scale is None else scale)
-        given = {"steps": steps, "meta": meta[:2]}
         return [
-            str(self.prove(prompts[:2], guidance=g, neighbours=g == scales[-1], **given))
-            for g in scales
+            str(
+                self.prove(
+                    prompts[:2],
+                    steps=steps,
+                    guidance=scale,
+                    meta=meta[:2],
+                    complete=scale == scales[-1],
+                    gradient=scale == self.guidance.train,
+                )
+            )
+            for scale in scales
         ]
 
     @property
@@ -168,7 +176,7 @@ class PipelinePolicy:
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
-        proof = self._proofs.get((steps, guidance))
+        proof = self.known_proofs.get((steps, guidance))
         if proof is None:
             extras = conditioning.extras[:1] * 2
             proof = self._prove([SHORT_PROMPT, LONG_PROMPT], extras, steps, guidance)
@@ -198,7 +206,7 @@ class PipelinePolicy:
         Row i of the conditioning belongs to row i of x0.
         """
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
-        proof = self._proofs.get((steps, guidance))
+        proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
         groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
         media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
@@ -212,7 +220,8 @@ class PipelinePolicy:
         steps: int,
         guidance: float | None,
         meta: Sequence[Mapping[str, Any]] = (),
-        neighbours: bool = True,
+        complete: bool = True,
+        gradient: bool = True,
     ) -> proof.Replay:
         """Compare with the pipeline's own call, step by step. Raises UserError if not equal.
 
@@ -221,7 +230,7 @@ class PipelinePolicy:
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
         extras = self.loop.extras(meta, 2) if extras else ()
-        return self._prove(prompts, extras, steps, guidance, neighbours=neighbours)
+        return self._prove(prompts, extras, steps, guidance, complete=complete, gradient=gradient)
 
     def _prove(
         self,
@@ -230,13 +239,14 @@ class PipelinePolicy:
         steps: int,
         guidance: float | None,
         *,
-        neighbours: bool = True,
+        complete: bool = True,
+        gradient: bool = True,
     ) -> proof.Replay:
         tried = self.loop.tried(extras)
-        subject = proof.Subject(self.loop, prompts, tried, steps, guidance, neighbours)
-        self._proofs[steps, guidance] = subject.prove()
+        subject = proof.Subject(self.loop, prompts, tried, steps, guidance, complete, gradient)
+        self.known_proofs[steps, guidance] = subject.prove()
         self.frozen.rest()
-        return self._proofs[steps, guidance]
+        return self.known_proofs[steps, guidance]
 
     def add_lora(
         self, *, rank: int, alpha: int | float, targets: Sequence[str] | None, seed: int

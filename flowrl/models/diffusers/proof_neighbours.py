@@ -46,20 +46,26 @@ class Neighbours:
         joint, alone = self.joint(), self.loop.encode([self.prompt], self.extras[:1])
         x, sigma = self.states[0]
         single = self.predict(x[1:2], sigma, alone)
-        copies = self.predict(x[[1, 1, 1]], sigma, alone.take([0, 0, 0]))
         size = rms(single)
-        rounding = rms(self.predict(self.nudged(x[1:2]), sigma, alone) - single)
-        place = max(rms(copies[i] - copies[1]) for i in (0, 2))
+        unit = rounding_unit(self.loop)
+        rounding = rms(self.predict(nudged(x[1:2], unit), sigma, alone) - single)
         limit = ROUNDING_MARGIN * rounding + ROUNDING_FLOOR * size
-        away = max(place, rms(copies[1] - single[0]))
-        if not away <= limit:
-            self.refuse("its place in the batch and the batch's size", away, size)
         changed, beside = self.changed(joint)
         if not changed <= SAME_SHAPES * rounding + SAME_FLOOR * size:
             self.refuse("the other rows of its batch", changed, size)
+        self.check_place(rms(beside[0] - beside[1]), limit, size)
+        if rms(beside[1] - single[0]) <= limit:
+            return None
+        copies = self.predict(x[[1, 1, 1]], sigma, alone.take([0, 0, 0]))
+        away = max(rms(copies[1] - single[0]), *(rms(copies[i] - copies[1]) for i in (0, 2)))
+        self.check_place(away, limit, size)
         padding = rms(beside[1] - copies[1])
-        told = padding > rounding + PLACES * away + ROUNDING_FLOOR * size
-        return padding / size if told else None
+        shown = padding > rounding + PLACES * away + ROUNDING_FLOOR * size
+        return padding / size if shown else None
+
+    def check_place(self, away: float, limit: float, size: float) -> None:
+        if not away <= limit:
+            self.refuse("its place in the batch and the batch's size", away, size)
 
     def joint(self) -> Conditioning:
         """A short prompt, the given one and a long one, encoded together."""
@@ -91,14 +97,19 @@ class Neighbours:
             level = torch.full((len(x),), sigma)
             return self.loop.received(x, level, conditioning, self.way).output.float()
 
-    def nudged(self, x: Tensor) -> Tensor:
-        """States moved by one unit of rounding of the network's dtype, up or down."""
-        networks = self.loop.driver.denoisers.values()
-        kinds = {p.dtype for network in networks for p in network.parameters()}
-        eps = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
-        draws = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, x.shape, generator=draws).to(x.device) * 2 - 1
-        return (x.double() * (1 + eps * signs)).to(torch.promote_types(x.dtype, torch.float32))
+
+def nudged(x: Tensor, unit: float) -> Tensor:
+    """States moved up or down by one unit of rounding, number by number, in at least float32."""
+    draws = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, x.shape, generator=draws).to(x.device) * 2 - 1
+    return (x.double() * (1 + unit * signs)).to(torch.promote_types(x.dtype, torch.float32))
+
+
+def rounding_unit(loop: Loop) -> float:
+    """One unit of rounding of the network's dtype, the coarsest of its weights'."""
+    networks = loop.driver.denoisers.values()
+    kinds = {p.dtype for network in networks for p in network.parameters()}
+    return max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
 
 
 def rms(values: Tensor) -> float:

@@ -1,8 +1,13 @@
-"""A pipeline's whole sample made with flowrl's velocities, under its own scheduler or flowrl's."""
+"""A whole sample of the same first state, three times: the pipeline's own, and two by flowrl.
+
+The pipeline's own call is one. Its own scheduler stepped with flowrl's velocities is another, and
+flowrl's Euler steps the third. `whole_proof` compares them.
+"""
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,15 +19,19 @@ from flowrl.models.diffusers.batch import Painting
 from flowrl.models.diffusers.driver import PipelineCall
 from flowrl.models.diffusers.image_to_image import RecordedNoise
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.proof_checks import media_of
+from flowrl.models.diffusers.proof_neighbours import nudged
 from flowrl.models.diffusers.scheduler_standin import FAILURES
 from samplers import Ode, roll
 from samplers.adapt import from_vp, scale
 from samplers.kernels import per_row
 from samplers.noise import normal
 
+Step = Callable[[Any, inspect.BoundArguments, int], Any]  # (real step, its arguments, its number)
+
 
 @dataclass(frozen=True)
-class OwnSample:
+class WholeSample:
     """`draws` are the prompts' places: the noise is keyed by (seed, 0, draw), as a rollout's."""
 
     policy: PipelinePolicy
@@ -42,20 +51,33 @@ class OwnSample:
 
     @cached_property
     def first(self) -> Tensor:
-        """flowrl's first flow states of that noise."""
-        assert not self.policy.pictured(self.batch.conditioning, self.batch.steps)
+        """flowrl's first flow states: of the keyed noise, or of the noise that the call draws."""
+        if self.given is None:
+            return self.policy.loop.first_flow(self.batch.conditioning, self.batch.steps)
         begin = self.policy.begin(self.batch.conditioning, self.batch.steps)
         return self.noise if begin is None else begin(self.noise, self.rows)
+
+    @cached_property
+    def given(self) -> Tensor | None:
+        """`latents`; None where a call cannot be given its noise, and draws it from its seed."""
+        try:
+            return self.latents
+        except ValueError:
+            return None
 
     @cached_property
     def latents(self) -> Tensor:
         """The argument `latents` for which the loop's first state is `noise`, unscaled.
 
         That is the noise itself, prepare_latents' own output with the noise in it (fixed frames),
-        or the noise as it is before it is packed.
+        or the noise as it is before it is packed. ValueError where there is none.
         """
         draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
         entry = loop.traits.entry
+        if "latents" not in loop.driver.parameters or self.policy.pictured(
+            self.batch.conditioning, self.batch.steps
+        ):
+            raise ValueError(f"{loop.traits.name} takes no latents that hold the noise alone")
         assert self._seen(None, draws).shape == shape
         if entry.place is None:
             return self.noise
@@ -67,52 +89,58 @@ class OwnSample:
             seen = self._try(places)
             if seen is not None and bool((seen == seen.round()).all()) and seen.max() < 2**24:
                 flat = drawn.clone().flatten()
-                flat[seen.flatten().long()] = self.noise.flatten()
+                flat[seen.flatten().long()] = self.noise.flatten().to(flat)
                 found.append(flat.reshape(drawn.shape))
         for latents in found:
             seen = self._try(latents)
-            if seen is not None and torch.equal(seen, self.noise):
+            if seen is not None and torch.equal(seen, self.noise.to(seen)):
                 return latents
         raise ValueError(f"{loop.name} takes its latents in no known form")
 
-    def own(self) -> Tensor:
-        """Latents under the pipeline's own scheduler: its own call, our predictions, our start."""
-        plain, loop, steps = copy.deepcopy(self.policy.pipe), self.policy.loop, self.batch.steps
-        velocity = self.policy.bind(self.batch.conditioning, steps=steps, guidance=self.guidance)
-        schedule, states = self.policy.schedule(steps), [torch.empty(0)]
-        scheduler, real = plain.scheduler, plain.scheduler.step
-        signature = inspect.signature(real)
+    def own(self, unit: float = 0.0) -> tuple[Tensor, Tensor]:
+        """(latents, media) of the pipeline's own call.
 
-        def step(*args: Any, **named: Any) -> Any:
-            given = signature.bind(*args, **named)
-            sample, time = given.arguments["sample"], given.arguments["timestep"]
-            unit = torch.ones_like(sample)
-            if "scale_model_input" in dir(scheduler):
-                unit = scheduler.scale_model_input(unit, time)
-            sigma = torch.full((len(sample),), schedule.visits[len(states) - 1])
-            if len(states) == 1:
+        With `unit` it starts from latents that are off by it (`nudged`), or steps from such ones
+        where it takes none.
+        """
+
+        def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
+            if index == 0 and unit and self.given is None:
+                x = given.arguments["sample"]
+                given.arguments["sample"] = nudged(x, unit).to(x)
+            return real(*given.args, **given.kwargs)
+
+        return self._own_call(step, unit)
+
+    def stepped(self) -> Tensor:
+        """Latents under the pipeline's own scheduler: its own call, our predictions, our start."""
+        loop, steps = self.policy.loop, self.batch.steps
+        velocity = self.policy.bind(self.batch.conditioning, steps=steps, guidance=self.guidance)
+        visits = self.policy.schedule(steps).visits
+
+        def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
+            sample, unit = given.arguments["sample"], torch.ones_like(given.arguments["sample"])
+            if "scale_model_input" in dir(real.__self__):
+                unit = real.__self__.scale_model_input(unit, given.arguments["timestep"])
+            folded = len(sample) != len(self.rows)  # frames are rows of their own
+            shape = self.noise.shape if folded else sample.shape
+            sample, unit = sample.reshape(shape), unit.reshape(shape)
+            sigma = torch.full((len(sample),), visits[index])
+            if index == 0:
                 sample = (loop.state(self.first, sigma) / unit).to(sample)
             flow, vp = sample * unit, loop.kind not in ("flow", "inverted")
             flow = from_vp(flow, sigma) if vp else flow
             with torch.no_grad():
                 v = velocity(flow, sigma, self.rows)
-            output = self._prediction(flow, v, sigma)
+            output = self._prediction(flow, v, sigma).to(given.arguments["model_output"].dtype)
+            like = given.arguments["sample"].shape
             given.arguments |= {
-                "sample": sample,
-                "model_output": output.to(given.arguments["model_output"].dtype),
+                "sample": sample.reshape(like),
+                "model_output": output.reshape(like),
             }
-            result = real(*given.args, **given.kwargs)
-            states.append(result[0] if isinstance(result, tuple) else result.prev_sample)
-            return result
+            return real(*given.args, **given.kwargs)
 
-        vars(step)["__signature__"] = signature
-        vars(scheduler)["step"] = step
-        given = self._arguments(self.guidance) | {"latents": self.latents}
-        if "generator" in loop.driver.parameters:
-            given["generator"] = torch.Generator().manual_seed(self.seed)
-        with torch.no_grad():
-            plain(**given)
-        return states[-1]
+        return self._own_call(step)[0]
 
     def flowrl(self) -> Tensor:
         """Latents under flowrl's Euler steps."""
@@ -126,12 +154,45 @@ class OwnSample:
             seed=self.seed,
             iteration=0,
             begin=lambda noise, prompt: self.first,
+            device=policy.device,
         )
         return policy.latents(rollout.x0, steps)
 
     def media(self, latents: Tensor) -> Tensor:
         conditioning, steps = self.batch.conditioning, self.batch.steps
         return self.policy.decode(latents, conditioning, steps=steps, guidance=self.guidance)
+
+    def _own_call(self, step: Step, unit: float = 0.0) -> tuple[Tensor, Tensor]:
+        """(latents, media) of the pipeline's own call, with `step` around its scheduler's.
+
+        On a twin that shares all modules, so that the pipeline's scheduler stays as it is.
+        """
+        twin, states = copy.copy(self.policy.pipe), [torch.empty(0)]
+        scheduler = copy.deepcopy(self.policy.pipe.scheduler)
+        vars(twin)["scheduler"] = scheduler
+        real = scheduler.step
+        signature = inspect.signature(real)
+
+        def around(*args: Any, **named: Any) -> Any:
+            result = step(real, signature.bind(*args, **named), len(states) - 1)
+            states.append(result[0] if isinstance(result, tuple) else result.prev_sample)
+            return result
+
+        vars(around)["__signature__"] = signature
+        vars(scheduler)["step"] = around
+        given = self._arguments(self.guidance)
+        if self.given is not None:
+            given["latents"] = nudged(self.given, unit) if unit else self.given
+        if "generator" in self.policy.loop.driver.parameters:
+            seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
+            given["generator"] = torch.Generator().manual_seed(seed)
+        with torch.no_grad(), ExitStack() as stack:
+            for patch in self.policy.loop.driver.memo.patches():  # one posterior for each image
+                stack.enter_context(patch.applied())
+            media = media_of(twin(**given)[0])
+        last = states[-1]
+        shape = (len(self.rows), *self.noise.shape[1:])
+        return last if last.shape == shape else last.reshape(shape), media
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
         """What the scheduler's step takes for a flow velocity v at flow states x."""
@@ -163,18 +224,3 @@ class OwnSample:
             return self._seen(latents, RecordedNoise(1.0))
         except FAILURES:
             return None
-
-
-def own_sample(
-    pipe: Any,
-    prompts: Sequence[str],
-    *,
-    steps: int,
-    guidance: float | None,
-    negative_prompts: Sequence[str] | None,
-    call: Mapping[str, Any] | None,
-    seed: int,
-) -> OwnSample:
-    policy = PipelinePolicy(pipe, call=call or {})
-    meta = [{"negative_prompt": text} for text in negative_prompts or ()]
-    return OwnSample(policy, policy.open(prompts, meta, steps), seed, guidance)

@@ -1,0 +1,91 @@
+"""`flowrl prove`: the proof of a run's model at load, and of pipelines over whole samples."""
+
+import sys
+from collections.abc import Sequence
+
+from flowrl.cli.sample import device_of
+from flowrl.errors import UserError
+from flowrl.models.diffusers import kept_proofs
+from flowrl.models.diffusers.kept_proofs import KeptProof
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, prove_whole, table
+from flowrl.paths import find
+from flowrl.prompts import PromptSet
+from flowrl.run.model_proof import Rows, proof_digest, proof_prompts, whole_prompts
+from flowrl.run.origin import Origin
+from flowrl.run.session import load_policy
+from flowrl.settings import Run
+from flowrl.settings.arguments import ProveArguments
+from flowrl.settings.checks import check_hub, check_model
+from flowrl.settings.read import check_plan, override, read_run, run_from
+
+PROMPTS = ("a red cube", "two blue cats on the table", "a photo of a small house near the sea")
+SETTINGS = {
+    "recipe": {"name": "flow_grpo"},
+    "prompts": {"train": "built in"},
+    "rewards": [{"name": "brightness"}],
+}
+
+
+def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> int:
+    """Print the sentences of the proof and the table of deviations. Returns 1 for a refusal."""
+    if given.config is None and given.model is None:
+        raise UserError("prove: name a file, such as `flowrl prove configs/demo.yaml`, or --model")
+    if given.config is None:
+        tree = {**SETTINGS, "model": {"pipeline": given.model}}
+        run, held_out = override(run_from(tree, "prove"), options), None
+        prompts = PromptSet(PROMPTS, tuple({"prompt": text} for text in PROMPTS))
+    else:
+        other = [] if given.model is None else ["--model.pipeline", given.model]
+        run = override(read_run(find(str(given.config))), [*other, *options])
+        p = run.prompts
+        prompts = PromptSet.read(p.train, p.column, "prompts.train")
+        held_out = p.held_out and PromptSet.read(p.held_out, p.column, "prompts.held_out")
+    check_plan(run)
+    check_model(run.model)
+    check_hub(run.model)
+    try:
+        _prove(run, prompts, held_out or None, cache)
+    except UserError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool) -> None:
+    policy, rows = load_policy(run, device_of(run)), proof_prompts(prompts, held_out)
+    if not isinstance(policy, PipelinePolicy):
+        for sentence in policy.proofs(rows[0], run.algorithm().steps, rows[1]):
+            print(sentence)
+        return
+    digest = proof_digest(run, policy, rows, held_out, Origin.of(run, 1))
+    kept = kept_proofs.read(digest) if cache else None
+    if kept is None:
+        sentences = policy.proofs(rows[0], run.algorithm().steps, rows[1])
+    else:
+        sentences = list(kept.sentences)
+        kept.use(policy)
+    print("\n".join(sentences), flush=True)
+    whole = kept.whole if kept is not None else ()
+    if not whole:
+        whole = _whole(run, policy, rows)
+        kept_proofs.write(digest, KeptProof.of(policy, sentences, whole))
+    print(f"{table(whole)}\n{LEGEND}")
+    if kept is not None:
+        print(kept.line)
+
+
+def _whole(run: Run, policy: PipelinePolicy, rows: Rows) -> tuple[WholeProof, ...]:
+    """The proofs over whole samples at the run's steps and guidances. UserError if one fails."""
+    scales, made = run.model.guidance, []
+    pairs = [(run.algorithm().steps, scale) for scale in (scales.sample, scales.train)]
+    for steps, guidance in dict.fromkeys([*pairs, (run.evaluation_steps, scales.sample)]):
+        replay = policy.known_proofs.get((steps, guidance)) or policy.prove(
+            rows[0][:2], steps=steps, guidance=guidance, meta=rows[1][:2]
+        )
+        made.append(prove_whole(policy, *whole_prompts(rows), replay))
+        failure = made[-1].failure()
+        if failure is not None:
+            print(table(made))
+            raise UserError(f"{policy.name}: {failure}")
+    return tuple(made)

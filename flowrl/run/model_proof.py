@@ -1,0 +1,107 @@
+"""The proof of the model at the start of a run: made, or kept from an earlier start.
+
+The main process alone looks for a kept proof and writes one, and broadcasts what it found: a proof
+calls the model, which under FSDP2 all processes must do together or not at all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers import kept_proofs
+from flowrl.models.diffusers.kept_proofs import KeptProof
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.scheduler_standin import FAILURES
+from flowrl.prompts import PromptSet
+from flowrl.run.origin import Origin
+from flowrl.run.session import Session
+from flowrl.settings import Run
+from flowrl.settings.read import dump
+
+Rows = tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]]  # prompts, and their rows of the file
+
+
+def proof_prompts(prompts: PromptSet, held_out: PromptSet | None) -> Rows:
+    """All prompts of a run, with their rows of the files."""
+    rest = (held_out.texts, held_out.meta) if held_out else ((), ())
+    return (*prompts.texts, *rest[0]), (*prompts.meta, *rest[1])
+
+
+def whole_prompts(rows: Rows) -> Rows:
+    """The shortest, the middle and the longest prompt, with their rows."""
+    texts, meta = rows
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    chosen = dict.fromkeys((order[0], order[len(order) // 2], order[-1]))
+    return tuple(texts[i] for i in chosen), tuple(meta[i] for i in chosen if meta)
+
+
+def proof_digest(
+    run: Run, policy: PipelinePolicy, rows: Rows, held_out: PromptSet | None, origin: Origin,
+    *, sharded: bool = False,
+) -> str:  # fmt: skip
+    """The digest of a run's start: see `kept_proofs`."""
+    settings = {
+        "model": dump(run)["model"],
+        "gradient_checkpointing": run.train.gradient_checkpointing,
+        "steps": [run.algorithm().steps, run.evaluation_steps],
+        "base": origin.base,
+        "processes": [origin.processes, sharded],
+    }
+    first: Rows = ((), ()) if held_out is None else (held_out.texts[:1], held_out.meta[:1])
+    used = [(rows[0][:2], rows[1][:2]), whole_prompts(rows), first]
+    texts, meta = ([value for part in parts for value in part] for parts in zip(*used, strict=True))
+    return kept_proofs.digest(policy, settings, texts, meta)
+
+
+class StartProof:
+    """Finds the kept proof of a run's start on all processes. `kept` is None where there is none;
+    without `cache` none is looked for, but a new one is kept."""
+
+    def __init__(self, session: Session, cache: bool) -> None:
+        self.session = session
+        self.rows = proof_prompts(session.prompts, session.held_out)
+        self.digest: str | None = None  # of a pipeline, on the main process
+        self.sentences: list[str] = []
+        box: list[KeptProof | None] = [None]
+        if session.parallel.main:
+            box[0] = self._found(cache)
+        broadcast_object_list(box)
+        self.kept = box[0]
+
+    def _found(self, cache: bool) -> KeptProof | None:
+        session = self.session
+        if not isinstance(session.learner.policy, PipelinePolicy) or session.origin is None:
+            return None
+        try:
+            self.digest = proof_digest(
+                session.run,
+                session.learner.policy,
+                self.rows,
+                session.held_out,
+                session.origin,
+                sharded=session.parallel.lockstep is not None,
+            )
+        except (UserError, OSError, *FAILURES):  # raised here it would leave the others waiting
+            return None  # the proof itself names it
+        return kept_proofs.read(self.digest) if cache else None
+
+    def prove(self) -> None:
+        """Print the sentences of the proof, which is made if none is kept."""
+        policy, say = self.session.learner.policy, self.session.terminal.say
+        if self.kept is not None and isinstance(policy, PipelinePolicy):
+            self.kept.use(policy)
+            self.sentences = [*self.kept.sentences]
+            after = [self.kept.line]
+        else:
+            texts, meta = self.rows
+            self.sentences, after = policy.proofs(texts, self.session.algorithm.steps, meta), []
+        for sentence in (*self.sentences, *after):
+            say(sentence)
+
+    def keep(self) -> None:
+        """Keep a new proof, with those that the base's evaluation has added."""
+        policy = self.session.learner.policy
+        if self.digest is not None and self.kept is None and isinstance(policy, PipelinePolicy):
+            kept_proofs.write(self.digest, KeptProof.of(policy, self.sentences))

@@ -1,0 +1,87 @@
+"""Whole samples beside the pipeline's own: what holds, and what a wrong number does to it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import EulerAncestralDiscreteScheduler
+
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.whole_proof import WholeProof, prove_whole, table
+from flowrl.models.diffusers.whole_sample import WholeSample
+from tests.support.driving import PROMPTS, STEPS
+from tests.support.tiny_pipelines import NAMED, SIZE
+from tests.support.tiny_pipelines_unet import sdxl
+
+torch.set_num_threads(1)
+THREE = [*PROMPTS, "two blue cat"]
+
+
+def proven(policy: PipelinePolicy, guidance: float | None = 4.5) -> WholeProof:
+    replay = policy.prove(PROMPTS, steps=STEPS, guidance=guidance, complete=False, gradient=False)
+    return prove_whole(policy, THREE, (), replay)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["SD1.5", "SD3", "Wan 2.1", "LTX-Video with an image"])
+def test_whole_samples_are_the_pipelines_own(name: str, dtype: torch.dtype) -> None:
+    family = NAMED[name]
+    proof = proven(PipelinePolicy(family.build().to(dtype), call=family.call))
+    assert proof.failure() is None
+    assert proof.own is not None and proof.alone is not None
+    assert proof.own_steps == (name != "Wan 2.1")  # its UniPC is stood in for
+    assert proof.rounding.latents > 0
+    if dtype == torch.float32:
+        assert proof.own.media < 5e-5 and proof.alone.media < 5e-5
+    assert len(table([proof]).splitlines()) == 3
+
+
+def test_a_scheduler_that_draws_noise_is_compared_where_latents_are_given() -> None:
+    pipe = sdxl()
+    pipe.scheduler = EulerAncestralDiscreteScheduler.from_config(pipe.scheduler.config)
+    proof = proven(PipelinePolicy(pipe, call=SIZE))
+    assert proof.failure() is None and proof.own is not None and not proof.own_steps
+
+
+def first_state_off(policy: PipelinePolicy) -> None:
+    start = policy.loop.start(STEPS)
+    policy.loop._starts[STEPS] = replace(start, noise=1.01 * start.noise)
+
+
+def velocity_off(policy: PipelinePolicy) -> None:
+    velocity = policy.loop.velocity
+    vars(policy.loop)["velocity"] = lambda *args: 1.001 * velocity(*args)
+
+
+@pytest.mark.parametrize("wrong", [first_state_off, velocity_off])
+@pytest.mark.parametrize("name", ["SD1.5", "SD3"])
+def test_a_wrong_number_is_a_failure(name: str, wrong: Any) -> None:
+    """The first state 1 % too large, or velocities by 0.1 %, which the proof at load cannot see."""
+    family = NAMED[name]
+    policy = PipelinePolicy(family.build(), call=family.call)
+    replay = policy.prove(PROMPTS, steps=STEPS, guidance=4.5, complete=False, gradient=False)
+    assert prove_whole(policy, THREE, (), replay).failure() is None
+    wrong(policy)
+    failure = prove_whole(policy, THREE, (), replay).failure()
+    assert failure is not None and "away from the pipeline's own" in failure
+
+
+def test_own_steps_are_flowrls_only_where_they_are_claimed() -> None:
+    """Wan's UniPC: flowrl's Euler steps end elsewhere, which is printed and no failure."""
+    family = NAMED["Wan 2.1"]
+    proof = proven(PipelinePolicy(family.build(), call=family.call))
+    assert proof.flowrl.latents > 1e-3
+    assert replace(proof, own_steps=True).failure() is not None
+
+
+def test_the_pipeline_stays_as_it_was() -> None:
+    pipe = NAMED["SD1.5"].build()
+    policy = PipelinePolicy(pipe, call=SIZE)
+    before = {name: id(part) for name, part in pipe.components.items()}
+    batch = policy.open(THREE, (), STEPS)
+    whole = WholeSample(policy, batch, 0, 4.5)
+    whole.own()
+    whole.stepped()
+    assert {name: id(part) for name, part in pipe.components.items()} == before
+    assert "step" not in vars(pipe.scheduler)
