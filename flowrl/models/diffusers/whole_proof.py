@@ -10,9 +10,9 @@ up over all steps, as they do in a run. Two claims, kept separate:
 How far rounding carries is measured, not chosen: the own call is made again from a first state that
 is off by one unit of rounding of the network.
 
-Not covered: claim (a) of a scheduler that draws noise, in a pipeline that takes no `latents`: one
-generator serves both draws, so they cannot be repeated; claim (b) of schedulers that flowrl's steps stand in for
-(the difference is printed, with no bound).
+Not covered: claim (a) of a scheduler that draws noise, in a pipeline that takes no `latents` (one
+generator serves both draws, so they cannot be repeated); claim (b) of schedulers that flowrl's
+steps stand in for: the difference is printed, with no bound.
 """
 
 import math
