@@ -75,8 +75,8 @@ KNOWN = {
 
 
 CLAIMS = (
-    "Exact means, in float32 on a CPU with tiny random weights, at guidance 4.5 (where there is any)"
-    " and 1, over 4 steps and 3: the first state equals the one of the pipeline's own call to "
+    "Exact means, in float32 on a CPU with tiny random weights, at guidance 4.5 (if there is any) "
+    "and 1, over 4 steps and 3: the first state equals the one of the pipeline's own call to "
     "rounding; what the scheduler's `step` receives and what is decoded differ by 0; rows do not "
     "depend on each other; a gradient comes through; two prompts lead to different predictions. "
     "All but the last is checked again when a run starts, with its own arguments and steps.",
