@@ -3,6 +3,7 @@
 import torch
 
 from flowrl.errors import UserError
+from flowrl.losses.base import Clipped
 from flowrl.run.collect import Experience
 from flowrl.run.session import Session
 from flowrl.run.update import share_of
@@ -35,7 +36,8 @@ def check_ratio(session: Session, experience: Experience) -> float | None:
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
-    clip, anew = session.algorithm.loss.clip, session.run.recomputes_old
+    loss, anew = session.algorithm.loss, session.run.recomputes_old
+    clip = loss.clip if isinstance(loss, Clipped) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
     then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
     terminal.say(
