@@ -11,7 +11,7 @@ from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
-from flowrl.losses.base import Objective
+from flowrl.losses.base import Objective, check_units
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -32,7 +32,9 @@ class Algorithm:
     def __post_init__(self) -> None:
         assert self.plans, "a planner makes at least one plan"
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
-        check_parts((self.advantage, self.likelihood, self.loss), self)
+        check_parts((self.advantage, self.likelihood), self)
+        check_units(self.loss, self.likelihood)
+        check_parts((self.loss,), self)
 
     @property
     def plans(self) -> Sequence[AnyPlan]:

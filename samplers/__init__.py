@@ -1,6 +1,5 @@
 """Draw samples from a velocity model under a plan. Imports torch only."""
 
-from samplers.grid import DiffusersGrid, Grid
 from samplers.kernels import (
     CPS,
     DDIM,
@@ -27,7 +26,7 @@ from samplers.planners import (
     Tree,
     Window,
 )  # fmt: skip
-from samplers.roll import Begin, Edges, Rollout, Velocity, chunked, roll
+from samplers.roll import Begin, Edges, Rollout, Velocity, roll
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
 from samplers.windows import (
     Decaying,
@@ -50,7 +49,6 @@ __all__ = [
     "Columns",
     "ConstantSDE",
     "Decaying",
-    "DiffusersGrid",
     "Edges",
     "Euler",
     "ExponentiallyDecaying",
@@ -60,7 +58,6 @@ __all__ = [
     "Fork",
     "Frozen",
     "Gaussian",
-    "Grid",
     "Heun",
     "Kernel",
     "Ode",
@@ -79,7 +76,6 @@ __all__ = [
     "WanSDE",
     "Window",
     "WindowPosition",
-    "chunked",
     "euler",
     "evaluations",
     "mean_log_prob",

@@ -5,12 +5,11 @@ alpha + s that is the flow's state at sigma = s / (alpha + s), so every kernel, 
 serves such a model as it is. A density changes by the constant factor (alpha + s) a dimension,
 which no ratio sees.
 
-Matching losses do see it: with one state, the flow velocity's error is the noise's error over
-(1 - sigma). Published epsilon losses are therefore velocity losses with the weight
-`epsilon_weight`, (1 - sigma)^2. Do not clip or threshold the prediction of the clean sample.
+Matching losses do see it: in one state the flow velocity's error is the noise's error over
+(1 - sigma). Published epsilon losses are therefore velocity losses with the weight (1 - sigma)^2,
+the matching weighting `epsilon`. Do not clip or threshold the prediction of the clean sample.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,10 +18,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from samplers.kernels import lift, per_row
-from samplers.walk import Velocity
-
-# (x [n *d] of the VP process, timestep [n] int64, row of the conditioning [n]) -> prediction [n *d]
-NetworkOutput = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def level(alphas_cumprod: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
@@ -34,11 +29,6 @@ def level(alphas_cumprod: Float[Tensor, "*k"]) -> Float[Tensor, "*k"]:
 def scale(sigma: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """alpha + s of a level: a VP state over it is the flow's."""
     return 1 / ((1 - sigma) ** 2 + sigma**2).sqrt()
-
-
-def epsilon_weight(sigma: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """|noise error|^2 over |flow velocity error|^2 at a state."""
-    return (1 - sigma) ** 2
 
 
 @dataclass(frozen=True)
@@ -101,26 +91,3 @@ def flow_velocity(kind: Prediction, x: Tensor, prediction: Tensor, sigma: Tensor
     if kind == "v_prediction":
         return (s * x + alpha * prediction) - (alpha * x - s * prediction)
     return (x - alpha * prediction) / s - prediction
-
-
-def _velocity(model: NetworkOutput, schedule: VPSchedule, kind: Prediction) -> Velocity:
-    def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        state = to_vp(x, sigma)
-        return flow_velocity(kind, state, model(state, schedule.timestep(sigma), prompt), sigma)
-
-    return velocity
-
-
-def from_epsilon(model: NetworkOutput, schedule: VPSchedule) -> Velocity:
-    """The flow velocity of a model that predicts the noise."""
-    return _velocity(model, schedule, "epsilon")
-
-
-def from_v(model: NetworkOutput, schedule: VPSchedule) -> Velocity:
-    """The flow velocity of a model that predicts alpha noise - s x0 (arXiv:2202.00512)."""
-    return _velocity(model, schedule, "v_prediction")
-
-
-def from_x0(model: NetworkOutput, schedule: VPSchedule) -> Velocity:
-    """The flow velocity of a model that predicts the clean sample."""
-    return _velocity(model, schedule, "sample")

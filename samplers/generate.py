@@ -75,16 +75,8 @@ class Sampler(Protocol):
     def __call__(self, asked: TokenRequest) -> WrittenTokens: ...
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Completions on the way, one a node. Entries that are not written are 0."""
-
-    ids: Int[Tensor, "m t"]
-    logp: Float[Tensor, "m t"]
-    lengths: Int[Tensor, " m"]
-    stopped: Bool[Tensor, " m"]
-    kept: UInt8[Tensor, "m t bytes"] | None = None
-    spread: Float[Tensor, "m t"] | None = None
+class Draft(WrittenTokens):
+    """Completions on the way, one per node [m t]. Entries that are not written are 0."""
 
     @classmethod
     def blank(cls, rows: int, length: int, device: torch.device) -> "Draft":
@@ -96,10 +88,7 @@ class Draft:
         )
 
     def take(self, rows: Int[Tensor, " r"]) -> "Draft":
-        kept = None if self.kept is None else self.kept[rows]
-        spread = None if self.spread is None else self.spread[rows]
-        one = self.ids[rows], self.logp[rows], self.lengths[rows], self.stopped[rows]
-        return Draft(*one, kept, spread)
+        return Draft(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def behind(self, more: "Draft", draws: int) -> "Draft":
         """With more completions behind each draw's own."""
@@ -110,8 +99,7 @@ class Draft:
             parts = [part.unflatten(0, (draws, -1)) for part in (mine, theirs)]
             return torch.cat(parts, 1).flatten(0, 1)
 
-        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
-        return Draft(*(joined(*pair) for pair in pairs))  # type: ignore[arg-type]
+        return Draft(*(joined(*pair) for pair in zip(self, more, strict=True)))  # type: ignore[arg-type]
 
     def cut(self, lengths: Int[Tensor, " m"]) -> "Draft":
         """The first tokens of each, going on."""
@@ -262,7 +250,7 @@ class Writer:
                 replies[row] = reply
             else:
                 cut[row] = True
-        draft = replace(draft, stopped=draft.stopped & ~cut)
+        draft = draft._replace(stopped=draft.stopped & ~cut)
         states = torch.zeros_like(before)
         if replies:
             rows = torch.tensor(list(replies), device=self.device)

@@ -13,7 +13,7 @@ from samplers.plan import Columns, Plan
 from samplers.steering import Steering
 from samplers.walk import Begin, Edges, State, Velocity, Walk
 
-__all__ = ["Begin", "Edges", "Rollout", "Velocity", "chunked", "roll"]
+__all__ = ["Begin", "Edges", "Rollout", "Velocity", "roll"]
 
 
 @dataclass(frozen=True)
@@ -136,15 +136,3 @@ def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
         if on_rollout is not None and index + 1 < len(plans):
             on_rollout(rollouts[-1])
     return tuple(rollouts)
-
-
-def chunked(velocity: Velocity, rows: int) -> Velocity:
-    """The same velocity, at most `rows` states a call: for memory."""
-    if rows < 1:
-        raise ValueError(f"a chunk needs a row, got {rows}")
-
-    def call(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-        parts = zip(x.split(rows), sigma.split(rows), prompt.split(rows), strict=True)
-        return torch.cat([velocity(*part) for part in parts])
-
-    return call

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.likelihoods.noise_levels import Times, Uniform
-from flowrl.likelihoods.rows import Evaluation, MatchingRows
+from flowrl.likelihoods.rows import Evaluation, MatchingRows, PointMask, PointValues
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Rollout, Velocity
 from samplers.kernels import per_row
@@ -77,6 +77,8 @@ class Matching:
     the batch nor on the number of processes. Differences are computed in float32 or better.
     """
 
+    keep_mean = False
+    text = False
     draws: int = 1
     times: Times = field(default_factory=Uniform)
     weight: Weighting = field(default_factory=Weighting)
@@ -88,14 +90,6 @@ class Matching:
     def unit(self) -> int:
         return 2 if self.paired else 1
 
-    @property
-    def keep_mean(self) -> bool:
-        return False
-
-    @property
-    def text(self) -> bool:
-        return False
-
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans of text. UserError where the plan has too few levels for `draws`."""
         if text_plans(choices):
@@ -104,9 +98,7 @@ class Matching:
             self.times([step.sigma for step in plan.steps], self.draws, generator(0))
         return None
 
-    def rows(
-        self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
-    ) -> list[MatchingRows]:
+    def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[MatchingRows]:
         """One `Rows` per noise level drawn, each with all samples (or pairs)."""
         credit, kept = advantage[:, -1].cpu(), mask[:, -1].cpu()
         keep = torch.arange(len(credit))

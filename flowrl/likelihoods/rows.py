@@ -3,7 +3,7 @@
 b rows, t entries per row: one for images and videos, one per token for text. `*d`: latent dims.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,11 @@ class Evaluation(NamedTuple):
 
     logp: Float[Tensor, "b t"]
     out: Tensor | None
+
+
+Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average's name
+PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
+PointMask = Bool[Tensor, "n k"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from flowrl.credit.choices import Choices, text_plans
 from flowrl.credit.turns import greedy_baselines
 from flowrl.credit.values import NodeLevel
 from flowrl.likelihoods.matching import Matching
-from flowrl.likelihoods.rows import Evaluation, TokenRows, take
+from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
 
@@ -44,6 +44,8 @@ class Token:
     loss once, with their mean credit.
     """
 
+    keep_mean = False
+    text = True
     ratio: RatioLevel = "token"
     kl_form: KLEstimator = "k3"
     entropy: bool = False
@@ -53,14 +55,6 @@ class Token:
     @property
     def unit(self) -> int:
         return 2 if self.paired else 1
-
-    @property
-    def keep_mean(self) -> bool:
-        return False
-
-    @property
-    def text(self) -> bool:
-        return True
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans of images, and completions without a density."""
@@ -78,7 +72,7 @@ class Token:
         return None
 
     def rows(
-        self, rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+        self, rollout: TextRollout, advantage: PointValues, mask: PointMask
     ) -> list[TokenRows]:
         """One `Rows` with all completions, or all pairs of them. `advantage` has one column per
         decision point, or per token."""
@@ -131,7 +125,7 @@ class Token:
 
 
 def by_token(
-    rollout: TextRollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+    rollout: TextRollout, advantage: PointValues, mask: PointMask
 ) -> tuple[Float[Tensor, "n t"], Bool[Tensor, "n t"]]:
     """Expand credit of decision points to their tokens; return credit of tokens unchanged."""
     nodes, device = rollout.passed, rollout.ids.device
@@ -146,11 +140,8 @@ def by_token(
 
 
 def shared_credit(
-    advantage: Float[Tensor, "n k"],
-    mask: Bool[Tensor, "n k"],
-    nodes: Int[Tensor, "n k"],
-    group: int,
-) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
+    advantage: PointValues, mask: PointMask, nodes: Int[Tensor, "n k"], group: int
+) -> tuple[PointValues, PointMask]:
     """Average credit over each node's credited leaves, on the CPU. Leaves of a node agree, except
     under estimators that add a leaf's own outcome (TEMPO)."""
     values: list[Tensor] = []

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
-from flowrl.likelihoods.rows import Evaluation, Rows, TransitionRows
+from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows, TransitionRows
 from samplers import Edges, Particled, Rollout, Velocity, mean_log_prob
 
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
@@ -41,9 +41,7 @@ class Likelihood(Protocol):
     @property
     def text(self) -> bool: ...  # whether samples are completions of a language model
 
-    def rows(
-        self, rollout: Any, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
-    ) -> Sequence[Rows]: ...
+    def rows(self, rollout: Any, advantage: PointValues, mask: PointMask) -> Sequence[Rows]: ...
 
     def evaluate(self, policy: Any, rows: Any) -> Evaluation: ...
 
@@ -83,20 +81,14 @@ class Transition:
                          for `exact` times 1 / 2 q^2 is one for this form, so it differs per step
     """
 
+    unit = 1
+    text = False
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
     kl_form: Literal["exact", "published", "velocity", "mean"] = "exact"
 
     @property
-    def unit(self) -> int:
-        return 1
-
-    @property
     def keep_mean(self) -> bool:
         return self.ratio == "ratio_norm"
-
-    @property
-    def text(self) -> bool:
-        return False
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans whose samples have no density under the policy."""
@@ -115,7 +107,7 @@ class Transition:
         return None
 
     def rows(
-        self, rollout: Rollout, advantage: Float[Tensor, "n k"], mask: Bool[Tensor, "n k"]
+        self, rollout: Rollout, advantage: PointValues, mask: PointMask
     ) -> list[TransitionRows]:
         """One `Rows` per trained step."""
         assert rollout.edges, "`refuses` excludes plans without trained steps"

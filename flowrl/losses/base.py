@@ -4,7 +4,8 @@ A loss returns one value per entry [b t]. The update reduces them once, over the
 optimizer step and all processes, so that neither chunks nor processes change the result.
 """
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
 
@@ -27,6 +28,10 @@ sequences  sum over a row's tokens, mean over rows: longer rows weigh more (LUSP
            arXiv:2602.05261)
 an int     sum / (B times it): a constant length (Dr. GRPO, arXiv:2503.20783)
 """
+
+
+PolicyTerm = tuple[Float[Tensor, "b t"], dict[str, Tensor]]
+"""The policy term of a loss, or a factor on it, and metrics."""
 
 
 class Entries(NamedTuple):
@@ -79,25 +84,24 @@ class Objective(Protocol):
     @property
     def roles(self) -> frozenset[str]: ...  # evaluations that it reads beside "new"
 
-    @property
-    def clip(self) -> tuple[float, float] | None: ...  # (low, high), for the noise-floor check
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries: ...
+
+
+@runtime_checkable
+class Clipped(Protocol):
+    """A loss with a clip range, which the noise-floor check compares with."""
 
     @property
-    def entropy_share(self) -> float | None: ...  # of the iteration's tokens; None: all are trained
-
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries: ...
+    def clip(self) -> tuple[float, float]: ...  # below 1, above 1
 
 
-def mispaired(unit: int, likelihood: object) -> str | None:
-    """A refusal of a likelihood whose rows do not come in units of `unit`."""
-    if isinstance(likelihood, Likelihood) and likelihood.unit == unit:
-        return None
-    return (
-        "Preference learns from pairs, and no other loss does: set Matching(paired=True) with "
-        "Preference, and leave paired out with every other loss"
-    )
+def check_units(loss: Objective, likelihood: Likelihood) -> None:
+    """UserError where the likelihood's rows do not come in the loss's units."""
+    if loss.unit != likelihood.unit:
+        raise UserError(
+            "Preference learns from pairs, and no other loss does: set Matching(paired=True) with "
+            "Preference, and leave paired out with every other loss"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,7 @@ class Anchor:
 
 
 def anchored(
-    anchors: tuple[Anchor, ...],
-    likelihood: Likelihood,
-    evaluations: Mapping[str, Evaluation],
-    rows: Rows,
+    anchors: tuple[Anchor, ...], likelihood: Likelihood, evaluations: Evaluations, rows: Rows
 ) -> tuple[Float[Tensor, "b t"] | float, dict[str, Tensor]]:
     """Sum the weighted divergences; metrics have each of them: `kl`, `kl_<average>`."""
     total: Tensor | float = 0.0
@@ -155,9 +156,7 @@ class Weight(Protocol):
     It applies neither to anchors nor to the entropy bonus, and changes no denominator.
     """
 
-    def __call__(
-        self, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> tuple[Float[Tensor, "b t"], dict[str, Tensor]]: ...
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm: ...
 
 
 @runtime_checkable
@@ -169,7 +168,7 @@ class EntropyShare(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatioLoss:
+class RatioLoss(ABC):
     """The base of losses on a ratio to the policy that sampled; `policy` is the term of each.
 
         loss = policy(ratio, A) prod(weights) + sum(anchors) - entropy H
@@ -180,6 +179,7 @@ class RatioLoss:
     denominator  the average of entries: see `Denominator`
     """
 
+    unit = 1
     anchors: tuple[Anchor, ...] = ()
     weights: tuple[Weight, ...] = ()
     entropy: float = 0.0
@@ -194,22 +194,12 @@ class RatioLoss:
             raise UserError("a loss keeps one selection of tokens by entropy: leave the others out")
 
     @property
-    def unit(self) -> int:
-        return 1
-
-    @property
     def roles(self) -> frozenset[str]:
         return roles(self.anchors, "old")
-
-    @property
-    def clip(self) -> tuple[float, float] | None:
-        return None
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses likelihoods that lack what the ratio, the weights or the bonus read."""
         likelihood = choices.likelihood
-        if sentence := mispaired(1, likelihood):
-            return sentence
         if self.weights and not isinstance(likelihood, Token):
             return "a loss's weights read tokens: leave them out of losses on images"
         uncertain = self.entropy > 0 or any(isinstance(w, EntropyShare) for w in self.weights)
@@ -217,20 +207,11 @@ class RatioLoss:
             return "this loss reads entropies: it needs the likelihood Token(entropy=True)"
         return None
 
-    @property
-    def entropy_share(self) -> float | None:
-        """The share of the iteration's most uncertain tokens that a weight keeps, if one does."""
-        shares = [weight.share for weight in self.weights if isinstance(weight, EntropyShare)]
-        return next((share for share in shares if share is not None), None)
+    @abstractmethod
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        """The policy term and its metrics, per entry [b t]."""
 
-    def policy(
-        self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        raise NotImplementedError
-
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries:
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         log_ratio = likelihood.log_ratio(evaluations["new"], evaluations["old"], rows)
         value, metrics = self.policy(log_ratio, evaluations, rows)
         for weight in self.weights:
@@ -251,3 +232,10 @@ def entropies(evaluation: Evaluation) -> Float[Tensor, "b t"]:
     if evaluation.out is None:
         raise UserError("this loss reads entropies: set Token(entropy=True)")
     return evaluation.out
+
+
+def entropy_share(loss: Objective) -> float | None:
+    """The share of the iteration's most uncertain tokens that a loss trains on; None for all."""
+    weights = loss.weights if isinstance(loss, RatioLoss) else ()
+    shares = [weight.share for weight in weights if isinstance(weight, EntropyShare)]
+    return next((share for share in shares if share is not None), None)

@@ -5,7 +5,6 @@ are named averages. Their base is in `flowrl/losses/base.py`, and further losses
 from language models, in `flowrl/losses/token.py`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,10 +17,9 @@ from flowrl.credit.choices import Choices
 from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
+from flowrl.likelihoods.rows import Evaluations, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood
-from flowrl.losses.base import Anchor, Entries, RatioLoss, anchored, mispaired
-from flowrl.losses.base import roles as _roles
+from flowrl.losses.base import Anchor, Entries, PolicyTerm, RatioLoss, anchored, roles
 from samplers.kernels import per_row
 
 
@@ -72,12 +70,10 @@ class Surrogate(RatioLoss):
             )
 
     @property
-    def clip(self) -> tuple[float, float] | None:
+    def clip(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def policy(
-        self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         value = clipped_surrogate(log_ratio, rows.advantage, self.low, self.high, self.dual)
         return value, clip_counts(log_ratio, rows.advantage, self.low, self.high, self.dual)
 
@@ -106,39 +102,21 @@ class Preference:
     whose beta is twice this one.
     """
 
+    unit = 2
+    roles = frozenset({"ref"})
     beta: float
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
             raise UserError(f"Preference's beta must be above 0, got {self.beta}")
 
-    @property
-    def unit(self) -> int:
-        return 2
-
-    @property
-    def roles(self) -> frozenset[str]:
-        return frozenset({"ref"})
-
-    @property
-    def clip(self) -> tuple[float, float] | None:
-        return None
-
-    @property
-    def entropy_share(self) -> float | None:
-        return None
-
     def refuses(self, choices: Choices) -> str | None:
         """Refuses rows that are not pairs of a group's best and worst."""
-        if sentence := mispaired(2, choices.likelihood):
-            return sentence
         if not any(isinstance(each, BestWorst) for each in choices.transforms[-1:]):
             return "Preference needs BestWorst as the last transform of the advantage"
         return None
 
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries:
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         each = evaluations["new"].logp - evaluations["ref"].logp
         better, worse = (each * rows.mask).sum(1).view(-1, 2).unbind(1)
         margin = (self.beta * (better - worse)).repeat_interleave(2)[:, None].expand_as(each)
@@ -157,35 +135,20 @@ class Weighted:
     samples.
     """
 
+    unit = 1
     anchors: tuple[Anchor, ...] = ()
 
     @property
-    def unit(self) -> int:
-        return 1
-
-    @property
     def roles(self) -> frozenset[str]:
-        return _roles(self.anchors)
-
-    @property
-    def clip(self) -> tuple[float, float] | None:
-        return None
-
-    @property
-    def entropy_share(self) -> float | None:
-        return None
+        return roles(self.anchors)
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses weights that may be negative."""
-        if sentence := mispaired(1, choices.likelihood):
-            return sentence
         if not any(isinstance(each, Exponential) for each in choices.transforms[-1:]):
             return "Weighted needs weights of at least 0: make Exponential the last transform"
         return None
 
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries:
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         divergence, metrics = anchored(self.anchors, likelihood, evaluations, rows)
         value = -rows.advantage * evaluations["new"].logp
         own = {"logp": evaluations["new"].logp.detach(), "policy_loss": value.detach()}
@@ -206,6 +169,7 @@ class NFT:
           others 0) | binary (the sign of A)
     """
 
+    unit = 1
     beta: float = 1.0
     advantage_max: float = 5.0
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all"
@@ -218,25 +182,11 @@ class NFT:
             )
 
     @property
-    def unit(self) -> int:
-        return 1
-
-    @property
     def roles(self) -> frozenset[str]:
-        return _roles(self.anchors, "old")
-
-    @property
-    def clip(self) -> tuple[float, float] | None:
-        return None
-
-    @property
-    def entropy_share(self) -> float | None:
-        return None
+        return roles(self.anchors, "old")
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses likelihoods without velocities, and a policy that samples from itself."""
-        if sentence := mispaired(1, choices.likelihood):
-            return sentence
         if not isinstance(choices.likelihood, Matching):
             return "NFT compares velocities: use the Matching likelihood"
         if choices.behaviour == "current":
@@ -246,9 +196,7 @@ class NFT:
             )
         return None
 
-    def __call__(
-        self, likelihood: Likelihood, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> Entries:
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         v, old = evaluations["new"].out, evaluations["old"].out
         assert isinstance(rows, MatchingRows) and v is not None and old is not None
         old = old.detach()

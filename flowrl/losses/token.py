@@ -18,20 +18,18 @@ their denominators.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.likelihoods.rows import Evaluations, Rows
 from flowrl.likelihoods.token_ratios import row_mean, row_sum
-from flowrl.losses.base import Denominator, RatioLoss
+from flowrl.losses.base import Denominator, PolicyTerm, RatioLoss
 from flowrl.losses.ratio import clip_counts
 from flowrl.losses.weights import Correction
 
-Parts = tuple[Tensor, dict[str, Tensor]]
 _LOWEST, _HIGHEST = math.log(1e-8), 20.0  # VESPO's bounds on a row's log-ratio
 _TOKEN_BOUND = 20.0  # and on a token's
 
@@ -62,10 +60,10 @@ class GPPO(RatioLoss):
         _range("GPPO", self.low, self.high)
 
     @property
-    def clip(self) -> tuple[float, float] | None:
+    def clip(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         ratio = log_ratio.exp()
         still = ratio / ratio.detach()  # 1, with the gradient of log p
         floor = (1 - self.low) * (1 + self.keep_low * (still - 1))
@@ -94,7 +92,7 @@ class CISPO(RatioLoss):
         if not 0 <= self.low < self.high:
             raise UserError(f"CISPO's bounds ({self.low}, {self.high}): 0 <= low < high")
 
-    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         ratio = log_ratio.detach().exp()
         value = -ratio.clamp(self.low, self.high) * rows.advantage * evaluations["new"].logp
         return value, {"clipped_high": ((ratio > self.high) & (rows.advantage > 0)).to(ratio)}
@@ -122,7 +120,7 @@ class SAPO(RatioLoss):
                 f"SAPO's temperatures ({self.positive}, {self.negative}) must be above 0"
             )
 
-    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         tau = torch.where(rows.advantage > 0, self.positive, self.negative)
         gate = torch.sigmoid(tau * (log_ratio.exp() - 1)) * 4 / tau
         return -gate * rows.advantage, {"gate": (gate * tau / 2).detach()}  # 1 at r = 1
@@ -143,7 +141,7 @@ class VESPO(RatioLoss):
     negative: tuple[float, float] = (3.0, 2.0)
     mismatch: Correction | None = None
 
-    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         new, old = evaluations["new"].logp, evaluations["old"].logp
         each = (new.detach() - old).clamp(-_TOKEN_BOUND, _TOKEN_BOUND)
         total = row_sum(each, rows.mask)
@@ -177,7 +175,7 @@ class GMPO(RatioLoss):
         if self.low <= 0 or self.high <= 0:
             raise UserError(f"GMPO's range ({self.low}, {self.high}) of log-ratios must be above 0")
 
-    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         each = evaluations["new"].logp - evaluations["old"].logp
         good, bad = rows.advantage > 0, rows.advantage < 0
         kept = torch.where(good, each.clamp(max=self.high), each.clamp(min=-self.low))
@@ -198,5 +196,5 @@ class Reinforce(RatioLoss):
     For one update per iteration: nothing corrects for samples of an older policy.
     """
 
-    def policy(self, log_ratio: Tensor, evaluations: Mapping[str, Evaluation], rows: Rows) -> Parts:
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         return -rows.advantage * evaluations["new"].logp, {}

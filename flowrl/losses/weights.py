@@ -4,7 +4,6 @@ Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anch
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -13,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.likelihoods.rows import Evaluation, Rows, TokenRows
+from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows, TokenRows
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
-from flowrl.losses.base import entropies
+from flowrl.losses.base import PolicyTerm, entropies
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
@@ -28,7 +27,7 @@ def sampled(rows: Rows, old: Evaluation) -> Tensor:
 class Correction(Protocol):
     """A weight of another engine's samples, per token [b t] or per row [b 1]."""
 
-    def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor: ...
+    def factor(self, evaluations: Evaluations, rows: Rows) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ class Mismatch:
         if not 0 <= self.low < 1 < self.high:
             raise UserError(f"Mismatch's bounds ({self.low}, {self.high}): 0 <= low < 1 < high")
 
-    def factor(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
+    def factor(self, evaluations: Evaluations, rows: Rows) -> Tensor:
         """[b t], or [b 1] for the sequence level."""
         return self._weight(self._ratio(evaluations, rows))
 
-    def _ratio(self, evaluations: Mapping[str, Evaluation], rows: Rows) -> Tensor:
+    def _ratio(self, evaluations: Evaluations, rows: Rows) -> Tensor:
         old = evaluations["old"]
         return mismatch(old.logp, sampled(rows, old), rows.mask, self.level)
 
@@ -67,9 +66,7 @@ class Mismatch:
             return torch.ones_like(ratio)
         return bounded(ratio, self.mode, self.low, self.high)
 
-    def __call__(
-        self, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         old = evaluations["old"]
         ratio = self._ratio(evaluations, rows).expand_as(old.logp)
         weight = self._weight(ratio)
@@ -99,9 +96,7 @@ class OffPolicyMask:
         if self.threshold <= 0:
             raise UserError(f"an off-policy threshold must be above 0, got {self.threshold}")
 
-    def __call__(
-        self, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         fall = sampled(rows, evaluations["old"]) - evaluations["new"].logp.detach()
         near = row_mean(fall.nan_to_num(0.0), rows.mask) <= self.threshold
         kept = ((rows.advantage >= 0) | near).to(rows.advantage)
@@ -142,9 +137,7 @@ class HighEntropy:
         if self.share is not None and not 0 < self.share <= 1:
             raise UserError(f"HighEntropy's share must be in (0, 1], got {self.share}")
 
-    def __call__(
-        self, evaluations: Mapping[str, Evaluation], rows: Rows
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         entropy = entropies(evaluations["new"]).detach()
         chosen = self._chosen(entropy, rows)
         kept = (chosen & rows.mask).to(entropy)

@@ -3,6 +3,7 @@
 import torch
 
 from flowrl.errors import UserError
+from flowrl.losses.base import Clipped
 from flowrl.run.collect import Experience
 from flowrl.run.learner import Learner
 from flowrl.run.record import Terminal
@@ -36,7 +37,8 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
-    clip, anew = learner.algorithm.loss.clip, learner.run.recomputes_old
+    loss, anew = learner.algorithm.loss, learner.run.recomputes_old
+    clip = loss.clip if isinstance(loss, Clipped) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
     then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
     terminal.say(

@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, take, without_old
-from flowrl.losses.base import Counts, Entries, entropies, reduced
+from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
 from flowrl.losses.weights import marked_above, share_bound
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
@@ -144,7 +144,7 @@ def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks
 def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks]) -> list[Chunks]:
     """Mark the iteration's tokens of highest entropy under the policy that sampled, where the loss
     trains on a share of them: once, so that neither chunks nor processes change the choice."""
-    part = learner.algorithm.loss.entropy_share
+    part = entropy_share(learner.algorithm.loss)
     if part is None:
         return shares
     chunks = [chunk for share in shares for chunk in share]

@@ -18,7 +18,6 @@ from samplers import (
     SA,
     ConstantSDE,
     Decaying,
-    DiffusersGrid,
     Euler,
     ExponentiallyDecaying,
     FlowSDE,
@@ -30,7 +29,7 @@ from samplers import (
     Window,
     mean_log_prob,
 )
-from samplers.adapt import VPSchedule, from_epsilon, level, scale
+from samplers.adapt import flow_velocity, level, scale, to_vp
 from samplers.kernels import per_row
 from samplers.particles import FeynmanKac, normalised
 from samplers.solvers import Past, Point
@@ -70,14 +69,6 @@ def test_flow_grpo_sde_step():
         g = check_step(FlowSDE(float(eta)), z, z["sigmas"], int(step), c)
         near(g.mean, z["mean"][c])
         near(g.std, z["std_dev_t"][c] * z["sqrt_dt"][c])
-
-
-def test_diffusers_list_of_levels():
-    z = arrays("flow_grpo_sde_step")
-    lists = {"sigmas": (10, 3.0), "sig_shift3_40": (40, 3.0), "sig_shift1_10": (10, 1.0),
-             "sig_shift5_20": (20, 5.0)}  # fmt: skip
-    for name, (steps, shift) in lists.items():
-        near(torch.tensor(DiffusersGrid(steps, shift).sigmas()), z[name])
 
 
 def test_flow_grpo_sde_step_of_rows_at_different_levels_and_of_video_and_bfloat16():
@@ -238,10 +229,9 @@ def _vp_step(z, prediction, abar, abar_next, eta) -> Gaussian:
     """DDIM through the flow's variables, given back as the VP process's Gaussian."""
     at, to = level(abar.double()), level(abar_next.double())
     x = tensor(z["x"]).double()
-    schedule = VPSchedule(tuple(float(a) for a in z["alphas_cumprod"]))
-    velocity = from_epsilon(lambda x, t, p: prediction.double(), schedule)
     y = x / per_row(scale(at), x)
-    g = DDIM(eta)(y, velocity(y, at, torch.zeros(len(x), dtype=torch.long)), at, to)
+    v = flow_velocity("epsilon", to_vp(y, at), prediction.double(), at)
+    g = DDIM(eta)(y, v, at, to)
     return Gaussian(g.mean * per_row(scale(to), x), g.std * scale(to))
 
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowrl.likelihoods.matching import weighting
 from samplers import (
     CPS,
     DDIM,
@@ -12,21 +13,19 @@ from samplers import (
     ConstantSDE,
     FlowSDE,
     Gaussian,
-    Grid,
     WanSDE,
     euler,
     mean_log_prob,
 )
 from samplers.adapt import (
     VPSchedule,
-    epsilon_weight,
-    from_epsilon,
-    from_v,
-    from_x0,
+    flow_velocity,
     level,
     scale,
+    to_vp,
 )
 from samplers.kernels import per_row
+from tests.support.levels import shifted_levels
 from tests.support.tiny import gaussian_velocity
 
 AT = torch.tensor([1.0, 0.9, 0.5, 0.1], dtype=torch.float64)
@@ -130,7 +129,7 @@ def test_mean_log_prob_is_the_normal_density(spread, dims):
 
 def terminal_variance(kernel, steps: int) -> float:
     """Exact: with data N(0, 1) every step is linear in x, so variances just recur."""
-    sigmas = Grid(steps).sigmas()
+    sigmas = shifted_levels(steps)
     kernel = kernel.bound(sigmas)
     variance, prompt = 1.0, torch.zeros(1, dtype=torch.long)
     one = torch.ones(1, 1, dtype=torch.float64)
@@ -221,16 +220,12 @@ def test_every_parametrisation_gives_one_velocity():
     alpha, s = per_row(abar.sqrt(), x0), per_row((1 - abar).sqrt(), x0)
     sigma = level(abar)
     flow = (1 - per_row(sigma, x0)) * x0 + per_row(sigma, x0) * noise
-    predictions = {from_epsilon: noise, from_v: alpha * noise - s * x0, from_x0: x0}
-    for adapt, prediction in predictions.items():
-
-        def model(x, t, prompt, prediction=prediction):
-            torch.testing.assert_close(x, alpha * x0 + s * noise)
-            assert torch.equal(t, times)
-            return prediction
-
-        got = adapt(model, SCHEDULE)(flow, sigma, torch.zeros(4, dtype=torch.long))
-        torch.testing.assert_close(got, noise - x0)
+    x = to_vp(flow, sigma)
+    torch.testing.assert_close(x, alpha * x0 + s * noise)
+    assert torch.equal(SCHEDULE.timestep(sigma), times)
+    predictions = {"epsilon": noise, "v_prediction": alpha * noise - s * x0, "sample": x0}
+    for kind, prediction in predictions.items():
+        torch.testing.assert_close(flow_velocity(kind, x, prediction, sigma), noise - x0)
 
 
 def test_an_epsilon_loss_is_a_weighted_velocity_loss():
@@ -239,10 +234,11 @@ def test_an_epsilon_loss_is_a_weighted_velocity_loss():
     sigma = level(torch.tensor(SCHEDULE.alphas_cumprod).double()[times])
     flow = (1 - per_row(sigma, x0)) * x0 + per_row(sigma, x0) * noise
     wrong = noise + 0.1 * x0.flip(0)
-    v = from_epsilon(lambda *_: wrong, SCHEDULE)(flow, sigma, torch.zeros(4, dtype=torch.long))
+    v = flow_velocity("epsilon", to_vp(flow, sigma), wrong, sigma)
     square = lambda a: a.square().flatten(1).mean(1)
+    velocity_error = square(v - (noise - x0))[:, None]
     torch.testing.assert_close(
-        square(wrong - noise), epsilon_weight(sigma) * square(v - (noise - x0))
+        square(wrong - noise), weighting("epsilon")(velocity_error, sigma)[:, 0]
     )
 
 

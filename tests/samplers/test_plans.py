@@ -19,7 +19,6 @@ from samplers import (
     FlowSDE,
     Fork,
     Frozen,
-    Grid,
     Heun,
     Ode,
     Plan,
@@ -35,9 +34,10 @@ from samplers import (
     roll,
     steps_of,
 )
+from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting
 
-SIGMAS, SDE = Grid(10, shift=3.0).sigmas(), FlowSDE(0.7)
+SIGMAS, SDE = shifted_levels(10, shift=3.0), FlowSDE(0.7)
 
 
 def marks(plan, name="noisy"):
@@ -74,7 +74,7 @@ def test_evaluations_are_what_a_counting_velocity_counts(planner):
 def test_evaluations_of_any_plans_together(data):
     """Random marks, roots, solvers and shared noise; two plans that may share a trunk."""
     steps = 5
-    sigmas = Grid(steps).sigmas()
+    sigmas = shifted_levels(steps)
 
     def plan():
         noisy = data.draw(st.sets(st.integers(0, steps - 2)))
@@ -95,15 +95,15 @@ def test_evaluations_of_any_plans_together(data):
 
 OTHERS = [
     {"shared_noise": True}, {"solver": DPM2M()}, {"solve_from": 2}, {"roots": 1},
-    {"steps": steps_of(Grid(5, 2.0).sigmas(), noisy={3})},
-    {"steps": steps_of(Grid(5).sigmas(), noisy={1})},
+    {"steps": steps_of(shifted_levels(5, 2.0), noisy={3})},
+    {"steps": steps_of(shifted_levels(5), noisy={1})},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", OTHERS, ids=str)
 def test_plans_share_no_more_than_they_have_in_common(change):
     """A plan's samples are the same after a near relative as after a stranger."""
-    plan = Plan(steps_of(Grid(5).sigmas(), noisy={3}), SDE, roots=2, solver=Heun())
+    plan = Plan(steps_of(shifted_levels(5), noisy={3}), SDE, roots=2, solver=Heun())
     other, stranger = replace(plan, **change), Plan(steps_of(SIGMAS), roots=3)
     second = lambda *plans: roll(plans, Counting(), (1,), [0], seed=0, iteration=0)[1].x0
     assert torch.equal(second(plan, other), second(stranger, other))
@@ -111,11 +111,11 @@ def test_plans_share_no_more_than_they_have_in_common(change):
 
 def test_published_evaluations():
     """TempFlow: one trunk. MixGRPO-Flash: 11, 16 and 7 of 25 steps; our 24 ends at 0, not short."""
-    ten = Grid(10).sigmas()
+    ten = shifted_levels(10)
     fork = Fork(SDE, branch=6, roots=4)(ten, 0, 0)
     assert evaluations(fork) == 4 * 9 + 24 * sum(range(1, 10))
     assert sum(p.evaluations for p in fork) == 4 * sum(range(1, 10)) + 24 * sum(range(1, 10))
-    mix = Grid(25, 3.0).sigmas()
+    mix = shifted_levels(25, 3.0)
     for start, ratio, steps in (
         (0, 0.4, 11),
         (2, 0.4, 13),
@@ -130,7 +130,7 @@ def test_published_evaluations():
 def test_flash_levels_are_the_published_ones():
     """linspace(t[last + 1], 0, n) shifted, without being told the shift."""
     for shift in (1.0, 3.0, 7.0):
-        sigmas = Grid(25, shift).sigmas()
+        sigmas = shifted_levels(25, shift)
         (plan,) = Window(SDE, 2, 4, Frozen(8), flash=Flash(0.4))(sigmas, 0, 0)
         points = int((25 - 11) * 0.4)
         t = [(1 - 12 / 25) * (1 - i / (points - 1)) for i in range(points)]
@@ -157,7 +157,7 @@ def test_a_chain_trains_on_a_fraction_of_all_but_the_last_step():
     (plan,) = Chain(SDE, 4)(SIGMAS, 0, 0)
     assert marks(plan) == marks(plan, "train") == list(range(9))
     assert plan.nodes == (4,) * 10
-    (plan,) = Chain(SDE, 4, fraction=0.6, noisy_last=True)(Grid(16).sigmas(), 0, 0)
+    (plan,) = Chain(SDE, 4, fraction=0.6, noisy_last=True)(shifted_levels(16), 0, 0)
     assert len(marks(plan, "train")) == 9 and marks(plan) == list(range(16))
     half = Chain(SDE, 4, 0.5)
     chosen = {tuple(marks(half(SIGMAS, i, s)[0], "train")) for i in range(9) for s in (0, 1)}
@@ -174,7 +174,7 @@ POSITIONS = [
 
 @pytest.mark.parametrize("position", POSITIONS, ids=str)
 def test_a_window_is_never_empty_and_is_a_function_of_iteration_and_seed(position):
-    sigmas = Grid(20).sigmas()
+    sigmas = shifted_levels(20)
     planner = Window(SDE, 2, 4, position)
     for iteration in range(0, 500, 13):
         (plan,) = planner(sigmas, iteration, 1)
@@ -216,7 +216,7 @@ def test_a_tree_branches_where_told():
 
 def test_branch_grpos_tree_has_its_218_edges_and_138_after_pruning():
     """Published counts include the noisy last step, 16 edges that ours does not train on."""
-    sigmas = Grid(20, 3.0).sigmas()
+    sigmas = shifted_levels(20, 3.0)
     edges = lambda plan: sum(n for n, s in zip(plan.nodes, plan.steps, strict=True) if s.train)
     (plan,) = Tree(ConstantSDE(), (0, 3, 6, 9))(sigmas, 0, 0)
     assert plan.group == 16 and edges(plan) == 218 - 16

@@ -15,23 +15,21 @@ from samplers import (
     Fork,
     Frozen,
     Gaussian,
-    Grid,
     Ode,
     Plan,
     Tree,
     Window,
-    chunked,
     mean_log_prob,
     roll,
 )
-from samplers.kernels import per_row
 from samplers.noise import generator, normal
 from samplers.plan import steps_of
 from samplers.solvers import Past, Point
 from tests.samplers.test_kernels import terminal_variance
+from tests.support.levels import shifted_levels
 from tests.support.tiny import gaussian_velocity
 
-SIGMAS, SDE = Grid(8, shift=3.0).sigmas(), FlowSDE(0.7)
+SIGMAS, SDE = shifted_levels(8, shift=3.0), FlowSDE(0.7)
 PLANNERS = [
     Ode(4), Ode(4, DPM2M()), Ode(4, SA()), Chain(SDE, 4), Chain(SDE, 4, shared_noise=True),
     Window(SDE, 4), Window(SDE, 4, 2, Frozen(3), shared_noise=True, flash=Flash()),
@@ -214,26 +212,10 @@ def test_split_noise_is_standard_and_correlates_siblings_only(split):
 
 def test_roll_draws_what_the_recursion_says():
     """Per step: the empirical variance of 40,000 numbers against the exact linear recursion."""
-    sigmas = Grid(9).sigmas()
+    sigmas = shifted_levels(9)
     plans = Chain(FlowSDE(), 2)(sigmas, 0, 0)
     (rollout,) = roll(plans, gaussian_velocity, (20_000,), [0], seed=0, iteration=0)
     assert float(rollout.x0.var()) == pytest.approx(terminal_variance(FlowSDE(), 9), abs=0.02)
-
-
-@pytest.mark.parametrize("rows", [1, 5, 100])
-def test_a_chunked_velocity_is_the_velocity(rows):
-    sizes = []
-
-    def velocity(x, sigma, prompt):
-        sizes.append(len(x))
-        return gaussian_velocity(x, sigma, prompt) + per_row(prompt.float(), x)
-
-    whole = rolled(Chain(SDE, 4), [1, 2, 3], velocity=velocity)[0].x0
-    sizes.clear()
-    parts = rolled(Chain(SDE, 4), [1, 2, 3], velocity=chunked(velocity, rows))[0].x0
-    assert torch.equal(whole, parts) and max(sizes) == min(rows, 12)
-    with pytest.raises(ValueError, match="needs a row"):
-        chunked(velocity, 0)
 
 
 def test_the_velocity_sees_the_level_and_the_draws_place():

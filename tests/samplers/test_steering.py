@@ -5,13 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers import Chain, ConstantSDE, Grid, Ode, Particled, Plan, Tree, roll
+from samplers import Chain, ConstantSDE, Ode, Particled, Plan, Tree, roll
 from samplers.particles import FeynmanKac, effective, normalised, systematic
 from samplers.plan import steps_of
 from samplers.steering import best, importance, steer
+from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting, gaussian_velocity
 
-SIGMAS = Grid(30).sigmas()
+SIGMAS = shifted_levels(30)
 POTENTIALS = ["difference", "max", "sum", "terminal"]
 
 
