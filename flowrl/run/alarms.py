@@ -27,7 +27,7 @@ class Sign(NamedTuple):
 @dataclass(frozen=True)
 class Thresholds:
     window: int = 5  # iterations over which training metrics are averaged
-    fall: float = 0.15  # of a held-out score, in standard deviations of the base's samples
+    fall: float = 0.15  # of a held-out score, in standard deviations of the samples
     errors: float = 3.0  # the same fall, in standard errors of the paired difference
     slip: float = 0.1  # the first, where the training reward rises
     slip_errors: float = 2.0  # the second, likewise
@@ -49,7 +49,7 @@ class Gain(NamedTuple):
     name: str
     base: float
     now: float
-    size: float  # in standard deviations of the base's samples
+    size: float  # in standard deviations of the samples, the larger of the base's and today's
     errors: float  # in standard errors of the paired difference
 
 
@@ -94,8 +94,11 @@ class Alarms:
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
         share = fmean([*shares, metrics.get("unscored_share", 0.0)])
         signs = [
-            Sign(f"unscored/{name}", f"unscored samples have {'more' if more else 'less'} {name}")
-            for name, more in differing(self.evidence, self.at.p)
+            Sign(
+                f"unscored/{name}",
+                f"{'higher' if above else 'lower'} {name} of unscored samples than of scored ones",
+            )
+            for name, above in differing(self.evidence, self.at.p)
         ]
         if share > self.at.unscored:
             signs.append(Sign("unscored", f"{100 * share:.0f} % of the samples have no score"))
@@ -120,7 +123,7 @@ class Alarms:
         if not self.base:
             self.base = now
             return []
-        gains = [self._gain(name, now) for name in _names(now)]
+        gains = [self._gain(name, now) for name in self._judges(now)]
         signs = [sign for gain in gains for sign in self._fall(gain)]
         if not any(gain.errors > self.at.gain for gain in gains):
             signs += self._shifts(now)
@@ -131,16 +134,16 @@ class Alarms:
         self.raised += [sign.name for sign in fresh]
         return [sign.text for sign in fresh]
 
+    def _judges(self, now: Metrics) -> list[str]:
+        """Held-out rewards that the base was scored by too; a resumed run may have others."""
+        names = [name.removeprefix(_ERROR) for name in now if name.startswith(_ERROR)]
+        return [name for name in names if f"held_out_std/{name}" in self.base]
+
     def _gain(self, name: str, now: Metrics) -> Gain:
-        key = f"held_out/{name}"
-        gain = now[key] - self.base[key]
-        return Gain(
-            name,
-            self.base[key],
-            now[key],
-            _ratio(gain, self.base[f"held_out_std/{name}"]),
-            _ratio(gain, now[_ERROR + name]),
-        )
+        key, std = f"held_out/{name}", f"held_out_std/{name}"
+        gain, spread = now[key] - self.base[key], max(self.base[std], now[std])
+        size, errors = _ratio(gain, spread), _ratio(gain, now[_ERROR + name])
+        return Gain(name, self.base[key], now[key], size, errors)
 
     def _fall(self, gain: Gain) -> list[Sign]:
         at = self.at
@@ -163,10 +166,10 @@ class Alarms:
         for name in STATISTICS:
             key, spread = f"held_out/{name}", self.base.get(f"held_out_std/{name}")
             if spread and abs(now[key] - self.base[key]) > self.at.shift * spread:
-                shifted.append(f"{name} from {self.base[key]:.3f} to {now[key]:.3f}")
+                shifted.append(f"{name} went from {self.base[key]:.3f} to {now[key]:.3f}")
         if len(shifted) < self.at.shifted:
             return []
-        return [Sign("shifts", f"held-out scores gain nothing while {', '.join(shifted)}")]
+        return [Sign("shifts", f"held-out scores gain nothing, and {', '.join(shifted)}")]
 
     def _training_shifts(self) -> list[Sign]:
         first, last = _means(self.start), _means(self.recent)
@@ -174,7 +177,7 @@ class Alarms:
         if self.base:  # evaluations are compared with the base's instead
             return signs
         shifted = [
-            f"{name} from {first[name]:.3f} to {last[name]:.3f}"
+            f"{name} went from {first[name]:.3f} to {last[name]:.3f}"
             for name in STATISTICS
             if name in first and abs(last[name] - first[name]) > self.at.change * abs(first[name])
         ]
@@ -208,10 +211,6 @@ class Alarms:
         for name, value in state.items():
             setattr(self, name, value)
         return True
-
-
-def _names(now: Metrics) -> list[str]:
-    return [name.removeprefix(_ERROR) for name in now if name.startswith(_ERROR)]
 
 
 def _unprefixed(held_out: Metrics) -> dict[str, float]:

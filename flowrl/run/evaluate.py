@@ -74,21 +74,18 @@ class HeldOutResult:
         """Standard deviations of the samples, and standard errors of the paired gains over `base`.
 
         The noise is the same in every evaluation, so each sample has a partner of the base's.
+        Nothing for fewer than two scored samples.
         """
         found: dict[str, float] = {}
         for name, column in self.columns.items():
-            found[f"held_out_std/{name}"] = spread(column)
-            if len(base.get(name, ())) == len(column):  # a resumed run may evaluate more samples
-                gain = column - column.new_tensor(base[name])
-                count = int((~gain.isnan()).sum())
-                found[f"held_out_gain_error/{name}"] = spread(gain) / max(count, 1) ** 0.5
+            if len(known := column[~column.isnan()].double()) > 1:
+                found[f"held_out_std/{name}"] = float(known.std())
+            if len(base.get(name, ())) != len(column):  # a resumed run may evaluate more samples
+                continue
+            gains = column - column.new_tensor(base[name])
+            if len(known := gains[~gains.isnan()].double()) > 1:
+                found[f"held_out_gain_error/{name}"] = float(known.std()) / len(known) ** 0.5
         return found
-
-
-def spread(column: Tensor) -> float:
-    """Standard deviation of the numbers of a column, without NaN; 0 for fewer than two."""
-    known = column[~column.isnan()].double()
-    return float(known.std()) if len(known) > 1 else 0.0
 
 
 def score_trial(rewards: dict[str, Reward], drawn: TrialSamples) -> HeldOutResult:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from scripts.mutants.alarms import ROWS as ALARM_ROWS  # noqa: E402
 from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
@@ -254,7 +255,7 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *RECIPE_ROWS, *MODEL_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS,
 )]
 # fmt: on
 

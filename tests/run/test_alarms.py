@@ -45,6 +45,20 @@ def test_noise_small_falls_and_gains_are_not_told(score, error):
     assert based().compare(evaluation(score, error)) == []
 
 
+def test_a_fall_of_all_samples_from_a_perfect_score_is_told():
+    """Neither evaluation has a spread."""
+    none = {"held_out_std/strict": 0.0}
+    alarms = Alarms()
+    alarms.compare(evaluation(1.0) | none)
+    assert alarms.compare(evaluation(1.0, 0.0) | none) == []
+    assert len(alarms.compare(evaluation(0.0, 0.0) | none)) == 1
+
+
+def test_only_rewards_that_scored_the_base_are_compared():
+    new = {"held_out/new": 0.1, "held_out_std/new": 0.4, "held_out_gain_error/new": 0.01}
+    assert based().compare(evaluation(0.7) | new) == []
+
+
 def test_a_smaller_fall_is_told_where_the_training_reward_rises():
     still, rising = based(), based()
     train(still, [0.5] * 15)
@@ -58,7 +72,7 @@ def test_a_smaller_fall_is_told_where_the_training_reward_rises():
 def test_changed_samples_are_told_where_held_out_scores_gain_nothing():
     changed = {"image/brightness": 0.6, "image/saturation": 0.4}
     (sign,) = based().compare(evaluation(0.71, **changed))
-    assert "gain nothing" in sign and "image/brightness from 0.500 to 0.600" in sign
+    assert "gain nothing" in sign and "image/brightness went from 0.500 to 0.600" in sign
     assert based().compare(evaluation(0.8, **changed)) == []  # a confirmed gain excuses them
     assert based().compare(evaluation(0.71, **{"image/brightness": 0.6})) == []  # one alone
     near = {"image/brightness": 0.53, "image/saturation": 0.33}
@@ -79,7 +93,7 @@ def test_without_held_out_prompts_two_training_statistics_have_to_change():
     assert train(one, [0.5] * 5, **LOOKS | {"image/brightness": 0.9}) == []
     changed = LOOKS | {"image/brightness": 0.9, "image/saturation": 0.1}
     (sign,) = train(two, [0.5] * 5, **changed)
-    assert sign.startswith("the samples have changed: image/brightness from 0.500 to ")
+    assert sign.startswith("the samples have changed: image/brightness went from 0.500 to ")
     with_held_out = based()
     train(with_held_out, [0.5] * 5, **LOOKS)
     assert train(with_held_out, [0.5] * 5, **changed) == []
@@ -148,7 +162,11 @@ def test_unscored_samples_that_differ_are_told_and_no_others(kind):
         evidence = unscored_evidence(scored, 12, columns)
         alarms = restored(alarms)
         signs += alarms.unscored(TRAINING, evidence)
-    expected = ["unscored samples have more image/brightness"] if kind == "brightest" else []
+    expected = (
+        ["higher image/brightness of unscored samples than of scored ones"]
+        if kind == "brightest"
+        else []
+    )
     assert signs == expected
 
 

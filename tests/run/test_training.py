@@ -1,5 +1,6 @@
 """An iteration in one process: whose weights sample, what an optimizer step means, what is kept."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
