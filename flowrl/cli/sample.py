@@ -13,6 +13,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
 from flowrl.media.pages import Page
+from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
@@ -100,7 +101,7 @@ def sample_prompts(run: Run, given: SampleArguments) -> None:
         scorer = SampleScorer(drivable(policy), rewards, trial, guidance, device_of(run))
         how = SteeredSampler(given.steer, given.particles, given.strength)
         samples, evaluations = steered_samples(scorer, how)
-        result = TrialSamples(samples, {})
+        result = TrialSamples(samples, Statistics({}, {}))
         print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
     scores = score_trial(rewards, result).scores
     shown = [

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from flowrl.media.statistics import Statistics
 from flowrl.models.evaluation_counter import Meter
 from samplers import Columns
 
@@ -95,7 +96,7 @@ class Batch(Protocol):
         """Decode a rollout: images, videos or strings, as `rewards.Samples` holds them."""
         ...
 
-    def statistics(self, rollout: Any, media: Any) -> dict[str, float]:
+    def statistics(self, rollout: Any, media: Any) -> Statistics:
         """Statistics that no reward sees: `image/brightness`, `text/length`, ..."""
         ...
 

@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
+from flowrl.run.alarms import Alarms
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
 from flowrl.run.finite import NotFiniteError, first_not_finite, refuse
 from flowrl.run.learner import EVALUATION, Learner, evaluated
@@ -43,6 +43,7 @@ class Progress:
     best_iteration: int | None = None
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
+    base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
@@ -130,7 +131,8 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         session.learner.policies.restore(weights)
         load_state(session.learner.optimizer, parameters, optimizer)
         update_settings(session.learner.optimizer, session.run.train)
-        alarms.restore(state["alarms"])
+        if not alarms.restore(state["alarms"]):
+            session.terminal.say("the checkpoint is of an older version; alarms begin again")
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)

@@ -1,7 +1,7 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,9 +11,10 @@ from flowrl.credit.advantages import Context
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.run.reference_kl import turns_of
-from flowrl.run.round import PlanSamples
+from flowrl.run.round import PlanSamples, Round
 from flowrl.run.rounds import ModelCall, Rounds
 from flowrl.run.session import Session
+from flowrl.run.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
 from rewards.reports import reports
 
@@ -27,6 +28,7 @@ class Experience:
     samples: Samples  # this process's, for a look
     scores: Scores
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
+    unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,17 @@ def collect(session: Session, iteration: int) -> Experience:
     metrics |= _descriptions(session, rounds)
     metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
+    learned_from = (learned.rows, learned.draws, learned.policy, metrics)
     return Experience(
-        learned.rows, learned.draws, learned.policy, metrics, part.samples, part.scores, evaluations
+        *learned_from, part.samples, part.scores, evaluations, _unscored_evidence(session, first)
     )
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     """Statistics of the first round's samples, reports of rewards, and counts of all rounds."""
     every = session.parallel.every
-    metrics = _mean(every(rounds.first.statistics)) | _mean(every(reports(session.rewards)))
+    statistics = rounds.first.statistics.means if rounds.first.counts else {}
+    metrics = _mean(every(statistics)) | _mean(every(reports(session.rewards)))
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
     own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
     own += sum(r.lookaheads for r in rounds.each)
@@ -90,6 +94,15 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
 
 def _some(scores: Scores, samples: Tensor) -> Scores:
     return Scores(scores.values[samples], scores.scored[samples], scores.names)
+
+
+def _unscored_evidence(session: Session, first: Round) -> dict[str, list[float]]:
+    """Compare the first plan's samples, of all processes, by whether they have a score."""
+    scored = first.parts[0].everyone.scored.all(1)
+    group = first.parts[0].rollout.columns.group
+    gather = session.parallel.gatherer(len(first.draws.ids))
+    columns = {name: gather(column) for name, column in first.statistics.columns.items()}
+    return unscored_evidence(scored, group, columns)
 
 
 def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
@@ -146,6 +159,7 @@ def _score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, flo
         "reward_std": float(known.std(correction=0)),
         "flat_groups": float((by_group.amax(1) - by_group.amin(1) < 1e-6).double().mean()),
         "unscored": float((~whole).sum()),
+        "unscored_share": float((~whole).double().mean()),
     }
     for i, name in enumerate(scores.names):
         column = scores.values[:, i][scores.scored[:, i]]

@@ -1,7 +1,7 @@
 """Held-out scores: plain sampling from fixed noise, scored by rewards that training never sees."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
 from flowrl.prompts import PromptSet
 from flowrl.run.finite import NotFiniteError
@@ -51,7 +52,7 @@ class Trial:
 
 class TrialSamples(NamedTuple):
     samples: Samples
-    statistics: dict[str, float]  # of their media
+    statistics: Statistics  # of their media
 
 
 def draw_trial(policy: Policy, trial: Trial) -> TrialSamples:
@@ -66,8 +67,26 @@ def draw_trial(policy: Policy, trial: Trial) -> TrialSamples:
 @dataclass(frozen=True)
 class HeldOutResult:
     metrics: dict[str, float]  # means by reward over all processes, and statistics of the media
+    columns: dict[str, Tensor]  # [n] of all processes: scores, NaN where unscored, and statistics
     samples: Samples  # this process's
     scores: Scores
+
+    def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Standard deviations of the samples, and standard errors of the paired gains over `base`.
+
+        The noise is the same in every evaluation, so each sample has a partner of the base's.
+        Nothing for fewer than two scored samples.
+        """
+        found: dict[str, float] = {}
+        for name, column in self.columns.items():
+            if len(known := column[~column.isnan()].double()) > 1:
+                found[f"held_out_std/{name}"] = float(known.std())
+            if len(base.get(name, ())) != len(column):  # a resumed run may evaluate more samples
+                continue
+            gains = column - column.new_tensor(base[name])
+            if len(known := gains[~gains.isnan()].double()) > 1:
+                found[f"held_out_gain_error/{name}"] = float(known.std()) / len(known) ** 0.5
+        return found
 
 
 def score_trial(rewards: dict[str, Reward], drawn: TrialSamples) -> HeldOutResult:
@@ -77,10 +96,11 @@ def score_trial(rewards: dict[str, Reward], drawn: TrialSamples) -> HeldOutResul
 def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> HeldOutResult:
     """Merge results of all processes, without those of one that does not count."""
     kept = slice(None if counts else 0)
+    parts = gather_object([drawn.statistics if counts else None])
     values, scored, statistics = (
         torch.cat(gather_object([scores.values[kept]])),
         torch.cat(gather_object([scores.scored[kept]])),
-        [s for s in gather_object([drawn.statistics if counts else None]) if s is not None],
+        [part for part in parts if part is not None],
     )
     metrics = {
         name: float(values[:, i][scored[:, i]].double().mean())
@@ -88,9 +108,12 @@ def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> He
         else float("nan")
         for i, name in enumerate(scores.names)
     }
-    for name in statistics[0]:
-        metrics[name] = sum(s[name] for s in statistics) / len(statistics)
-    return HeldOutResult(metrics, drawn.samples, scores)
+    for name in statistics[0].means:
+        metrics[name] = sum(s.means[name] for s in statistics) / len(statistics)
+    columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
+    known = values.double().masked_fill(~scored, torch.nan)
+    columns |= dict(zip(scores.names, known.unbind(1), strict=True))
+    return HeldOutResult(metrics, columns, drawn.samples, scores)
 
 
 def evaluate_held_out(

@@ -1,46 +1,85 @@
 """Evaluations, sample pages and alarms of a run, and the checks at its start."""
 
+from collections.abc import Sequence
+
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
-from flowrl.media.statistics import Alarms
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.advice import learning_rate_warning
 from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
 from flowrl.run.model_proof import StartProof
 from flowrl.run.session import Session, prove_rewards
+from flowrl.run.unscored import Evidence
+
+UNSCORED = (
+    "Read what the reward says of them, and fix it, its server or its settings: the run learns "
+    "from the other samples alone"
+)
 
 
-def guard(session: Session, progress: Progress, metrics: dict[str, float], alarms: Alarms) -> None:
-    """Warn about signs of a collapse, or stop (`train.alarms: stop`)."""
+def guard(
+    session: Session,
+    progress: Progress,
+    metrics: dict[str, float],
+    alarms: Alarms,
+    unscored: Evidence | None = None,
+) -> None:
+    """Warn about signs of trouble in an iteration of training, or stop (`train.alarms: stop`)."""
     if session.run.train.alarms == "off":
         return
-    statistics = {
-        name.split("/", 1)[1]: value
-        for name, value in metrics.items()
-        if name.startswith(("image/", "text/"))
-    }
-    signs = alarms.watch(metrics["reward"], metrics["reward_std"], statistics)
+    lost = alarms.unscored(metrics, unscored or {})
+    signs = alarms.watch(metrics)
     constant = alarms.constant(metrics)
-    metrics["alarms"] = float(len(signs) + len(constant))
+    metrics["alarms"] = float(len(lost) + len(signs) + len(constant))
     for name in constant:
         session.terminal.warn(
-            f"the reward {name} scored every sample of {alarms.window} iterations the same, "
+            f"the reward {name} scored every sample of {alarms.at.window} iterations the same, "
             f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples "
             "and the reward, or leave it out"
         )
-    if signs:
-        text = (
-            f"the run may be collapsing: {'; '.join(signs)}. Lower train.lr "
-            f"(now {session.run.train.lr:g}; try a third), take fewer train.updates, or add KL to "
-            f"the start (recipe.kl). The best weights are untouched in {session.folder / 'best'}"
-        )
+    texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
+    _warn_or_stop(session, progress, metrics, alarms, [*texts, *_collapse(session, signs)])
+
+
+def guard_held_out(
+    session: Session, progress: Progress, metrics: dict[str, float], alarms: Alarms
+) -> None:
+    """Warn about signs of trouble in an evaluation, or stop before the next iteration."""
+    if session.run.train.alarms == "off":
+        return
+    signs = alarms.compare(metrics)
+    metrics["alarms"] = metrics.get("alarms", 0.0) + len(signs)
+    _warn_or_stop(session, progress, metrics, alarms, _collapse(session, signs))
+
+
+def _collapse(session: Session, signs: Sequence[str]) -> list[str]:
+    if not signs:
+        return []
+    return [
+        f"the run may be collapsing: {'; '.join(signs)}. Look at the samples. Lower train.lr "
+        f"(now {session.run.train.lr:g}; try a third), take fewer train.updates, add KL to the "
+        "start (recipe.kl), or add a reward for what the samples lose. The best weights are "
+        f"untouched in {session.folder / 'best'}"
+    ]
+
+
+def _warn_or_stop(
+    session: Session,
+    progress: Progress,
+    metrics: dict[str, float],
+    alarms: Alarms,
+    texts: Sequence[str],
+) -> None:
+    for text in texts:
         session.terminal.warn(text)
-        if session.run.train.alarms == "stop":
-            session.accelerator.log(metrics, step=progress.iteration)
-            checkpoint.save_checkpoint(session, progress, alarms)
-            raise UserError(f"stopped by train.alarms: stop; {text}")
+    ended = progress.iteration == session.run.train.iterations
+    if texts and session.run.train.alarms == "stop" and not ended:
+        session.accelerator.log(metrics, step=progress.iteration)
+        checkpoint.save_checkpoint(session, progress, alarms)
+        raise UserError(f"stopped by train.alarms: stop; {' '.join(texts)}")
 
 
 def evaluate_and_keep(session: Session, progress: Progress, name: str | None) -> dict[str, float]:
@@ -52,6 +91,8 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
         return {}
     result = evaluate_held_out(session.learner, session.held_out, session.judges)
     key = session.run.checkpoint.best or session.run.judges[0].label
+    if progress.base_scores is None:
+        progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}
     base = progress.first
     progress.first = base or result.metrics
     progress.last = result.metrics
@@ -65,7 +106,8 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
     session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
     if session.accelerator.is_main_process:
         save_samples(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
-    return {f"held_out/{name}": value for name, value in result.metrics.items()}
+    means = {f"held_out/{name}": value for name, value in result.metrics.items()}
+    return means | result.spreads(progress.base_scores or {})
 
 
 def save_samples(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.budget.spending import RoundOutcome, RoundScores
+from flowrl.media.statistics import Statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws, PromptSet
@@ -41,7 +42,7 @@ class Round:
     batch: Batch
     parts: tuple[PlanSamples, ...]  # one for each plan
     lookaheads: int  # samples that were scored while they were sampled, to steer them
-    statistics: dict[str, float]  # of the first plan's samples; empty where the round is padding
+    statistics: Statistics  # of the first plan's samples
     reference_evaluations: int = 0  # evaluations without gradients for the KL in the reward
 
     @property
@@ -107,7 +108,7 @@ def sample_round(
             scores = ahead.scores()
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
-    statistics = batch.statistics(rollouts[0], decoded[0].media) if counts else {}
+    statistics = batch.statistics(rollouts[0], decoded[0].media)
     made = Round(draws, mine, counts, batch, parts, lookahead.count, statistics)
     return _with_reference(session, made, seconds) if algorithm.reads_reference else made
 

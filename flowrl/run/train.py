@@ -14,16 +14,16 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from flowrl.errors import Stopped, UserError
-from flowrl.media.statistics import Alarms
 from flowrl.paths import numbered
 from flowrl.run import checkpoint, memory, origin, ratio_check, record
+from flowrl.run.alarms import Alarms
 from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
 from flowrl.run.model_proof import StartProof
-from flowrl.run.monitor import evaluate_and_keep, guard, prove_pipeline
+from flowrl.run.monitor import evaluate_and_keep, guard, guard_held_out, prove_pipeline
 from flowrl.run.session import (
     Session,
     check_reward_sources,
@@ -93,6 +93,7 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
         prove_pipeline(session, proof)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
+        alarms.compare(base)
         session.accelerator.log(base, step=0)
         checkpoint.save_checkpoint(session, progress, alarms)
     proof.keep()
@@ -111,6 +112,7 @@ def training_loop(
         last = progress.iteration == run.train.iterations
         if last or progress.iteration % run.evaluate.every == 0:
             metrics |= evaluate_and_keep(session, progress, "after" if last else None)
+            guard_held_out(session, progress, metrics, alarms)
         session.accelerator.log(metrics, step=progress.iteration)
         stop = interrupt.pending(session.accelerator)
         if last or stop or progress.iteration % run.checkpoint.every == 0:
@@ -145,7 +147,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         "seconds/update": t2 - t1,
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
-    guard(session, progress, metrics, alarms)
+    guard(session, progress, metrics, alarms, experience.unscored)
     return metrics
 
 

@@ -51,7 +51,7 @@ class Train(Settings):
     on_failure: Literal["raise", "skip_group"] = "raise"
     """Action if a whole group has no score."""
     alarms: Literal["warn", "stop", "off"] = "warn"
-    """Action if the samples or the scores look like a collapse: see docs."""
+    """Action at signs of a collapse, a hacked reward or lost scores: see docs/alarms.md."""
     self_test: Literal["raise", "warn", "off"] = "raise"
     """Action if a reward fails its test at the start."""
     seed: int = 0

@@ -31,8 +31,8 @@ import tyro
 from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, WanTransformer3DModel
 
 from flowrl.cli.commands import quiet
-from flowrl.media.statistics import Alarms
 from flowrl.run import memory
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate

@@ -22,6 +22,7 @@ from typing import NamedTuple
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
+from scripts.mutants.alarms import ROWS as ALARM_ROWS  # noqa: E402
 from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
@@ -234,7 +235,7 @@ MUTANTS = [Mutant(*row) for row in (
      "run/test_origin.py"),
     ("checkpoint-best", "flowrl/run/checkpoint.py", "not score > progress.best",
      "not score < progress.best", "run/test_training.py"),
-    ("checkpoint-alarms", "flowrl/run/checkpoint.py", 'alarms.restore(state["alarms"])', "pass",
+    ("checkpoint-alarms", "flowrl/run/checkpoint.py", 'alarms.restore(state["alarms"])', "True",
      "run/test_training.py"),
     ("checkpoint-optimizer", "flowrl/run/checkpoint.py",
      "load_state(session.learner.optimizer, parameters, optimizer)", "pass", "run/test_training.py"),
@@ -254,7 +255,7 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *RECIPE_ROWS, *MODEL_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS,
 )]
 # fmt: on
 

@@ -8,8 +8,8 @@ import torch
 from flowrl.budget.spending import LATER_ROUNDS, Rationed
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import take
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, ratio_check, update
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.learner import Learner

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flowrl.demo import moving_world
-from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
 from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import Trial, evaluate_held_out
 from flowrl.run.session import Session, open_accelerator, open_session

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowrl.demo import maze
-from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import open_accelerator, open_session

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from flowrl.demo.sums import Addition, problems, questions
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT, find
 from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import evaluate_held_out
 from flowrl.run.session import open_accelerator, open_session

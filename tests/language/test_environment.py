@@ -41,7 +41,7 @@ def test_turns_and_replies_alternate_as_the_function_says(policy):
         whole = [token for part, _ in parts for token in part]
         assert texts[row] == policy.tokenizer.decode(whole, skip_special_tokens=True)
     assert {1, 2, 3} == set(counts)
-    statistics = batch.statistics(found, texts)
+    statistics = batch.statistics(found, texts).means
     assert statistics["text/turns"] == pytest.approx(sum(counts) / len(counts))
     assert not found.logp[found.told].any() and not found.logp[~found.written].any()
     assert (found.logp[found.written] < 0).any()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import Session

@@ -17,9 +17,9 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
-from flowrl.media.statistics import Alarms
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run import checkpoint, memory
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect
 from flowrl.run.reference_kl import reference_log_ratios

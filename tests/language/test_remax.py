@@ -9,10 +9,10 @@ from flowrl.credit.turns import Baseline, GreedyBaseline
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
-from flowrl.media.statistics import Alarms
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run import ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate

@@ -10,8 +10,8 @@ import torch
 
 from flowrl.budget.spending import Rationed
 from flowrl.budget.successes import Success
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect
 from flowrl.run.session import Session

@@ -11,8 +11,8 @@ pytest.importorskip("httpx")
 
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
-from flowrl.media.statistics import Alarms
 from flowrl.run import ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("httpx")
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.models.language import served_adapters
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl.media.statistics import Alarms
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate

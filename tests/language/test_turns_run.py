@@ -6,8 +6,8 @@ import pytest
 
 from flowrl.cli.sample import with_rows
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import Session, open_accelerator, open_session

@@ -17,7 +17,7 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from flowrl.media.statistics import Alarms
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import Session

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch._dynamo import config
 
-from flowrl.media.statistics import Alarms
 from flowrl.models import savings
 from flowrl.paths import PROJECT
 from flowrl.run import ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from flowrl.algorithm import Average, Decay
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, update
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.policies import Policies

@@ -17,7 +17,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate

@@ -6,8 +6,8 @@ from importlib import import_module
 import pytest
 import torch
 
-from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.train import iterate
 from rewards import load

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from flowrl.algorithm import Decay
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.models.diffusers.batch import Painting
 from flowrl.run import atomic, checkpoint, update
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.learner import Learner
 from flowrl.run.train import begin, iterate

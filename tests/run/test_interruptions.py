@@ -13,8 +13,8 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.losses.base import reduced
-from flowrl.media.statistics import Alarms
 from flowrl.run import atomic, checkpoint, monitor, train, update
+from flowrl.run.alarms import Alarms
 from flowrl.run.atomic import held
 from flowrl.run.checkpoint import Progress
 from flowrl.run.train import iterate

@@ -9,9 +9,9 @@ from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransfor
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.models import sizes
 from flowrl.run import memory, train
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress, newest
 from flowrl.run.learner import load_policy
 from flowrl.run.train import iterate

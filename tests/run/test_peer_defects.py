@@ -20,9 +20,9 @@ from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
-from flowrl.media.statistics import Alarms
 from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.evaluate import Trial, draw_trial, evaluate_held_out

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.prompts import PromptSet
+from flowrl.run.alarms import Alarms, Thresholds
 from flowrl.run.checkpoint import Progress
 from flowrl.run.monitor import guard
 from flowrl.run.session import load_rewards, open_accelerator, open_session, prove_rewards
@@ -133,7 +133,7 @@ def test_a_constant_score_raises_an_alarm_once(pipeline, tmp_path, capsys):
 
 
 def test_rounding_is_no_spread():
-    alarms = Alarms(window=1)
+    alarms = Alarms(Thresholds(window=1))
     spread = float(torch.full((96,), 0.1).double().std(correction=0))
     assert alarms.constant({"reward/a": 0.1, "reward_std/a": spread}) == ["a"]
     assert alarms.constant({"reward/b": 1e-3, "reward_std/b": 1e-6}) == []

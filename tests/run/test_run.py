@@ -9,8 +9,8 @@ import torch
 import yaml
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.run import ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.monitor import guard

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from flowrl.media.statistics import Alarms
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.score_ahead import ScoreAhead
 from flowrl.run.train import iterate

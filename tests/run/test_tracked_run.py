@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowrl.credit.trackers import PromptValues, ScoreQuantiles
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import Session

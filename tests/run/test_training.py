@@ -1,5 +1,6 @@
 """An iteration in one process: whose weights sample, what an optimizer step means, what is kept."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
-from flowrl.media.statistics import Alarms
 from flowrl.run import checkpoint, update
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect, handle_failures
 from flowrl.run.learner import Learner
@@ -141,7 +142,7 @@ def test_one_group_without_a_score_is_enough_to_raise():
         handle_failures(scores, torch.tensor([False, False]), skip=True)
 
 
-def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, tmp_path):
+def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, tmp_path, capsys):
     folders = tmp_path / "a", tmp_path / "b"
     for folder in folders:
         folder.mkdir()
@@ -154,10 +155,20 @@ def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, t
     assert newest is not None
     assert sorted(folder.name for folder in newest.parent.iterdir()) == ["000002", "000003"]
     found = checkpoint.restore(second, newest, other)
-    assert found == progress and other.state() == alarms.state() and len(other.history) == 3
+    assert found == progress and other.state() == alarms.state() and len(other.recent) == 3
     iterate(first, progress, alarms)
     iterate(second, found, other)
-    assert runs.same_weights(first, second)
+    pairs = zip(
+        first.policies.parameters.values(), second.policies.parameters.values(), strict=True
+    )
+    assert all(torch.equal(a, b) for a, b in pairs)
+    state = json.loads((newest / "state.json").read_text())
+    state["alarms"] = {"history": [], "best": 0.5, "raised": ["reward"], "flat": {}}
+    (newest / "state.json").write_text(json.dumps(state))
+    fresh = Alarms()
+    checkpoint.restore(second, newest, fresh)
+    assert fresh.state() == Alarms().state()
+    assert capsys.readouterr().out.count("of an older version; alarms begin again") == 1
 
 
 def test_the_best_is_the_highest_so_far(pipeline, tmp_path):

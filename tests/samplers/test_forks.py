@@ -11,9 +11,9 @@ from torch import Tensor
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.trees import GlobalLocal
 from flowrl.likelihoods.token import Token
-from flowrl.media.statistics import Alarms
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.run import ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate

@@ -52,7 +52,7 @@ def test_every_token_is_of_its_turn_and_every_turn_has_its_state(tmp_path, funct
         assert found.states[row].tolist() == want
     assert {1, 2, 3} == set(counts) or steps == 9
     assert found.stopped.any() and not found.stopped.all()
-    statistics = batch.statistics(found, batch.media(found))
+    statistics = batch.statistics(found, batch.media(found)).means
     assert statistics["text/turns"] == pytest.approx(sum(counts) / len(counts))
     met = []
     for start in range(0, len(found.ids), GROUP):

@@ -23,8 +23,8 @@ from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
-from flowrl.media.statistics import Alarms
 from flowrl.paths import PROJECT
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.model_proof import StartProof
 from flowrl.run.monitor import prove_pipeline

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from flowrl.media.statistics import image_statistics
+from flowrl.media.statistics import Statistics, image_statistics
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
@@ -111,6 +111,5 @@ class Painting:
             guidance=self.owner.guidance.sample,
         )
 
-    def statistics(self, rollout: Rollout, media: Tensor) -> dict[str, float]:
-        found = image_statistics(media, rollout.prompt.cpu())
-        return {f"image/{name}": value for name, value in found.items()}
+    def statistics(self, rollout: Rollout, media: Tensor) -> Statistics:
+        return image_statistics(media, rollout.prompt.cpu()).named("image/")

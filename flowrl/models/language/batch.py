@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from flowrl.media.statistics import text_statistics
+from flowrl.media.statistics import Statistics, text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
@@ -92,17 +92,18 @@ class Writing:
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def statistics(self, rollout: TextRollout, media: Sequence[str]) -> dict[str, float]:
+    def statistics(self, rollout: TextRollout, media: Sequence[str]) -> Statistics:
         """Text statistics, and `surprise`: minus the sampler's mean log-probability per token, in
         nats. With an environment also `turns`, the model's turns per sample, and `met`, the share
         of turns whose state another turn of the same draw shares."""
         found = text_statistics(media, rollout.prompt.cpu(), rollout.lengths, rollout.stopped)
         tokens = max(int(rollout.lengths.sum()), 1)
-        found["surprise"] = -float(rollout.logp.double().sum()) / tokens
+        means = found.means
+        means["surprise"] = -float(rollout.logp.double().sum()) / tokens
         if rollout.exists is not None and rollout.states is not None:
-            found["turns"] = 1 + float(rollout.last.double().mean())
-            found["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
-        return {f"text/{name}": value for name, value in found.items()}
+            means["turns"] = 1 + float(rollout.last.double().mean())
+            means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
+        return found.named("text/")
 
 
 def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) -> float:

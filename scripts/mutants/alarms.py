@@ -1,0 +1,33 @@
+"""Mutants of the alarms and of the metrics that they read. `mutants/run.py` runs them.
+
+A row is name, file, text that occurs once in it, what to put, tests that must fail.
+"""
+
+ALARMS, TESTS = "flowrl/run/alarms.py", "run/test_alarms.py"
+UNSCORED, EVALUATE = "flowrl/run/unscored.py", "flowrl/run/evaluate.py"
+
+# fmt: off
+ROWS = (
+    ("alarms-noise", ALARMS, "gain.size < -at.fall and gain.errors < -at.errors",
+     "gain.size < -at.fall", TESTS),
+    ("alarms-size", ALARMS, "gain.size < -at.fall and gain.errors < -at.errors",
+     "gain.errors < -at.errors", TESTS),
+    ("alarms-rise", ALARMS, " and self._rises()", "", TESTS),
+    ("alarms-excuse", ALARMS, "if not any(gain.errors > self.at.gain for gain in gains):",
+     "if True:", TESTS),
+    ("alarms-one-shift", ALARMS, "shifted: int = 2", "shifted: int = 1", TESTS),
+    ("alarms-once", ALARMS, "if sign.name not in self.raised]", "]", TESTS),
+    ("alarms-reward-noise", ALARMS, "max(self.at.reward_fall * spread, self.at.errors * error)",
+     "self.at.reward_fall * spread", TESTS),
+    ("alarms-outage", ALARMS, "share = fmean([*shares, metrics.get(\"unscored_share\", 0.0)])",
+     "share = metrics.get(\"unscored_share\", 0.0)", TESTS),
+    ("alarms-add-evidence", ALARMS, "[a + b for a, b in zip(before, bets, strict=True)]",
+     "list(bets)", TESTS),
+    ("unscored-groups", UNSCORED, "lost * lost * between + lost * within",
+     "lost * (between + within)", TESTS),
+    ("unscored-bound", UNSCORED, "bets[k] -= variance", "bets[k] -= 0 * variance", TESTS),
+    ("evaluate-unpaired", EVALUATE, "gains = column - column.new_tensor(base[name])",
+     "gains = column", "run/test_evaluate.py"),
+    ("evaluate-unscored", EVALUATE, "known = values.double().masked_fill(~scored, torch.nan)",
+     "known = values.double()", "run/test_evaluate.py"),
+)

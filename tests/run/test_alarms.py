@@ -1,0 +1,208 @@
+"""Each alarm on made-up histories: what raises it, and the nearest history that does not."""
+
+import json
+
+import pytest
+import torch
+
+from flowrl.run.alarms import Alarms
+from flowrl.run.unscored import differing, unscored_evidence
+
+TRAINING = {"reward": 0.5, "reward_std": 0.2, "unscored_share": 0.0}
+LOOKS = {"image/brightness": 0.5, "image/saturation": 0.3, "image/diversity": 0.3}
+
+
+def train(alarms: Alarms, rewards: list[float], **others: float) -> list[str]:
+    rows = ({**TRAINING, **others, "reward": reward} for reward in rewards)
+    return [sign for row in rows for sign in alarms.watch(row)]
+
+
+def evaluation(score: float, error: float = 0.02, **looks: float) -> dict[str, float]:
+    """An evaluation of samples whose statistics and scores spread by 0.1 and 0.4."""
+    found = {f"held_out/{name}": value for name, value in (LOOKS | looks).items()}
+    found |= {f"held_out_std/{name}": 0.1 for name in LOOKS}
+    scores = {"held_out/strict": score, "held_out_std/strict": 0.4}
+    return found | scores | {"held_out_gain_error/strict": error}
+
+
+def based(score: float = 0.7) -> Alarms:
+    alarms = Alarms()
+    assert alarms.compare(evaluation(score)) == []
+    return alarms
+
+
+def test_a_held_out_fall_is_told_once():
+    alarms = based()
+    assert alarms.compare(evaluation(0.69)) == []
+    (sign,) = alarms.compare(evaluation(0.6))
+    assert sign == "the held-out score strict fell from 0.700 to 0.600"
+    assert alarms.compare(evaluation(0.5)) == []
+
+
+@pytest.mark.parametrize("score, error", [(0.6, 0.04), (0.66, 0.005), (0.8, 0.02)])
+def test_noise_small_falls_and_gains_are_not_told(score, error):
+    """2.5 standard errors; eight standard errors, but a tenth of the spread; a gain."""
+    assert based().compare(evaluation(score, error)) == []
+
+
+def test_a_fall_of_all_samples_from_a_perfect_score_is_told():
+    """Neither evaluation has a spread."""
+    none = {"held_out_std/strict": 0.0}
+    alarms = Alarms()
+    alarms.compare(evaluation(1.0) | none)
+    assert alarms.compare(evaluation(1.0, 0.0) | none) == []
+    assert len(alarms.compare(evaluation(0.0, 0.0) | none)) == 1
+
+
+def test_only_rewards_that_scored_the_base_are_compared():
+    new = {"held_out/new": 0.1, "held_out_std/new": 0.4, "held_out_gain_error/new": 0.01}
+    assert based().compare(evaluation(0.7) | new) == []
+
+
+def test_a_smaller_fall_is_told_where_the_training_reward_rises():
+    still, rising = based(), based()
+    train(still, [0.5] * 15)
+    train(rising, [0.5 + 0.02 * i for i in range(15)])
+    small = evaluation(0.65)
+    assert still.compare(small) == []
+    (sign,) = rising.compare(small)
+    assert sign.startswith("the reward rises, but the held-out score strict fell")
+
+
+def test_changed_samples_are_told_where_held_out_scores_gain_nothing():
+    changed = {"image/brightness": 0.6, "image/saturation": 0.4}
+    (sign,) = based().compare(evaluation(0.71, **changed))
+    assert "gain nothing" in sign and "image/brightness went from 0.500 to 0.600" in sign
+    assert based().compare(evaluation(0.8, **changed)) == []  # a confirmed gain excuses them
+    assert based().compare(evaluation(0.71, **{"image/brightness": 0.6})) == []  # one alone
+    near = {"image/brightness": 0.53, "image/saturation": 0.33}
+    assert based().compare(evaluation(0.71, **near)) == []
+
+
+def test_samples_that_become_alike_are_told_whatever_the_scores():
+    (sign,) = based().compare(evaluation(0.9, **{"image/diversity": 0.17}))
+    assert sign == "image/diversity fell from 0.300 to 0.170"
+    assert based().compare(evaluation(0.9, **{"image/diversity": 0.19})) == []
+
+
+def test_without_held_out_prompts_two_training_statistics_have_to_change():
+    one, two = Alarms(), Alarms()
+    for alarms in (one, two):
+        assert alarms.compare({}) == []
+        train(alarms, [0.5] * 5, **LOOKS)
+    assert train(one, [0.5] * 5, **LOOKS | {"image/brightness": 0.9}) == []
+    changed = LOOKS | {"image/brightness": 0.9, "image/saturation": 0.1}
+    (sign,) = train(two, [0.5] * 5, **changed)
+    assert sign.startswith("the samples have changed: image/brightness went from 0.500 to ")
+    with_held_out = based()
+    train(with_held_out, [0.5] * 5, **LOOKS)
+    assert train(with_held_out, [0.5] * 5, **changed) == []
+
+
+def test_texts_that_no_longer_end_by_themselves_are_told():
+    alarms = Alarms()
+    train(alarms, [0.5] * 5, **{"text/stopped": 0.9})
+    (sign,) = train(alarms, [0.5] * 5, **{"text/stopped": 0.4})
+    assert sign.startswith("text/stopped fell from 0.900 to ")
+    (sign,) = based_on_texts().compare(texts(0.4))
+    assert sign == "text/stopped fell from 0.900 to 0.400"
+    assert based_on_texts().compare(texts(0.5)) == []
+
+
+def texts(stopped: float) -> dict[str, float]:
+    return {"held_out/text/stopped": stopped, "held_out_std/text/stopped": 0.3}
+
+
+def based_on_texts() -> Alarms:
+    alarms = Alarms()
+    alarms.compare(texts(0.9))
+    return alarms
+
+
+def test_a_reward_far_below_its_best_is_told():
+    (sign,) = train(Alarms(), [0.8] * 10 + [0.8 - 0.05 * i for i in range(10)])
+    assert sign.startswith("the reward fell from 0.800 to ")
+    assert train(Alarms(), [0.5 + 0.01 * i for i in range(30)]) == []
+    noisy = [0.8, 0.6] * 8 + [0.6, 0.7] * 4  # less than three standard errors of two windows
+    assert train(Alarms(), noisy) == []
+
+
+def test_more_than_a_tenth_unscored_is_told():
+    def lost(*shares: float) -> list[str]:
+        alarms, found = Alarms(), []
+        for share in shares:
+            row = TRAINING | {"unscored_share": share}
+            found += alarms.unscored(row, {})
+            alarms.watch(row)
+        return found
+
+    assert lost(0.12) == ["12 % of the samples have no score"]
+    assert lost(*[0.0] * 5, *[0.11] * 5) == ["11 % of the samples have no score"]
+    assert lost(*[0.09] * 20) == []
+    assert lost(*[0.0] * 5, 0.4, *[0.0] * 9) == []  # an outage of one iteration
+
+
+def scored_by(kind: str, look: torch.Tensor) -> torch.Tensor:
+    """Which of 8 groups of 12 samples get a score."""
+    if kind == "brightest":
+        return look < look.quantile(0.93)
+    if kind == "requests":  # a server that fails for a whole group
+        return (torch.rand(8) > 0.08).repeat_interleave(12)
+    return torch.rand(96) > 0.07
+
+
+@pytest.mark.parametrize("kind", ["brightest", "requests", "chance"])
+def test_unscored_samples_that_differ_are_told_and_no_others(kind):
+    torch.manual_seed(5)
+    alarms, signs = Alarms(), []
+    for _ in range(40):
+        look = torch.randn(8).repeat_interleave(12) + torch.randn(96)
+        scored = scored_by(kind, look)
+        columns = {"image/brightness": look, "image/edges": torch.rand(96).round()}
+        evidence = unscored_evidence(scored, 12, columns)
+        alarms = restored(alarms)
+        signs += alarms.unscored(TRAINING, evidence)
+    expected = (
+        ["higher image/brightness of unscored samples than of scored ones"]
+        if kind == "brightest"
+        else []
+    )
+    assert signs == expected
+
+
+def test_nothing_is_learned_from_iterations_where_all_or_none_are_scored():
+    columns = {"length": torch.arange(8.0)}
+    assert unscored_evidence(torch.ones(8, dtype=torch.bool), 4, columns) == {}
+    assert unscored_evidence(torch.zeros(8, dtype=torch.bool), 4, columns) == {}
+    assert differing({}, 1e-3) == []
+
+
+def test_equal_statistics_are_no_evidence():
+    scored = torch.tensor([True] * 7 + [False])
+    (bets,) = unscored_evidence(scored, 4, {"stopped": torch.ones(8)}).values()
+    assert bets == [0.0] * len(bets)
+
+
+def restored(alarms: Alarms) -> Alarms:
+    """Through a checkpoint."""
+    again = Alarms()
+    assert again.restore(json.loads(json.dumps(alarms.state())))
+    return again
+
+
+def test_alarms_go_on_after_a_checkpoint():
+    rewards = [0.8] * 10 + [0.8 - 0.05 * i for i in range(10)]
+    whole, first = based(), based()
+    signs = train(whole, rewards) + whole.compare(evaluation(0.5))
+    before = train(first, rewards[:12])
+    again = restored(first)
+    assert signs == before + train(again, rewards[12:]) + again.compare(evaluation(0.5))
+    assert len(signs) == 2
+
+
+def test_the_state_of_an_older_version_is_refused_whole():
+    alarms = based()
+    before = json.dumps(alarms.state())
+    old = {"history": [], "best": 0.5, "raised": ["reward"], "flat": {}}
+    assert not alarms.restore(old)
+    assert json.dumps(alarms.state()) == before
