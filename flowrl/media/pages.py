@@ -1,6 +1,7 @@
 """Samples as files to look at: a page of images, videos or texts."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from PIL import Image
 
 from flowrl.media import pictures, texts, videos
 from rewards import Samples
+from rewards.perception.files import open_image_file
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,15 @@ class Page:
         return folder / f"{name}.gif"
 
     def save_beside(self, folder: Path, earlier: str, name: str) -> None:
-        """Write this page next to the saved page `earlier` of the same prompts, if that exists."""
+        """Write this page next to the saved page `earlier`, if that exists and is readable."""
         if self.texts and (folder / f"{earlier}.jsonl").is_file():
             texts.save_beside(_lines(self), self.title, folder, earlier, name)
-        elif (folder / f"{earlier}.png").is_file():
-            before = Image.open(folder / f"{earlier}.png").convert("RGB")
+        elif before := _saved(folder / f"{earlier}.png"):
             pictures.save_grid(
                 pictures.images_side_by_side(before, _still_page(self)), folder / f"{name}.png"
             )
-        if self.moving and (folder / f"{earlier}.gif").is_file():
-            both = videos.videos_side_by_side(folder / f"{earlier}.gif", _moving_page(self))
+        if self.moving and (frames := videos.saved_frames(folder / f"{earlier}.gif")):
+            both = videos.videos_side_by_side(frames, _moving_page(self))
             videos.save_gif(both, folder / f"{name}.gif")
 
     def save_each(self, folder: Path) -> None:
@@ -61,6 +62,12 @@ class Page:
     @property
     def moving(self) -> bool:
         return self.samples.kind == "video"
+
+
+def _saved(path: Path) -> Image.Image | None:
+    with suppress(ValueError):
+        return open_image_file(path).convert("RGB")
+    return None
 
 
 def _still_page(page: Page) -> Any:

@@ -2,7 +2,9 @@
 
 import html
 import json
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +34,41 @@ def save_texts(lines: Sequence[Line], title: str, folder: Path, name: str) -> Pa
 
 
 def save_beside(lines: Sequence[Line], title: str, folder: Path, earlier: str, name: str) -> Path:
-    """Write the saved lines `earlier` of the same prompts and these side by side."""
-    old = [json.loads(line) for line in (folder / f"{earlier}.jsonl").read_text().splitlines()]
-    both, rows = [], []
-    for before, after in zip(old, lines, strict=True):
+    """Write these lines beside the saved lines `earlier` of the same prompts, side by side.
+
+    Lines whose prompt the other page does not show are left out: a resume may show another number.
+    """
+    old, both, rows = _saved(folder / f"{earlier}.jsonl"), [], []
+    for after in lines:
+        if not old[after["prompt"]]:
+            continue
+        before = old[after["prompt"]].popleft()
         scores = before["score"], after["score"]
         texts = before["text"], after["text"]
         both.append(
             {
-                "prompt": before["prompt"], "before": texts[0], "after": texts[1],
+                "prompt": after["prompt"], "before": texts[0], "after": texts[1],
                 "score_before": scores[0], "score_after": scores[1],
             }
         )  # fmt: skip
-        cells = [before["prompt"], *zip(scores, texts, strict=True)]
+        cells = [after["prompt"], *zip(scores, texts, strict=True)]
         rows.append((_change(*scores), cells))
     changes = [change for change, _ in rows]
     kinds = ("better", "worse", "same")
     summary = ", ".join(f"{changes.count(kind)} {kind}" for kind in kinds)
     return _written(both, _page(title, summary, ("prompt", "before", "after"), rows), folder, name)
+
+
+def _saved(path: Path) -> defaultdict[str, deque[Line]]:
+    """Read saved lines, by prompt; those that cannot be read are left out."""
+    found: defaultdict[str, deque[Line]] = defaultdict(deque)
+    for text in path.read_bytes().splitlines():
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            line = json.loads(text)
+            kept = {"text": str(line["text"]), "score": line["score"]}
+            if kept["score"] is None or isinstance(kept["score"], float):
+                found[line["prompt"]].append(kept)
+    return found
 
 
 def _change(before: float | None, after: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from struct import error as StructError
 
 from PIL import Image, ImageSequence
 from torch import Tensor
@@ -51,10 +52,19 @@ def video_page(
     ]
 
 
-def videos_side_by_side(left: Path, right: Sequence[Image.Image]) -> list[Image.Image]:
-    """A saved page and a page of videos of the same prompts next to each other."""
-    with Image.open(left) as saved:
-        before = [frame.convert("RGB") for frame in ImageSequence.Iterator(saved)]
+def saved_frames(path: Path) -> list[Image.Image]:
+    """Read the frames of a saved page; none of a file that is missing or damaged."""
+    try:
+        with Image.open(path, formats=("GIF",)) as saved:
+            return [frame.convert("RGB") for frame in ImageSequence.Iterator(saved)]
+    except (OSError, ValueError, SyntaxError, LookupError, EOFError, StructError):
+        return []
+
+
+def videos_side_by_side(
+    before: Sequence[Image.Image], right: Sequence[Image.Image]
+) -> list[Image.Image]:
+    """Two pages of videos next to each other."""
     return [
         pictures.images_side_by_side(before[min(at, len(before) - 1)], frame)
         for at, frame in enumerate(right)

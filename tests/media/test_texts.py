@@ -83,6 +83,24 @@ def test_before_and_after_stand_side_by_side(tmp_path):
     assert [line["after"] for line in both] == AFTER
 
 
+def test_lines_without_a_readable_partner_are_left_out(tmp_path):
+    """A resume may show another number of samples, and files of a run may be damaged."""
+    page(BEFORE, [0.0, None, 0.5]).save(tmp_path, "before")
+    file = tmp_path / "before.jsonl"
+    first, _, last = file.read_bytes().splitlines()
+    damaged = [
+        b"\xff",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"prompt": [], "text": 1, "score": 0.5}',
+        b'{"pro',
+    ]
+    file.write_bytes(b"\n".join([last, *damaged, first]))
+    page(AFTER, [1.0, 0.5, 0.25]).save_beside(tmp_path, "before", "both")
+    both = [json.loads(line) for line in (tmp_path / "both.jsonl").open()]
+    assert [(line["before"], line["after"]) for line in both] == [("5", "4"), ("", "&amp;")]
+
+
 def test_nothing_to_stand_beside_is_no_page(tmp_path):
     with pytest.raises(FileNotFoundError):
         (tmp_path / "both.html").stat()

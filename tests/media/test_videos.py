@@ -111,6 +111,17 @@ def test_before_and_after_are_next_to_each_other(tmp_path):
         assert strip.width % 2 == 0 and strip.width > 2 * 3 * 128
 
 
+def test_damaged_pages_stand_beside_nothing(tmp_path):
+    """They may not end a run whose weights are not exported yet."""
+    Page(samples(painted()), (1.0, 1.0), "before").save(tmp_path, "before")
+    whole = {kind: (tmp_path / f"before.{kind}").read_bytes() for kind in ("png", "gif")}
+    for length in (0, 6, 20):
+        for kind, content in whole.items():
+            (tmp_path / f"before.{kind}").write_bytes(content[:length])
+        Page(samples(painted()), (0.0, 0.0), "after").save_beside(tmp_path, "before", "both")
+    assert not list(tmp_path.glob("both.*"))
+
+
 def test_each_sample_is_a_file(tmp_path):
     Page(samples(painted()), (1.0, 1.0), "").save_each(tmp_path / "films")
     assert sorted(f.name for f in (tmp_path / "films").iterdir()) == ["000.gif", "001.gif"]

@@ -10,7 +10,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -72,12 +73,21 @@ def small(pipeline: Path, folder: Path) -> dict:
     return tree
 
 
+def unfinished(folder: Path) -> Iterator[tuple[Path, int]]:
+    """What is half-written or half-removed at this moment: paths and their times of change."""
+    for end in ("**/.*.tmp", "**/.*.old", "*.tmp"):
+        for path in folder.glob(end):
+            with suppress(OSError):  # gone in between
+                yield path, path.stat().st_ino
+
+
 def agree(folder: Path, unbroken: Path) -> None:
     """Weights, raw and averaged, optimizer, best and every line but its seconds are the same."""
-    for name in ("adapter", "adapter_raw"):
-        found, wanted = (
-            load_file(run / name / "pytorch_lora_weights.safetensors") for run in (folder, unbroken)
-        )
+    names = [p.relative_to(unbroken) for p in unbroken.rglob("*.safetensors")]
+    exported = [name for name in names if name.parts[0] != "checkpoints"]
+    assert len(exported) >= 3
+    for name in exported:
+        found, wanted = (load_file(run / name) for run in (folder, unbroken))
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[key], wanted[key]) for key in wanted), name
     last = max((unbroken / "checkpoints").iterdir()).name
@@ -103,6 +113,8 @@ def imports() -> None:
     from transformers import (  # noqa: F401
         CLIPTextModelWithProjection,
         CLIPTokenizerFast,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
         T5EncoderModel,
         T5TokenizerFast,
     )
