@@ -1,7 +1,7 @@
 """Scores of samples. This package depends on no sampler, policy or training code."""
 
 from rewards.combine import score_all
-from rewards.load import check_reward, load, load_judge
+from rewards.load import check_reward, load
 from rewards.types import Judge, Reward, Samples, Scores
 
 __all__ = [
@@ -11,6 +11,5 @@ __all__ = [
     "Scores",
     "check_reward",
     "load",
-    "load_judge",
     "score_all",
 ]

@@ -4,23 +4,22 @@ The program is the last fenced block of the text; a text without one scores 0. I
 column of the prompt file, a list of either
 
     Python that must run to its end, such as "assert add(2, 3) == 5"
-    {"input": text, "output": text}: what it reads and what it must print, but for blanks at the
-    ends of lines and of the whole, with exit code 0
+    {"input": text, "output": text}: what it reads, and what it must print before it ends with exit
+    code 0; blanks at the ends of lines and of the whole do not matter
 
 Programs run in processes of their own with limits of time, memory, processes, files and output,
 without the run's variables, without network, and with only the interpreter's files, read-only.
 That needs Linux with user namespaces (or root). `isolation: full` refuses to start elsewhere;
-`isolation: best` warns. It then gives up this: a program can read the run's files, its own tests
-among them, and native code in it can write them. The time and the memory that a program is
-allowed are never protected.
+`isolation: best` warns, and then a program can read the run's files, its own tests among them, and
+native code in it can write them. A program can always use up the time and memory it is allowed.
 
 A verdict cannot be printed or guessed from inside: expected outputs never enter the process. Python
 tests run in a second process, which calls the program's functions from there. Arguments are copied
 and results travel as plain data, so a test cannot pass a function of its own, catch or subclass a
 class of the program, or compare its objects by their own `==`; and an argument changes in place
 only where the test ignores the call's result (`rotate(a, 2)`). Before a run the tests of every row
-are tried on programs that solve nothing, and a warning names the rows that these pass. Tests are
-trusted: use only tests whose code you would run.
+are tried on programs that solve nothing, and a warning names the rows that such a program passes.
+Tests are trusted: use only tests whose code you would run.
 """
 
 import json
@@ -69,7 +68,7 @@ def last_program(text: str) -> str | None:
 
 
 def read_tests(given: Any) -> Tests:
-    """The tests in a cell of the column. ValueError if it holds none, or others."""
+    """The tests in a cell of the column. ValueError if it holds none, or another form."""
     if isinstance(given, str) and given.lstrip()[:1] in ("[", "{"):
         given = json.loads(given)
     if isinstance(given, str):
@@ -260,7 +259,7 @@ def load(
     memory     MB of addresses of each process of a program, and of their memory in sum
     processes  and threads that it may have
     output     MB that it may print, or write to files
-    parallel   programs at the same time: more than there are cores makes time run out
+    parallel   programs at the same time; with more than there are cores, programs run out of time
     isolation  full: refuse to start where programs cannot be isolated; best: warn, and accept that
                a program may read the run's files, its tests among them
     """

@@ -40,7 +40,7 @@ def score_all(rewards: Mapping[str, Reward], samples: Samples) -> Scores:
 
     NaN (or None, alone or in a list) marks a sample that the reward could not score. Samples whose
     media are None are unscored by all rewards and shown to none. An exception of a reward passes
-    through with the reward's name as a note; `scored` lists the errors of this function's own.
+    through, with the reward's name as a note; `scored` lists the other errors.
     """
     if not rewards:
         raise ValueError("score_all needs at least one reward")

@@ -226,7 +226,7 @@ class GenEval:
         return graded if self.kind == "graded" else float(strict)
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ValueError, naming the row, for one that the detector cannot be compared with."""
+        """ValueError for the first row with a class, count or colour that cannot be judged."""
         for row, columns in enumerate(meta, start=1):
             for wanted in (*(columns.get("include") or ()), *(columns.get("exclude") or ())):
                 try:
@@ -248,9 +248,9 @@ class GenEval:
 
 
 @dataclass(frozen=True)
-class Tested(OverFrames):
-    """GenEval over frames. Its self-test covers the prompts and the CLIP that names colours: no
-    synthetic image is certain to be found by every detector."""
+class GenEvalOverFrames(OverFrames):
+    """The self-test covers the prompts and the CLIP that names colours, not the detector: no object
+    of a synthetic image is certain to be found by every detector."""
 
     parts: Mapping[str, Reward] = field(default_factory=dict)
 
@@ -274,4 +274,4 @@ def load(
     towers = transformers_towers(clip, place)
     reward = GenEval(detector(model, place), Colours(towers), kind, threshold, counting)
     parts = {"colours": OverFrames(Cosine(towers), "geneval", frames, aggregate)}
-    return Tested(reward, "geneval", frames, aggregate, parts)
+    return GenEvalOverFrames(reward, "geneval", frames, aggregate, parts)

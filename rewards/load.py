@@ -89,7 +89,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
 
 
 def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -> None:
-    """ValueError if a model that the reward would load is in no folder, no cache and no reach.
+    """ValueError if a model is in no folder and no cache, and the hub cannot be reached.
 
     Includes the rewards that a reward is made of. Needs a network only for what is not local.
     """
@@ -104,7 +104,7 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
 
 
 def own_function(name: str) -> Callable[..., Any]:
-    """A function of a user's file, `my_file.py:function`. ValueError if there is none."""
+    """The function of a user's file that `my_file.py:function` names. ValueError without one."""
     path, colon, function = name.rpartition(":")
     if not (colon and path.endswith(".py")):
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")

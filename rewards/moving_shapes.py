@@ -10,8 +10,8 @@ and tracked by their colour. Two parts are scored:
   without a jump; or stays where it is.
 
 *graded* is the mean of the two, each with part of the credit, in 0..1; *strict* is 1 where graded
-is exactly 1, otherwise 0. Of 1,500 rendered videos strict accepts 0.998. With another prompt for
-as many objects it accepts 2 in 5,970: the two with the same objects in the other order.
+is exactly 1, otherwise 0. Strict accepts a share of 0.998 of 1,500 rendered videos. With the prompt
+of another video with as many objects it accepts 2 of 5,970, which name the same two in other order.
 """
 
 import re

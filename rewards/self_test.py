@@ -20,8 +20,8 @@ from rewards.types import Kind, Reward, Samples
 
 _SIDE = 64  # pixels of the test images
 _ALIKE = 1e-6  # scores closer than this, relative to their size, count as equal
-_BATCHED = 0.01  # allowed difference of batched scores from single ones, as of half precision
-_ROUNDING = 1e-5  # allowed difference of two equal calls, relative to the scores, as of a GPU
+_BATCHED = 0.01  # allowed difference of batched scores from single ones: half precision
+_ROUNDING = 1e-5  # allowed difference of two equal calls, relative to the scores: a GPU's rounding
 _NOISE = 0.1  # allowed difference of two equal calls, in standard deviations within a group
 _NEAR = 0.02  # how far images of one group are blended towards others
 
@@ -163,7 +163,7 @@ def _alike(scores: Float[Tensor, " n"]) -> bool:
 def _check_repeatable(
     name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]
 ) -> None:
-    """A second, equal call returns the same, but for what does not matter within a group."""
+    """A second, equal call must return the same, up to noise that is small within a group."""
     again = scored(name, reward, samples)
     noise = float(
         (again - scores).abs().nan_to_num(torch.inf)[~(again.isnan() & scores.isnan())].max()
@@ -181,7 +181,7 @@ def _check_repeatable(
 
 
 def _similar(samples: Samples) -> Samples:
-    """Samples as alike as those of one group: the first image, blended a little with each other.
+    """Samples as alike as those of one group: the first image, a little of each other blended in.
 
     Texts of a group differ as much as the test's own, and so do images of different sizes.
     """
@@ -194,7 +194,7 @@ def _similar(samples: Samples) -> Samples:
 
 
 def _check_batches(name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]) -> str:
-    """Single samples score the same; or, for a groupwise reward, the group in another order."""
+    """One by one, samples must score the same; for a groupwise reward, in another order."""
     rows = range(len(scores))
     alone = torch.cat([scored(name, reward, samples.take([row])) for row in rows])
     if not scores.isnan().all() and alone.isnan().all():

@@ -146,9 +146,9 @@ def load(
     dtype: DtypeName = "float32",
 ) -> Reward:
     """model  a folder or hub name, its tokenizer with it
-    label  the place or name of a logit; not needed where there is one only
+    label  index or name of a logit; not needed if there is only one
     kind   the logit, its softmax among the labels, or its sigmoid
-    most   tokens of prompt and text, the template's included; what the model reads by default
+    most   tokens of prompt, text and template; by default all that the model reads
     long   longer samples: unscored, or cut at the start (which loses the prompt and the template
            first) or at the end (useless for decoders, which score at the last token)
     batch  samples per call; it has no effect on scores

@@ -1,7 +1,7 @@
 """A rule-based checker for images of coloured shapes, like GenEval, arXiv:2310.11513.
 
 A prompt names objects, colours, a number and a relation. The checker finds the objects of the image
-and compares them, without a network. It has two scores of the same facts:
+and compares them, without a neural network. It has two scores of the same facts:
 
 * strict is 1 if the image shows exactly what the prompt names and nothing else, otherwise 0;
 * graded is in 0..1, with partial credit for each part that is right.
@@ -13,7 +13,7 @@ copies through its autoencoder 0.98, drawn scenes with a wrong prompt of the sam
 How objects are found: each pixel takes its nearest palette colour if one is near; connected pixels
 of one colour are an object; its mask is compared with a circle, a square and an upright triangle
 that fill the same box. A large area of no palette colour counts as an object without colour, so
-that a smudge is an extra object and not invisible. All lengths are shares of the image's size.
+that a smudge is an extra object. All lengths are shares of the image's size.
 """
 
 import re

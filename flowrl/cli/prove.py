@@ -13,7 +13,7 @@ from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.run.model_proof import Rows, proof_digest, proof_prompts, whole_prompts
 from flowrl.run.origin import Origin
-from flowrl.run.session import load_policy
+from flowrl.run.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.arguments import ProveArguments
 from flowrl.settings.checks import check_hub, check_model

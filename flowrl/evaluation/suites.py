@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from flowrl.errors import UserError
+from flowrl.evaluation.official_files import OFFICIAL_FILES, download_official
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.tables import rows_of
 from flowrl.paths import find
@@ -176,7 +177,8 @@ def _known(name: str, kind: SuiteKind, path: str) -> Suite:
         file = find(f"{SUITES_FOLDER}/{name}.jsonl")
         return _made(name, kind, _table(file, "prompt", "category"), str(file))
     if not path:
-        raise UserError(f"the suite {name} needs the official file: {name}:FILE")
+        hint = f"; flowrl suites {name} --get FILE downloads it" * (name in OFFICIAL_FILES)
+        raise UserError(f"the suite {name} needs the official file: {name}:FILE{hint}")
     if not find(path).exists():
         raise UserError(f"{name}:{path}: no such file")
     return _made(name, kind, kind.read(find(path)), path)
@@ -238,6 +240,8 @@ class Suites:
     """One of them, as NAME or NAME:FILE; all are listed if not given."""
     out: Path | None = None
     """Write the prompts here as JSON lines, for `prompts:` of a run or --prompts."""
+    get: Path | None = None
+    """Download the official file of geneval, ocr, drawbench or parti to this path."""
 
 
 def list_suites(given: Suites) -> None:
@@ -247,6 +251,9 @@ def list_suites(given: Suites) -> None:
             file = "" if kind.read is None else f" ({name}:FILE)"
             print(f"{name:<{width}}  {kind.about}{file}")
         print("\nflowrl suites NAME shows one; flowrl evaluate RUN --suite NAME scores a run on it")
+        return
+    if given.get is not None:
+        print(download_official(given.name, given.get))
         return
     suite = load_suite(given.name)
     if given.out is not None:

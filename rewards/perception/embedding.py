@@ -132,7 +132,7 @@ class OpenClipTowers:
 def tokenize(
     tokenizer: Any, prompts: Sequence[str], limit: int, device: torch.device
 ) -> dict[str, Tensor]:
-    """Ids and mask [n limit] of a transformers tokenizer, padded so that no batch matters."""
+    """Ids and mask [n limit] of a transformers tokenizer, padded alike in every batch."""
     whole = tokenizer(list(prompts), truncation=False, verbose=False)["input_ids"]
     warn_if_cut([len(ids) for ids in whole], limit)
     padded = tokenizer(

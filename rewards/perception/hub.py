@@ -1,4 +1,4 @@
-"""Model weights in folders, in the hub's cache or on the hub, found without a long wait."""
+"""Model weights in folders, in the hub's cache or on the hub, looked up without a long wait."""
 
 import functools
 import urllib.error
@@ -14,7 +14,7 @@ _TIMEOUT = 5.0  # seconds; the hub's own client retries for half a minute per fi
 
 @functools.cache
 def hub_reachable() -> bool:
-    """Whether the hub answers at all. Compared once per process."""
+    """Whether the hub answers at all. Checked once per process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -30,9 +30,9 @@ def hub_reachable() -> bool:
 
 
 def model_path(model: str) -> str:
-    """A folder as written or below the project's folder, or a name on the hub.
+    """Resolve a folder, as written or below the project's, or a name on the hub.
 
-    The folder of the hub's cache if the hub cannot be reached. ValueError if the model is in none
+    If the hub cannot be reached, return the folder of its cache. ValueError if the model is in none
     of these places.
     """
     own = Path(__file__).resolve().parents[2] / model
@@ -56,8 +56,8 @@ def _hub_path(model: str, *files: str) -> str:
     folders = [str(Path(found).parent) for found in cached if isinstance(found, str)]
     if not folders:
         raise ValueError(
-            f"there is no folder {model}, and the hub, which may have it, cannot be reached: "
-            "download it where there is a network, and name the folder"
+            f"there is no folder {model}, and the hub cannot be reached: download the model where "
+            "there is a network, and name its folder"
         )
     return folders[0]
 

@@ -1,4 +1,4 @@
-"""Take from this process what it does not need, before it runs untrusted code.
+"""Drop the rights that this process does not need, before it runs untrusted code.
 
 On Linux, where user namespaces are permitted (or as root): no network, no sight of other
 processes, and of the file system only the interpreter and the system's libraries, read-only; all
@@ -72,7 +72,7 @@ def _enter_namespaces(libc: Any) -> bool:
 
 
 def _inside(libc: Any, settings: dict[str, Any], close: list[int]) -> tuple[list[str], bool]:
-    """Missing protections, and whether the memory of all processes is watched from outside."""
+    """Return the missing protections, and whether a watch from outside sums up the memory."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     ready, report = os.pipe()
     inner = os.fork()  # a new space of processes begins with the next one
@@ -132,7 +132,7 @@ def _checked(result: int) -> None:
 def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
     """Enter a file system in memory, of `written` bytes, with what Python needs bound read-only.
 
-    Whether it has a /proc of its own, which not every container permits.
+    Return whether it has a /proc of its own, which not every container permits.
     """
     root = settings["folder"]
     os.umask(0o022)  # the user of the end must be able to read what is bound

@@ -1,8 +1,8 @@
-"""A seccomp filter: system calls that this process and its children get EPERM for.
+"""A seccomp filter of system calls, which then fail with EPERM in this process and its children.
 
-Refused are calls whose memory no limit counts (System V and POSIX queues and shared memory, files
-in memory), new namespaces and mounts, and looking into other processes. Without namespaces of its
-own a process may also neither connect, nor signal, start or become another.
+It refuses calls whose memory no limit counts (System V and POSIX queues and shared memory, files
+in memory), new namespaces and mounts, and calls that look into other processes. A process without
+namespaces of its own can also not connect, nor signal, start or become another process.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Programs that solve nothing: a row whose tests one of them passes can be passed by anything.
+"""Programs that solve nothing: if one of them passes a row's tests, the tests are too weak.
 
-They are ours, so they run in the process of the tests, hundreds of rows to a process.
+The programs are ours, so they run in the process of the tests, hundreds of rows per process.
 """
 
 import json

@@ -15,7 +15,7 @@ MOST_TOKENS = 2**53  # that a count can be
 
 
 def parse_answer(answer: "httpx.Response") -> Any:
-    """The JSON of an answer. Malformed if it has none, or one of absurd depth or integers."""
+    """The JSON of an answer. Malformed if it has none, or absurd nesting or integers."""
     try:
         return json.loads(answer.content, parse_int=_integer)
     except (ValueError, RecursionError) as error:

@@ -98,9 +98,9 @@ class Client:
                 time.sleep(0.2)
 
     def tell(self, path: str, body: Mapping[str, Any], patience: Patience | None = None) -> str:
-        """Return the text that answers a POST. ValueError gives the reason for none.
+        """Return the text of the answer to a POST. ValueError, with the reason, if there is none.
 
-        It is tried again while the server is busy or out of reach, but not if it failed (500).
+        Tries again while the server is busy or out of reach, but not if it failed (500).
         """
         import httpx
 

@@ -21,7 +21,7 @@ class Malformed(Again):
 
 
 class Unparsable(Exception):
-    """An answer in the right format without a verdict: another try would cost and not help."""
+    """An answer in the right format, but without a verdict. Another try would not help."""
 
 
 class Refused(Exception):

@@ -1,7 +1,7 @@
 """Serve a reward or a judge over HTTP, in the format of `rewards.serving.wire`.
 
     GET  /health    the reward with its settings and version, and counts of served requests
-    GET  /examples  two samples that the reward distinguishes, if it has such
+    GET  /examples  two samples that the reward must score differently, if it has any
     POST /score     a WireSamples; returns a number per sample
     POST /judge     a WirePairs; returns P(a is preferred) per pair
 
@@ -146,7 +146,7 @@ async def _answer(
 
 
 class _NotJson(Exception):
-    """A body that is no JSON; NaN and Infinity are none either."""
+    """A body that is not JSON, or that has NaN or Infinity, which JSON does not know."""
 
 
 def _read_request(
@@ -154,7 +154,7 @@ def _read_request(
 ) -> tuple[wire.WireSamples, int]:
     """The request and the pixels of its media. ValueError, or _NotJson, if it is not of the format.
 
-    Nothing is decoded but headers.
+    Decodes headers only.
     """
     try:
         content = json.loads(body, parse_constant=_refuse_constant)

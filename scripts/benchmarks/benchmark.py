@@ -191,7 +191,7 @@ def alone(session: Session) -> tuple[float, float]:
     steps, rows = session.algorithm.steps, policy.rows_per_call
     batch = policy.open(["a red ball"], [{}], steps)
     velocity = batch.policy
-    x = torch.randn(rows, *policy.shape(steps)).to(session.device)
+    x = torch.randn(rows, *policy.shape(steps)).to(session.accelerator.device)
     sigma = torch.full((rows,), policy.schedule(steps).sigmas[1])
     prompt = torch.zeros(rows, dtype=torch.long)
     with torch.no_grad():
@@ -203,8 +203,8 @@ def alone(session: Session) -> tuple[float, float]:
         session.learner.optimizer.zero_grad()
 
     with torch.no_grad():
-        frozen = timed(bare, session.device) / rows
-    return frozen, timed(graded, session.device) / rows
+        frozen = timed(bare, session.accelerator.device) / rows
+    return frozen, timed(graded, session.accelerator.device) / rows
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:
@@ -224,14 +224,14 @@ def measured(tree: dict[str, Any], folder: Path, iterations: int) -> dict[str, A
     session = opened(tree, folder)
     progress, alarms, metrics = Progress(), Alarms(), dict[str, float]()
     frozen, graded = alone(session)
-    if session.device.type == "cuda":
+    if session.accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     taken: list[float] = []
     while len(taken) < iterations and sum(taken) < ENOUGH:
-        began = clock(session.device)
+        began = clock(session.accelerator.device)
         metrics = iterate(session, progress, alarms)
-        taken.append(clock(session.device) - began)
-    peak = torch.cuda.max_memory_allocated() if session.device.type == "cuda" else None
+        taken.append(clock(session.accelerator.device) - began)
+    peak = torch.cuda.max_memory_allocated() if session.accelerator.device.type == "cuda" else None
     counts = {name: metrics[f"count/{name}"] for name in ("sampling", "training", "frozen")}
     network = frozen * (counts["sampling"] + counts["frozen"]) + graded * counts["training"]
     seconds, wanted = sorted(taken)[len(taken) // 2], memory.estimate(session.run)

@@ -73,7 +73,7 @@ def test_a_run_with_its_reward_model_on_the_cpu(pipeline, tmp_path):
 @pytest.mark.gpu
 def test_a_reward_model_on_the_cpu_scores_samples_of_the_gpu(pipeline, tmp_path):
     kept = clip_run(pipeline, tmp_path, "cpu")
-    assert kept.device.type == "cuda" and places(kept.rewards["clip"]) == {"cpu"}
+    assert kept.accelerator.device.type == "cuda" and places(kept.rewards["clip"]) == {"cpu"}
     assert iterate(kept, Progress(), Alarms())["unscored"] == 0
     shown = images(["a red ball"] * 4)
     moved = replace(shown, media=shown.media.cuda())

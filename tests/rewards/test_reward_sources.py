@@ -41,7 +41,7 @@ def test_a_model_that_is_nowhere_is_one_sentence_within_a_second(offline, name, 
     begun = time.monotonic()
     with pytest.raises(ValueError, match=f"there is no folder {model}.*the hub.*cannot be reached"):
         check_sources(name, settings)
-    with pytest.raises(ValueError, match="cannot be reached: download it"):
+    with pytest.raises(ValueError, match="cannot be reached: download the model"):
         load(name, **settings)
     with pytest.raises(UserError, match=f"reward {name}: there is no folder"):
         check_reward_sources([RewardSpec(name=name, settings=settings)])

@@ -159,7 +159,7 @@ def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, t
     iterate(first, progress, alarms)
     iterate(second, found, other)
     pairs = zip(
-        first.policies.parameters.values(), second.policies.parameters.values(), strict=True
+        first.learner.policies.parameters.values(), second.learner.policies.parameters.values(), strict=True
     )
     assert all(torch.equal(a, b) for a, b in pairs)
     state = json.loads((newest / "state.json").read_text())
