@@ -16,7 +16,7 @@ from random import Random
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, prompts
+from flowrl.demo.maze import CELLS, MOVES, TURNS, compass, move, prompts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.demo_models.pretrain_sums import (
@@ -45,9 +45,9 @@ def journey(prompt: str, knows: float, dice: Random) -> tuple[list[str], bool]:
     """The moves of a walker, each with the cell after it, and whether the walker arrives."""
     cell, goal, said = prompt[0], prompt[1], []
     for _ in range(TURNS):
-        move = compass(cell, goal, dice) if dice.random() < knows else dice.choice("nesw")
-        cell = move(cell, move)
-        said.append(move + cell)
+        letter = compass(cell, goal, dice) if dice.random() < knows else dice.choice("nesw")
+        cell = move(cell, letter)
+        said.append(letter + cell)
         if cell == goal:
             return said, True
     return said, False
