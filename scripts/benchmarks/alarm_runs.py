@@ -72,7 +72,7 @@ class Replayed(NamedTuple):
 
     @property
     def right(self) -> bool:
-        """A hacked run is told before its accuracy is lost; a healthy one is never accused."""
+        """A hacked run raises an alarm before its accuracy is lost, a healthy one raises none."""
         if not self.hacked:
             return self.first is None
         return self.first is not None and (self.lost is None or self.first < self.lost)
