@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -22,6 +23,7 @@ from flowrl.run.finite import NotFiniteError, first_not_finite, refuse
 from flowrl.run.optimizers import update_settings
 from flowrl.run.session import EVALUATION, Session
 from flowrl.settings import Run
+from flowrl.settings.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
@@ -43,6 +45,9 @@ class Progress:
     best_iteration: int | None = None
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
+
+
+_PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
@@ -107,7 +112,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         weights = load_file(checkpoint / POLICIES_FILE)
         optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
-        progress = Progress(**state["progress"])
+        progress, seen = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
@@ -118,7 +123,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         session.policies.restore(weights)
         load_state(session.optimizer, parameters, optimizer)
         update_settings(session.optimizer, session.run.train)
-        alarms.restore(state["alarms"])
+        alarms.restore(seen.state())
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)
@@ -131,6 +136,20 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             "delete it to go on from the one before"
         ) from error
     return progress
+
+
+def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Alarms]:
+    """Check the types and the sense of a state's numbers. ValueError, in words."""
+    try:
+        progress = _PROGRESS.validate_python(state["progress"])
+        alarms = _ALARMS.validate_python(state["alarms"])
+    except ValidationError as error:
+        raise ValueError(f"state.json: {explain(error)}") from error
+    if progress.iteration != int(checkpoint.name) or not 0 <= progress.seconds < math.inf:
+        raise ValueError(f"state.json: {progress.iteration} iterations, {progress.seconds} seconds")
+    if len({frozenset(row) for row in alarms.history}) > 1:
+        raise ValueError("state.json: alarms.history has rows of different statistics")
+    return progress, alarms
 
 
 def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) -> None:
