@@ -11,9 +11,9 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, prove_whole, table
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
+from flowrl.run.learner import load_policy
 from flowrl.run.model_proof import Rows, proof_digest, proof_prompts, whole_prompts
 from flowrl.run.origin import Origin
-from flowrl.run.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.arguments import ProveArguments
 from flowrl.settings.checks import check_hub, check_model

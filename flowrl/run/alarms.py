@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
 
-from flowrl.run.unscored import Evidence, differing
+from flowrl.run.unscored import TILTS, Evidence, differing
 
 Metrics = Mapping[str, float]
 DIVERSITY = ("image/diversity", "text/distinct")
@@ -211,6 +211,20 @@ class Alarms:
         for name, value in state.items():
             setattr(self, name, value)
         return True
+
+    def check(self) -> None:
+        """ValueError for a state whose parts contradict each other."""
+        if len({frozenset(row) for row in (*self.start, *self.recent)}) > 1:
+            raise ValueError("state.json: alarms have iterations of different statistics")
+        if any(len(bets) != len(TILTS) for bets in self.evidence.values()):
+            raise ValueError(f"state.json: alarms.evidence has other than {len(TILTS)} numbers")
+        for name in self.base:
+            if name.startswith("held_out_std/") and _held_out(name) not in self.base:
+                raise ValueError(f"state.json: alarms.base has {name} without a score")
+
+
+def _held_out(std: str) -> str:
+    return std.replace("held_out_std/", "held_out/", 1)
 
 
 def _unprefixed(held_out: Metrics) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -22,6 +23,7 @@ from flowrl.run.learner import EVALUATION, Learner, evaluated
 from flowrl.run.optimizers import update_settings
 from flowrl.run.session import Session
 from flowrl.settings import Run
+from flowrl.settings.sentences import explain
 
 POLICIES_FILE = "policies.safetensors"
 # errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
@@ -44,6 +46,9 @@ class Progress:
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+
+
+_PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
@@ -120,7 +125,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         weights = load_file(checkpoint / POLICIES_FILE)
         optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
-        progress = Progress(**state["progress"])
+        progress, seen = _checked(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
@@ -131,7 +136,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         session.learner.policies.restore(weights)
         load_state(session.learner.optimizer, parameters, optimizer)
         update_settings(session.learner.optimizer, session.run.train)
-        if not alarms.restore(state["alarms"]):
+        if not alarms.restore(seen):
             session.terminal.say("the checkpoint is of an older version; alarms begin again")
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
@@ -145,6 +150,21 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             "delete it to go on from the one before"
         ) from error
     return progress
+
+
+def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapping[str, Any]]:
+    """Check the types and the sense of a state's numbers. Returns the progress and the alarms'
+    state, which may be an older version's. ValueError, in words."""
+    alarms: Mapping[str, Any] = state["alarms"]
+    try:
+        progress = _PROGRESS.validate_python(state["progress"])
+        if alarms.keys() == Alarms().state().keys():
+            _ALARMS.validate_python(alarms).check()
+    except ValidationError as error:
+        raise ValueError(f"state.json: {explain(error)}") from error
+    if progress.iteration != int(checkpoint.name) or not 0 <= progress.seconds < math.inf:
+        raise ValueError(f"state.json: {progress.iteration} iterations, {progress.seconds} seconds")
+    return progress, alarms
 
 
 def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) -> None:

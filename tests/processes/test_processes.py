@@ -63,6 +63,7 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
     model = tiny_lm.write(tmp_path_factory.mktemp("lm"))
     words = tmp_path_factory.mktemp("words")
     texts = {"text": text_runs.GRPO | {"kl": 0.01}, "text tree": text_runs.TREE, "text kl": KL}
+    texts["text forking"] = {"name": "text_forking", "length": 6, "group": 6, "share": 0.3}
     for name, recipe in texts.items():
         settings = text_runs.tree(model, words, recipe, updates=2, lr=1e-3)
         settings["model"]["dtype"] = "float64"
@@ -97,7 +98,9 @@ def check(job: Job, name: str, ran: Ran, here: Path) -> None:
     assert told(folder, name)["moved"] > 1e-4
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "nft", "one draw", "text", "text kl", "turns"])
+@pytest.mark.parametrize(
+    "name", ["flow_grpo", "nft", "one draw", "text", "text kl", "text forking", "turns"]
+)
 def test_processes_and_chunks_change_nothing_but_rounding(jobs, pair, tmp_path, name):
     check(jobs[name], name, pair, tmp_path)
 

@@ -1,16 +1,16 @@
 """The one reader of image files: damage, bombs and other formats become one sentence."""
 
 import io
+import random
 import struct
 import warnings
 import zlib
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from rewards.perception.files import MOST_FILE_PIXELS, open_image_file, read_images
+from tests.support import fuzz
 
 
 def encoded(form: str, mode: str = "RGB", **more) -> bytes:
@@ -94,19 +94,19 @@ def test_text_bombs_inside_a_png_are_refused(tmp_path):
         open_image_file(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
-@given(st.sampled_from(sorted(GOOD)), st.data())
-def test_damage_is_one_sentence_or_an_image(tmp_path, name, data):
-    content = bytearray(GOOD[name])
-    for _ in range(data.draw(st.integers(1, 6))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place] = data.draw(st.integers(0, 255))
-    if data.draw(st.booleans()) and b"Exif" in content:
-        place = content.index(b"Exif") + data.draw(st.integers(4, 60))
-        content[place : place + 2] = data.draw(st.binary(min_size=2, max_size=2))
-    cut = data.draw(st.none() | st.integers(0, len(content)))
-    path = tmp_path / "damaged"
-    path.write_bytes(content[:cut])
-    found = read_images([path])
-    if found.media[0] is None:
-        assert "\n" not in found.broken[str(path)]
+@fuzz.COUNTS
+def test_damage_is_one_sentence_or_an_image(count, tmp_path):
+    pieces = (*fuzz.PIECES, b"IEND", b"IHDR", b"\xff\xda", b"\xff\xe1", b"VP8X", b"\xff" * 4)
+
+    def check(rng: random.Random) -> None:
+        data = GOOD[rng.choice(sorted(GOOD))]
+        if rng.random() < 0.2 and b"Exif" in data:
+            place = data.index(b"Exif") + rng.randint(4, 60)
+            data = data[:place] + rng.randbytes(2) + data[place + 2 :]
+        path = tmp_path / "damaged"
+        path.write_bytes(fuzz.damaged(data, rng, pieces))
+        found = read_images([path])
+        if found.media[0] is None:
+            fuzz.one_sentence(found.broken[str(path)])
+
+    fuzz.cases(count, check)

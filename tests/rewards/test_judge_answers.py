@@ -1,6 +1,9 @@
 """Readers on every published form of a judge's answer, whole and damaged."""
 
 import json
+import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,8 @@ from rewards.judging.answers import (
     yes_in,
 )
 from rewards.judging.chat import Completion, completion
-from rewards.serving.requests import Unparsable
+from rewards.serving.requests import Malformed, Unparsable
+from tests.support import fuzz
 
 VIDEO = (
     "visual quality: 3\ntemporal consistency: 4\ndynamic degree: 2\n"
@@ -108,6 +112,21 @@ VERDICTS = [
     ("Image 1: 1.2\nImage 2:", None),
 ]
 FORMS = [text for text, _ in (*SCORES, *VERDICTS)]
+NOISE = (
+    *(
+        "9" * 400,
+        "[" * 3000,
+        "{" * 3000,
+        "Score: " * 300,
+        "\n" * 500,
+        "1e999",
+        "NaN",
+        "-0",
+        "²",
+        "٣",
+    ),
+    *("<think>" * 200, "Image 1 " * 300, " " * 3000, "0." + "0" * 400 + "1", '"' * 999, "\ud800"),
+)
 READERS = (score_in, verdict_in, yes_in, expected_in, which_in, questions_in)
 
 
@@ -133,15 +152,68 @@ def test_verdicts_of_all_published_forms(text, value):
     check(verdict_in, text, value)
 
 
-@given(st.sampled_from(FORMS), st.integers(0, 400), st.integers(0, 400), st.text(max_size=12))
-def test_a_damaged_answer_is_read_or_unparsable(text, start, length, noise):
-    damaged = text[:start] + noise + text[start + length :]
-    for reader in READERS:
+@st.composite
+def damaged_answers(draw) -> str:
+    text = draw(st.sampled_from(FORMS))
+    for _ in range(draw(st.integers(1, 4))):
+        start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 60))
+        noise = draw(st.text(max_size=12) | st.sampled_from(NOISE))
+        text = text[:start] + noise + text[start + length :]
+    return text
+
+
+@fuzz.COUNTS
+def test_a_damaged_answer_is_read_or_unparsable(count):
+    def check(text: str) -> None:
+        for reader in READERS:
+            try:
+                value = reader(answer(text))
+            except Unparsable as error:
+                fuzz.one_sentence(str(error))
+            else:
+                assert reader is questions_in or 0 <= value <= 1
+
+    fuzz.examples(count, damaged_answers(), check)
+
+
+def body(text: str) -> dict[str, Any]:
+    """An answer of a server, with log-probabilities and what it counts."""
+    top = [{"token": text[:3], "logprob": -0.1}, {"token": "yes", "logprob": -2.5}]
+    content = [{"token": text[:3], "logprob": -0.1, "top_logprobs": top}]
+    message = {"role": "assistant", "content": text}
+    choice = {"message": message, "logprobs": {"content": content}, "finish_reason": "stop"}
+    return {"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+
+
+@fuzz.COUNTS
+def test_a_damaged_body_is_read_or_unparsable(count):
+    values = (None, 0, -1, 1e400, float("nan"), "", "x", [], {}, [[]], True, 10**400)
+
+    def check(rng: random.Random) -> None:
+        tree = body(rng.choice(FORMS))
+        places = [(node, key) for node, key in nodes(tree)]
+        for node, key in rng.sample(places, rng.randint(1, 3)):
+            node[key] = rng.choice(values)
         try:
-            value = reader(answer(damaged))
-        except Unparsable:
-            continue
-        assert reader is questions_in or 0 <= value <= 1
+            got = completion(tree)
+        except Malformed:  # the server is asked again
+            return
+        for reader in READERS:
+            try:
+                value = reader(got)
+            except Unparsable as error:
+                fuzz.one_sentence(str(error))
+            else:
+                assert reader is questions_in or 0 <= value <= 1
+
+    fuzz.cases(count, check)
+
+
+def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield tree, key
+        if isinstance(value, dict | list):
+            yield from nodes(value)
 
 
 @given(st.sampled_from(["Alignment Score (1-5): ", "Score (1-5): ", "Final Score: "]), st.data())

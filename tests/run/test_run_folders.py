@@ -1,16 +1,24 @@
 """Damaged run folders: a sentence, never a traceback, and nothing lost without a word."""
 
 import json
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flowrl.run import atomic, checkpoint, monitor
+from flowrl.cli.commands import run_of
+from flowrl.errors import UserError
+from flowrl.run import atomic, checkpoint, monitor, origin
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
+from flowrl.run.finite import NotFiniteError
 from flowrl.run.record import cut_back
-from tests.support import runs
+from flowrl.run.session import Session
+from tests.support import fuzz, runs
 from tests.support.runs import flowrl, lines
 from tests.support.warm import small
 
@@ -107,3 +115,112 @@ def test_the_older_best_stays_until_a_checkpoint_knows_of_the_new_one(
     shutil.copytree(tmp_path / "best" / "000001", tmp_path / "best" / "000007")
     checkpoint.drop_other_best(tmp_path, progress)  # as a resume does: a later one is done again
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["000001"]
+
+
+VALUES = (
+    None,
+    0,
+    -1,
+    2.5,
+    1e400,
+    float("nan"),
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+    True,
+    10**30,
+    [1, 2],
+    {"a": 1},
+)
+METRICS = dict.fromkeys(("reward", "reward_std", "grad_norm", "seconds"), 0.5)
+METRICS |= {"reward/brightness": 0.5, "reward_std/brightness": 0.1}
+NAMES = ("0²", "9" * 30, "000009", "-1", "1.5", ".000003.tmp", "000001.old", "é", "x")
+
+
+def damage_folder(folder: Path, rng: random.Random) -> None:
+    """Change files of a run: their bytes, what they are, or values inside; half of the checkpoints
+    get their sums again, so that what is in their files is read."""
+    for _ in range(rng.randint(1, 3)):
+        files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()]
+        path, how = rng.choice(files), rng.randrange(10)
+        if how < 5:
+            path.write_bytes(fuzz.damaged(path.read_bytes(), rng))
+        elif how == 5:
+            path.unlink()
+            if rng.random() < 0.5:
+                path.mkdir()
+            elif rng.random() < 0.3:
+                path.symlink_to(path.name)
+        elif how == 6:
+            where = rng.choice([folder, folder / "checkpoints", folder / "best"]) / rng.choice(
+                NAMES
+            )
+            if not where.exists():
+                where.write_text("[]") if rng.random() < 0.5 else where.mkdir()
+        else:
+            change_value(rng.choice(sorted(folder.glob("checkpoints/*/state.json")) or [path]), rng)
+    if rng.random() < 0.5:
+        for kept in folder.glob("checkpoints/0*"):
+            if kept.is_dir() and not (kept / atomic.CONTENTS).is_dir():
+                (kept / atomic.CONTENTS).write_text(json.dumps(atomic.sums(kept)))
+
+
+def change_value(path: Path, rng: random.Random) -> None:
+    try:
+        tree = json.loads(path.read_bytes())
+        places = list(nodes(tree))
+    except (ValueError, OSError, AttributeError, TypeError):
+        return
+    if places:
+        node, key = rng.choice(places)
+        node[key] = rng.choice(VALUES)
+        path.write_text(json.dumps(tree))
+
+
+def nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield tree, key
+        if isinstance(value, dict | list):
+            yield from nodes(value)
+
+
+def read_folder(folder: Path, kept: Session) -> None:
+    """Read all that a resume reads, in its order, and use what it found."""
+    said: list[str] = []
+    with atomic.held(folder):
+        run, done, alarms = run_of(folder), -1, Alarms()
+        newest = checkpoint.newest(folder, said.append)
+        if newest is not None:
+            said += origin.changes(run, folder, newest, 1)
+            atomic.sweep(folder / "checkpoints")
+            progress = checkpoint.restore(kept, newest, alarms)
+            checkpoint.check_best(folder, progress, said.append)
+            done = progress.iteration
+        cut_back(folder, done, said.append)
+        if newest is not None:
+            checkpoint.drop_other_best(folder, progress)
+            alarms.watch(dict.fromkeys((*METRICS, *(alarms.recent or [{}])[0]), 0.1))
+            alarms.compare(dict.fromkeys(alarms.base, 0.2))
+            alarms.constant(METRICS)
+            kept.terminal.iteration(done + 1, METRICS, progress.seconds)
+    for text in said:
+        fuzz.one_sentence(text)
+
+
+@fuzz.COUNTS
+def test_a_damaged_folder_is_read_or_one_sentence(finished, count, tmp_path):
+    kept = runs.session_of(run_of(finished), tmp_path / "session")
+    folder = tmp_path / "run"
+
+    def check(rng: random.Random) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(finished, folder)
+        damage_folder(folder, rng)
+        try:
+            read_folder(folder, replace(kept, folder=folder))
+        except (UserError, NotFiniteError) as error:
+            fuzz.one_sentence(str(error))
+
+    fuzz.cases(count, check)

@@ -7,13 +7,16 @@ to it.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -61,6 +64,67 @@ class Warm:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait(30)
+
+
+class Process:
+    """The processes of one start of a run."""
+
+    def __init__(
+        self, warm: Warm, words: Sequence[Any], out: Path, processes: int, launched: bool
+    ) -> None:
+        self.warm, self.out, self.launched = warm, out, None
+        out.write_text("")
+        if launched:
+            config = PROJECT / "configs/accelerate/ddp_cpu_2.yaml"
+            command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+            self.launched = subprocess.Popen(
+                [*map(str, command), "-m", "flowrl", "train", *map(str, words)],
+                env=runs.environment() | {"PYTHONPATH": str(PROJECT)},
+                stdout=out.open("w"),
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=PROJECT,
+            )
+            self.pids = [self.launched.pid]
+            return
+        self.pids, port = [], str(runs.free_port())
+        for rank in range(processes):
+            env = {} if processes == 1 else rank_environment(rank, processes, port)
+            where = out if rank == 0 else out.with_suffix(f".{rank}.txt")
+            self.pids.append(warm.start("train", *words, out=where, env=env))
+
+    def codes(self) -> list[int | None]:
+        if self.launched is not None:
+            return [self.launched.poll()]
+        return [self.warm.poll(pid) for pid in self.pids]
+
+    def running(self) -> bool:
+        return any(code is None for code in self.codes())
+
+    def kill(self, only: int | None = None) -> None:
+        pids = self.pids if only is None else [self.pids[only]]
+        if self.launched is not None:  # it puts its processes into sessions of their own
+            pids = [p.pid for p in psutil.Process(pids[0]).children(recursive=True)] + pids
+        else:  # the number of one that has ended may be another's by now
+            pids = [pid for pid in pids if self.warm.poll(pid) is None]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def wait(self) -> list[int | None]:
+        end = time.monotonic() + 120 * (4 if self.launched else 1)
+        while self.running() and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.codes()
+
+
+def rank_environment(rank: int, processes: int, port: str) -> dict[str, str]:
+    """What `accelerate launch` gives to a process with configs/accelerate/ddp_cpu_2.yaml."""
+    ranks = {"RANK": rank, "LOCAL_RANK": rank}
+    sizes = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    chosen = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
+    return {name: str(value) for name, value in (ranks | sizes | address | chosen).items()}
 
 
 def small(pipeline: Path, folder: Path) -> dict:
