@@ -6,7 +6,7 @@ the policy of images and videos, `flowrl.models.language.policy` that of text. n
 k points.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from flowrl.models.evaluation_counter import Meter
-from samplers import Columns
+from samplers import Columns, Sampling
 
 ADAPTER = "default"  # the name of the trained adapter in peft
 
@@ -79,13 +79,9 @@ class Batch(Protocol):
         *,
         seed: int,
         iteration: int,
-        keep_mean: bool = False,
-        score: Callable[[Any], Tensor] | None = None,
-        on_rollout: Callable[[Any], None] | None = None,
+        sampling: Sampling[Any] = Sampling(),
     ) -> Sequence[Any]:
-        """One `RolloutLike` for each of the planner's plans, under the weights in force. `score`
-        is the reward [n] of a rollout, for plans that steer by it on the way. `on_rollout` is
-        called for each rollout but the last, as soon as it is drawn."""
+        """One `RolloutLike` for each of the planner's plans, under the weights in force."""
         ...
 
     def media(self, rollout: Any) -> Any:

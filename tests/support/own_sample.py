@@ -15,7 +15,7 @@ from flowrl.models.diffusers.driver import PipelineCall
 from flowrl.models.diffusers.image_to_image import RecordedNoise
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.scheduler_standin import FAILURES
-from samplers import Ode, roll
+from samplers import Latents, Ode, roll
 from samplers.adapt import from_vp, scale
 from samplers.kernels import per_row
 from samplers.noise import normal
@@ -122,11 +122,10 @@ class OwnSample:
         (rollout,) = roll(
             Ode(1)(policy.schedule(steps).sigmas, 0, self.seed),
             velocity,
-            policy.shape(steps),
+            Latents(policy.shape(steps), begin=lambda noise, prompt: self.first),
             self.rows.tolist(),
             seed=self.seed,
             iteration=0,
-            begin=lambda noise, prompt: self.first,
         )
         return policy.latents(rollout.x0, steps)
 
