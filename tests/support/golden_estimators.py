@@ -17,7 +17,7 @@ from flowrl.credit.advantages import (
 from flowrl.credit.comparisons import BestWorst
 from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.credit.turns import Baseline, LengthBaseline, Penalize, WhitenTokens
-from flowrl.credit.values import Credit, TrackedStatistics, Transform, by_column
+from flowrl.credit.values import Credit, ReferenceRatios, TrackedStatistics, Transform, by_column
 from rewards import Scores
 from samplers import Columns
 
