@@ -72,7 +72,7 @@ class Algorithm:
     @property
     def roles(self) -> frozenset[str]:
         """Policies that are evaluated beside the trained one, for the loss or for credit."""
-        return self.loss.roles | ({"ref"} if self.reads_reference else set())
+        return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
 
     @property
     def text(self) -> bool:

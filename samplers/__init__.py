@@ -26,7 +26,7 @@ from samplers.planners import (
     Tree,
     Window,
 )  # fmt: skip
-from samplers.roll import Begin, Edges, Rollout, Velocity, roll
+from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
 from samplers.windows import (
     Decaying,
@@ -60,6 +60,7 @@ __all__ = [
     "Gaussian",
     "Heun",
     "Kernel",
+    "Latents",
     "Ode",
     "Particled",
     "Plan",
@@ -68,6 +69,7 @@ __all__ = [
     "Prune",
     "Random",
     "Rollout",
+    "Sampling",
     "Solver",
     "Step",
     "Stripes",

@@ -25,12 +25,12 @@ class TextPlan:
 
     temperature  0 takes the likeliest token: for evaluation, since it has no density
     top_p        draw among the fewest tokens that hold this much probability
-    forking      what becomes of the completions once they are whole: for a plan without cuts
-    exact        only the weights in force may draw it, not a server that may have others
-    greedy       the last completion of a draw takes the likeliest tokens: to compare with, and
-                 never to be trained on
-    turns        most turns of a completion, each a decision point: `samplers.generate.Writer` knows
-                 them. A completion may have fewer, see `TextRollout.exists`
+    forking      forks of whole completions: for a plan without cuts
+    exact        sample with the current weights only, not by a server that may hold older ones
+    greedy       the last completion of a draw takes the likeliest tokens: a baseline, never
+                 trained on
+    turns        most turns of a completion, each a decision point: `samplers.generate.Writer` sets
+                 it. A completion may have fewer, see `TextRollout.exists`
     Raises ValueError for cuts and nodes that make no tree.
     """
 
@@ -201,7 +201,7 @@ class TextRollout:
 
     @property
     def nodes(self) -> Int[Tensor, "n k"] | None:
-        """`passed`, where the plan alone does not say it."""
+        """`passed`, where it does not follow from the plan."""
         return None if self.common is None else self.passed
 
     @property
@@ -219,7 +219,7 @@ class TextRollout:
     @property
     def point(self) -> Int[Tensor, "n t"]:
         """The segment, node or turn, so the decision point, that a position belongs to. What an
-        environment says belongs to the turn that follows."""
+        environment replies belongs to the turn that follows."""
         if self.common is not None:
             return points(self.common, self.ids.shape[1])
         if self.told is not None:
@@ -252,7 +252,7 @@ class TextRollout:
 
     @property
     def own(self) -> Bool[Tensor, "n t"]:
-        """Tokens, each of which is counted at the first leaf of the node that wrote it only."""
+        """Mask that counts each token once: at the first leaf of its node."""
         if self.common is not None:
             return self.written & owned(self.common, self.ids.shape[1])
         nodes = torch.tensor(self.columns.nodes, device=self.ids.device)
@@ -262,10 +262,10 @@ class TextRollout:
 
     @property
     def edges(self) -> tuple[Say, ...]:
-        """None of ragged trees, whose nodes no path fusion weighs."""
+        """Empty for ragged trees, which path fusion does not read."""
         if self.common is not None:
             return ()
-        found = []
+        found: list[Say] = []
         for k, nodes in enumerate(self.columns.nodes):
             leaves = self.plan.group // nodes
             here = (self.written & (self.point == k))[::leaves]
@@ -276,7 +276,7 @@ class TextRollout:
 
 def describe_text_plan(plans: Sequence[TextPlan]) -> str:
     """Describe the samples and cost of one draw, as text."""
-    lines = []
+    lines: list[str] = []
     for plan in plans:
         lines.append(
             f"a draw: {plan.group} completions of at most {plan.length} tokens, temperature "

@@ -14,10 +14,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.noise import key_hash
+from samplers.untyped import integers
 
 
 class EnvironmentReply(NamedTuple):
-    """Tokens to go on from, at least one, and the id of what the model then decides in."""
+    """The tokens of a reply, at least one, and the id of the state that follows."""
 
     ids: Sequence[int]
     state: int
@@ -49,7 +50,7 @@ def state_id(name: str) -> int:
 
 def own_turns(ids: Int[Tensor, " t"], told: Bool[Tensor, " t"], end: int) -> list[list[int]]:
     """The model's turns of the first `end` tokens, between those that it was `told`."""
-    pairs = zip(ids[:end].tolist(), told[:end].tolist(), strict=True)
+    pairs = zip(integers(ids[:end]), integers(told[:end]), strict=True)
     parts = groupby(pairs, lambda pair: pair[1])
     return [[token for token, _ in part] for others, part in parts if not others]
 
@@ -57,7 +58,7 @@ def own_turns(ids: Int[Tensor, " t"], told: Bool[Tensor, " t"], end: int) -> lis
 def packed(
     replies: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "m u"], Int[Tensor, " m"]]:
-    """Tokens filled up with zeros to the widest, and how many each has."""
+    """Replies padded with zeros to the longest, and their lengths."""
     width = max(map(len, replies))
     ids = [[*reply, *[0] * (width - len(reply))] for reply in replies]
     lengths = [len(reply) for reply in replies]

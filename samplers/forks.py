@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from samplers.untyped import integers
+
 
 @dataclass(frozen=True)
 class Forking:
@@ -21,7 +23,7 @@ class Forking:
 
     top     positions that each tree forks at in a round: the most uncertain tokens of all its
             completions that no round forked at before
-    branch  completions that go on from each, beginning with another draw of that token
+    branch  completions that continue from each, starting with a new draw of that token
     by      how uncertain a token is: the `entropy` of what it was drawn from, or its `surprise`,
             minus its log-probability, as the published code has it
     """
@@ -50,9 +52,9 @@ class Forking:
 
 
 class Grown(NamedTuple):
-    """Trees on the way. Places are those of leaves among their draw's, in order of their writing.
+    """Trees under construction. A place is a leaf's index among its draw's, in order of creation.
 
-    tree    [g] which root each leaf goes back to
+    tree    [g] the root of each leaf
     first   [d g] the position from which it was written
     common  [d g g] first tokens that two leaves share; more than there are for a leaf and itself
     forked  [d g t] tokens that were forked at
@@ -85,8 +87,8 @@ def choose(
     length = score.shape[-1]
     own = torch.arange(length, device=score.device) >= grown.first[..., None]
     free = score.masked_fill(~(written & own & ~grown.forked), -torch.inf)
-    leaves, places = [], []
-    for root in grown.tree.unique().tolist():
+    leaves, places = list[Tensor](), list[Tensor]()
+    for root in sorted(set(integers(grown.tree))):
         members = (grown.tree == root).nonzero()[:, 0]
         flat = free[:, members].flatten(1)
         best = flat.argsort(dim=1, descending=True, stable=True)
@@ -99,7 +101,7 @@ def choose(
 
 
 def grow(grown: Grown, leaf: Int[Tensor, "d f"], place: Int[Tensor, "d f"], branch: int) -> Grown:
-    """With `branch` new leaves for each fork, behind the others."""
+    """Append `branch` new leaves per fork."""
     rows = torch.arange(len(leaf), device=leaf.device)[:, None]
     forked = grown.forked.clone()
     forked[rows, leaf, place] = True

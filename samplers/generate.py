@@ -15,17 +15,18 @@ from samplers.completions import TextPlan, TextRollout
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, choose, grow
 from samplers.tokens import row_keys
+from samplers.untyped import integer_rows, integers
 
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """Contexts to be written on, each with noise of its own.
+    """Contexts to continue, each with its own noise.
 
-    contexts  tokens of the prompt and of what was written so far
-    noise     a 64-bit key a row: rows of the same key and context get the same tokens
-    first     of the noise's counter: two requests of one key must not meet
+    contexts  tokens of the prompt and of the completion so far
+    noise     a 64-bit key per row: rows of the same key and context get the same tokens
+    first     start of the noise counter: two requests of one key must not overlap
     room      most new tokens of each row
-    spread    whether entropies are wanted too
+    spread    whether to return entropies too
     """
 
     contexts: Sequence[Sequence[int]]
@@ -37,17 +38,17 @@ class TokenRequest:
     spread: bool = False
 
     def take(self, rows: Int[Tensor, " r"]) -> "TokenRequest":
-        some = [self.contexts[i] for i in rows.tolist()]
+        some = [self.contexts[i] for i in integers(rows)]
         return replace(self, contexts=some, noise=self.noise[rows], room=self.room[rows])
 
 
 class WrittenTokens(NamedTuple):
-    """New tokens; what stands behind a row's `lengths` is not read.
+    """New tokens; entries beyond a row's `lengths` are not read.
 
     logp     of each under the rule it was drawn by
     stopped  whether its last token is one that ends a completion
     kept     the tokens that top-p left, in bits; None where it left all
-    spread   entropies of what they were drawn from, in nats; None where they were not wanted
+    spread   entropies of the distributions they were drawn from, in nats; None unless requested
     """
 
     ids: Int[Tensor, "m u"]
@@ -75,6 +76,11 @@ class Sampler(Protocol):
     def __call__(self, asked: TokenRequest) -> WrittenTokens: ...
 
 
+def by_draw(rows: Tensor, draws: int) -> Tensor:
+    """[m ...] to [draws m/draws ...]."""
+    return rows.reshape(draws, len(rows) // draws, *rows.shape[1:])
+
+
 class Draft(WrittenTokens):
     """Completions on the way, one per node [m t]. Entries that are not written are 0."""
 
@@ -91,18 +97,18 @@ class Draft(WrittenTokens):
         return Draft(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def behind(self, more: "Draft", draws: int) -> "Draft":
-        """With more completions behind each draw's own."""
+        """Append more completions to each draw's own."""
 
         def joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
             if mine is None or theirs is None:
                 return None
-            parts = [part.unflatten(0, (draws, -1)) for part in (mine, theirs)]
+            parts = [by_draw(part, draws) for part in (mine, theirs)]
             return torch.cat(parts, 1).flatten(0, 1)
 
         return Draft(*(joined(*pair) for pair in zip(self, more, strict=True)))  # type: ignore[arg-type]
 
     def cut(self, lengths: Int[Tensor, " m"]) -> "Draft":
-        """The first tokens of each, going on."""
+        """Keep the first tokens of each, as unfinished completions."""
         gone = torch.arange(self.ids.shape[1], device=self.ids.device) >= lengths[:, None]
         return Draft(
             self.ids.masked_fill(gone, 0),
@@ -114,7 +120,7 @@ class Draft(WrittenTokens):
         )
 
     def extended(self, rows: Int[Tensor, " r"], part: WrittenTokens) -> "Draft":
-        """With new tokens behind what these rows have."""
+        """Append new tokens to these rows."""
         there = torch.arange(part.ids.shape[1], device=rows.device) < part.lengths[:, None]
         row, at = there.nonzero(as_tuple=True)
         place = rows[row], self.lengths[rows][row] + at
@@ -186,15 +192,15 @@ class Writer:
     def _extend(
         self, draft: Draft, rows: Tensor, noise: Tensor, plan: TextPlan, span: tuple[int, int]
     ) -> Draft:
-        """Write rows of a draft, none of which has stopped, up to the end of the span. The noise's
-        counter begins at its first number."""
+        """Extend unfinished rows of a draft up to the end of the span. The noise counter starts at
+        the span's first number."""
         if len(rows) == 0:
             return draft
         each = len(draft.ids) // len(self.draws)
-        ids, lengths = draft.ids[rows].tolist(), draft.lengths[rows].tolist()
+        ids, lengths = integer_rows(draft.ids[rows]), integers(draft.lengths[rows])
         contexts = [
             [*self.contexts[row // each], *own[:length]]
-            for row, own, length in zip(rows.tolist(), ids, lengths, strict=True)
+            for row, own, length in zip(integers(rows), ids, lengths, strict=True)
         ]
         room = span[1] - draft.lengths[rows]
         forks = plan.forking is not None and plan.forking.by == "entropy"
@@ -209,9 +215,9 @@ class Writer:
     def _converse(
         self, draft: Draft, plan: TextPlan, index: int, environment: Environment
     ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, "m k"]]:
-        """Further turns of completions that have stopped, which tokens are not the model's, and the
-        states of turns. Turn k's noise begins at k times the plan's length, where that of earlier
-        turns has ended.
+        """Take the further turns of stopped completions. Returns the draft, the mask of tokens that
+        are not the model's, and the states of turns. Turn k's noise starts at k times the plan's
+        length, behind that of earlier turns.
         """
         assert plan.forking is None and not plan.cuts, "a tree has no turns"
         told = torch.zeros_like(draft.ids, dtype=torch.bool)
@@ -235,12 +241,13 @@ class Writer:
         live: Bool[Tensor, " m"],
         environment: Environment,
     ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"]]:
-        """With what live rows were answered, where it stands, and the states that it leads to. One
-        that leaves the model no room for a token is not put down: the completion is then cut off.
+        """Append the environment's replies to live rows. Also returns the replies' mask and the
+        states that follow. A reply that leaves no room for a token of the model is dropped, and its
+        completion is cut off.
         """
         each, before = len(draft.ids) // len(self.draws), draft.lengths
         replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
-        for row in live.nonzero()[:, 0].tolist():
+        for row in integers(live.nonzero()[:, 0]):
             end = int(before[row])
             reply = environment(row // each, own_turns(draft.ids[row], told[row], end))
             if reply is None:
@@ -271,10 +278,7 @@ class Writer:
             score = -draft.logp if rule.by == "surprise" else draft.spread
             assert score is not None
             written = torch.arange(plan.length, device=self.device) < draft.lengths[:, None]
-            shape = (draws, -1)
-            leaf, place = choose(
-                grown, score.unflatten(0, shape), written.unflatten(0, shape), rule
-            )
+            leaf, place = choose(grown, by_draw(score, draws), by_draw(written, draws), rule)
             grown = grow(grown, leaf, place, rule.branch)
             leaf, place = (part.repeat_interleave(rule.branch, 1) for part in (leaf, place))
             start = torch.arange(draws, device=self.device)[:, None] * (len(draft.ids) // draws)

@@ -21,7 +21,7 @@ def key_hash(*key: int | str) -> int:
 
 
 def generator(*key: int | str) -> torch.Generator:
-    """A CPU generator seeded by `number(*key)`."""
+    """A CPU generator seeded by `key_hash(*key)`."""
     return torch.Generator().manual_seed(key_hash(*key))
 
 

@@ -33,8 +33,12 @@ def _count(n: int, what: str) -> str:
 
 def _runs(plans: Sequence[Plan]) -> list[tuple[int, int, Plan]]:
     """Neighbours with the same levels, kernel, roots and group, as (first, last, first plan)."""
-    alike = lambda pair: (pair[1].sigmas, pair[1].kernel, pair[1].roots, pair[1].group)
-    runs = []
+
+    def alike(pair: tuple[int, Plan]) -> tuple[object, ...]:
+        plan = pair[1]
+        return plan.sigmas, plan.kernel, plan.roots, plan.group
+
+    runs: list[tuple[int, int, Plan]] = []
     for _, run in groupby(enumerate(plans), alike):
         members = list(run)
         runs.append((members[0][0], members[-1][0], members[0][1]))
@@ -77,7 +81,7 @@ def tree_svg(plans: Sequence[Plan]) -> str:
     A line is an edge: pale without noise, orange with, blue where it is trained on. A circle is a
     branch point. States that plans or roots share are drawn in each tree.
     """
-    parts, top, right = [], TOP, 0.0
+    parts, top, right = list[str](), TOP, 0.0
     for index, plan in enumerate(plans):
         height = max(2.0, plan.group) * HIGH
         parts.append(_text(8.0, top - 14, f"plan {index}: {_count(plan.group, 'sample')}"))
@@ -93,7 +97,7 @@ def tree_svg(plans: Sequence[Plan]) -> str:
 
 
 def _legend() -> list[str]:
-    parts = []
+    parts: list[str] = []
     for i, (name, colour) in enumerate((("ode", PALE), ("noisy", NOISE), ("trained", TRAINED))):
         parts.append(_line((8.0 + 90 * i, 12.0), (32.0 + 90 * i, 12.0), colour))
         parts.append(_text(38.0 + 90 * i, 16.0, name))
@@ -107,11 +111,11 @@ def _legend() -> list[str]:
 def _tree(plan: Plan, top: float) -> list[str]:
     """Edges, branch points and leaves; a node stands in the middle of its leaves."""
     levels = (plan.roots, *plan.nodes)
-    place = lambda level, node: (
-        LEFT + WIDE * level,
-        top + HIGH * plan.group / levels[level] * (node + 0.5),
-    )
-    parts = []
+
+    def place(level: int, node: int) -> tuple[float, float]:
+        return LEFT + WIDE * level, top + HIGH * plan.group / levels[level] * (node + 0.5)
+
+    parts: list[str] = []
     for k, step in enumerate(plan.steps):
         colour = TRAINED if step.train else NOISE if step.noisy else PALE
         for child in range(levels[k + 1]):

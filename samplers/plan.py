@@ -99,7 +99,7 @@ class Plan:
         )
 
     def stochastic(self, k: int) -> bool:
-        """Is anything drawn in step k, by the kernel or by the solver?"""
+        """Whether step k draws noise, by the kernel or by the solver."""
         return self.steps[k].noisy or (self.solver.random and k >= self.solve_from)
 
     @property
@@ -140,7 +140,7 @@ class Columns:
     """
 
     nodes: tuple[int, ...]  # distinct nodes a draw at each column
-    noisy: tuple[bool, ...]  # was anything decided there?
+    noisy: tuple[bool, ...]  # whether noise was drawn there
     std: tuple[float, ...]  # of the kernel there, used or not; 0 without a kernel
     h: tuple[float, ...]  # sigma covered there
 
@@ -193,7 +193,7 @@ def steps_of(
 
 def evaluations(plans: Iterable[Plan]) -> int:
     """Network evaluations a draw of one iteration's plans; what they share is counted once."""
-    alone, shared = 0, {}
+    alone, shared = 0, dict[object, int]()
     for plan in plans:
         for k, step in enumerate(plan.steps):
             here, after = plan.trunk(k), plan.trunk(k + 1)

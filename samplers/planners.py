@@ -238,7 +238,7 @@ class Tree:
         branch = self.branches(last)
         noisy = set(range(last)) if self.stripes is None else self.stripes.steps(last)
         noisy |= branch.keys()
-        pruned = set() if self.prune is None else self.prune.at(iteration, last)
+        pruned = set[int]() if self.prune is None else self.prune.at(iteration, last)
         steps = steps_of(sigmas, noisy=noisy, train=_some(noisy - pruned), branch=branch)
         return (Plan(steps, self.kernel, self.roots, self.shared_noise, split=self.split),)
 

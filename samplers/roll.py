@@ -3,17 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.particles import ParticleScore
+from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
 from samplers.steering import Steering
-from samplers.walk import Begin, Edges, State, Velocity, Walk
+from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk
 
-__all__ = ["Begin", "Edges", "Rollout", "Velocity", "roll"]
+__all__ = ["Begin", "Edges", "Latents", "Rollout", "Sampling", "Velocity", "roll"]
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,16 @@ class Rollout:
 
     @property
     def states(self) -> None:
-        """No two steps of different samples are taken in the same state but a tree's."""
+        """Only the samples of a tree share states."""
         return None
 
 
 @dataclass(frozen=True)
 class _Trunk:
-    """States without noise but the root's, kept for the plans that pass them too."""
+    """States before the noise of any step, kept for other plans that pass through them."""
 
     shared: frozenset[tuple[object, ...]]
-    states: dict[tuple[object, ...], State] = field(default_factory=dict)
+    states: dict[tuple[object, ...], State] = field(default_factory=dict[tuple[object, ...], State])
 
     @classmethod
     def of(cls, plans: Sequence[Plan]) -> "_Trunk":
@@ -89,50 +90,80 @@ class _Trunk:
         return state, tuple(edges)
 
 
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Sampling(Generic[R]):
+    """Requests to a sampler beside its plans. R is the kind of rollout: of latents or of text.
+
+    keep_mean   store the sampling policy's means with the edges: one more latent per trained node
+    score       rewards [n] of predicted samples, which a plan that steers reads on the way
+    on_rollout  called with each rollout but the last, as soon as it is drawn
+    """
+
+    keep_mean: bool = False
+    score: Callable[[R], Tensor] | None = None
+    on_rollout: Callable[[R], None] | None = None
+
+    def announce(self, rollouts: Sequence[R], plans: int) -> None:
+        """Call `on_rollout` with the newest rollout, unless it is the last of so many plans."""
+        if self.on_rollout is not None and len(rollouts) < plans:
+            self.on_rollout(rollouts[-1])
+
+
 @torch.no_grad()
-def roll(  # noqa: PLR0913 the settings behind the star are one call's, by name
+def roll(
     plans: Sequence[Plan],
     velocity: Velocity,
-    shape: tuple[int, ...],
+    latents: Latents,
     draws: Sequence[int],
     *,
     seed: int,
     iteration: int,
-    keep_mean: bool = False,
-    score: ParticleScore | None = None,
-    begin: Begin | None = None,
-    on_rollout: Callable[[Rollout], None] | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    sampling: Sampling[Rollout] = Sampling(),
 ) -> tuple[Rollout, ...]:
-    """Draw each plan's group of samples of `shape` for each of `draws`, ids that key the noise.
+    """Draw each plan's group of samples for each of `draws`, ids that key the noise.
 
     The velocity's `prompt` argument is the place of a state's draw in `draws`. Steps without noise
-    that several plans begin with are computed once. `keep_mean` stores the sampling policy's means
-    with the edges, one more latent a trained node. Noise is drawn on the CPU in float32, so it is
-    the same on every device and in every dtype. A plan that steers calls `score` on the way.
-    `begin` makes the first states of that noise, where they are not the noise itself. `on_rollout`
-    is called with each rollout but the last, as soon as it is drawn.
+    that several plans begin with are computed once. ValueError for draws that are none or repeat.
     """
     if not draws:
         raise ValueError("roll needs at least one draw")
     if len(set(draws)) < len(draws):
         raise ValueError(f"draws {list(draws)} repeat: two draws with one id would be one sample")
-    like = torch.empty(0, device=device, dtype=dtype)
-    walk = Walk(velocity, tuple(shape), tuple(draws), (seed, iteration), like, keep_mean, begin)
+    walk = Walk(velocity, latents, tuple(draws), (seed, iteration), sampling.keep_mean)
     trunk = _Trunk.of(plans)
-    rollouts = []
+    rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):
         if plan.steer is not None:
-            if score is None:
-                raise ValueError("a plan that steers needs the reward on the way: pass `score`")
-            (x0, _, _), edges = Steering(plan.steer, walk, plan, index, score).descend(), ()
+            x0, edges = _steered(plan.steer, plan, walk, index, sampling.score), ()
         else:
             state, edges = trunk.descend(walk, plan, index)
             x0 = state.children(plan.group // plan.states[-1]).x
-        rollouts.append(
-            Rollout(plan, x0, walk.prompt(x0), walk.draws, edges, seed, iteration, index)
-        )
-        if on_rollout is not None and index + 1 < len(plans):
-            on_rollout(rollouts[-1])
+        rollouts.append(_rollout(plan, x0, walk.prompt(x0), walk, edges, index))
+        sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
+
+
+def _rollout(
+    plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, edges: tuple[Edges, ...], index: int
+) -> Rollout:
+    return Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index)
+
+
+def _steered(
+    how: FeynmanKac,
+    plan: Plan,
+    walk: Walk,
+    index: int,
+    score: Callable[[Rollout], Tensor] | None,
+) -> Tensor:
+    """The particles' clean samples. ValueError without a reward."""
+    if score is None:
+        raise ValueError("a plan that steers needs the reward on the way: pass Sampling(score=...)")
+
+    def reward(x0: Tensor, prompt: Tensor) -> Tensor:
+        return score(_rollout(plan, x0, prompt, walk, (), index))
+
+    return Steering(how, walk, plan, index, reward).descend()[0]

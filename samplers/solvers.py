@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """A step that was made."""
+    """A step that was taken."""
 
     sigma: float
     x: Tensor  # the state that it left from, [n *d]
@@ -47,9 +47,9 @@ class Point:
 @runtime_checkable
 class Solver(Protocol):
     @property
-    def memory(self) -> int: ...  # how many steps it wants to remember
+    def memory(self) -> int: ...  # number of past steps that it reads
     @property
-    def random(self) -> bool: ...  # does it draw noise of its own?
+    def random(self) -> bool: ...  # whether it draws noise of its own
     def evaluations(self, sigma_next: float) -> int: ...  # network evaluations of a step to there
     def __call__(self, at: Point, past: tuple[Past, ...]) -> tuple[Tensor, Past | None]:
         """(next state, what to remember instead of `at.past`)."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from samplers.noise import uniform
 from samplers.particles import FeynmanKac, Particles, ParticleScore, normalised, systematic
 from samplers.plan import Plan
-from samplers.walk import Begin, Velocity, Walk
+from samplers.walk import Latents, Velocity, Walk
 
 
 def _flat(index: Int[Tensor, "n m"], group: int) -> Int[Tensor, " nm"]:
@@ -90,7 +90,7 @@ class Steering:
     def descend(self) -> tuple[Tensor, Particles, list[Tensor]]:
         """(clean samples, particles, parents), before the samples themselves are weighed."""
         walk, plan = self.walk, self.plan
-        particles, parents = self.how.begin(len(walk.draws), plan.roots), []
+        particles, parents = self.how.begin(len(walk.draws), plan.roots), list[Tensor]()
         state = walk.root(plan)
         for k, step in enumerate(plan.steps):
             if k in self.how.at:
@@ -103,26 +103,22 @@ class Steering:
 
 
 @torch.no_grad()
-def steer(  # noqa: PLR0913 the settings behind the star are one call's, by name
+def steer(
     how: FeynmanKac,
     plan: Plan,
     velocity: Velocity,
     score: ParticleScore,
-    shape: tuple[int, ...],
+    latents: Latents,
     draws: Sequence[int],
     *,
     seed: int,
     iteration: int = 0,
-    begin: Begin | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
 ) -> Steered:
     """Run a plan's group as particles. No network evaluation more than `roll` needs.
 
     Copies part at the next noisy step: steer a plan that has some after the steps of `how.at`.
     """
-    like = torch.empty(0, device=device, dtype=dtype)
-    walk = Walk(velocity, tuple(shape), tuple(draws), (seed, iteration), like, begin=begin)
+    walk = Walk(velocity, latents, tuple(draws), (seed, iteration))
     way = Steering(how, walk, plan, 0, score)
     x0, particles, parents = way.descend()
     index, particles = way.weigh(particles, x0, len(plan.steps), last=True)

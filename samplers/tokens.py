@@ -46,7 +46,8 @@ def entropy(logp: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
 
 def pack(kept: Bool[Tensor, "*n v"]) -> UInt8[Tensor, "*n bytes"]:
     """Eight tokens a byte, the first in the lowest bit."""
-    wide = torch.nn.functional.pad(kept, (0, -kept.shape[-1] % 8)).unflatten(-1, (-1, 8))
+    wide = torch.nn.functional.pad(kept, (0, -kept.shape[-1] % 8))
+    wide = wide.reshape(*wide.shape[:-1], wide.shape[-1] // 8, 8)
     return (wide.to(torch.uint8) << torch.arange(8, device=kept.device).to(torch.uint8)).sum(
         -1, dtype=torch.uint8
     )
@@ -76,7 +77,7 @@ def gumbel(
     tokens = torch.arange(1, vocabulary + 1, device=rows.device)
     counters = (tokens + position * WIDEST) * GOLDEN
     some = max(1, CACHED // vocabulary) if rows.device.type == "cpu" else max(len(rows), 1)
-    return torch.cat([_gumbel(part[:, None] + counters) for part in rows.split(some)])
+    return torch.cat([_gumbel(part[:, None] + counters) for part in torch.split(rows, some)])
 
 
 def _gumbel(counters: Tensor) -> Tensor:

@@ -30,6 +30,21 @@ class Edges:
     prompt: Int[Tensor, " c"]
 
 
+@dataclass(frozen=True)
+class Latents:
+    """The states of a sampler. Noise is drawn on the CPU in float32, so it is the same on every
+    device and in every dtype.
+
+    shape  of one state
+    begin  makes the first states of noise; None where they are the noise itself
+    """
+
+    shape: tuple[int, ...]
+    device: str | torch.device = "cpu"
+    dtype: torch.dtype = torch.float32
+    begin: Begin | None = None
+
+
 @dataclass
 class State:
     """All distinct states of a level: a draw's are contiguous."""
@@ -54,12 +69,10 @@ class Walk:
     """Takes the states of some draws down a plan. `index` below is the plan's place among plans."""
 
     velocity: Velocity
-    shape: tuple[int, ...]
+    latents: Latents
     draws: tuple[int, ...]
     key: tuple[int, int]  # seed, iteration
-    like: Tensor  # device and dtype of the states
     keep_mean: bool = False
-    begin: Begin | None = None
 
     def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
         rows = torch.arange(len(self.draws), device=x.device)
@@ -71,12 +84,12 @@ class Walk:
     def noise(self, nodes: int, *purpose: int | str) -> Tensor:
         """Standard normals for `nodes` nodes of each draw."""
         keys = [(*self.key, draw, *purpose, node) for draw in self.draws for node in range(nodes)]
-        return normal(keys, self.shape).to(self.like)
+        return normal(keys, self.latents.shape).to(self.latents.device, self.latents.dtype)
 
     def root(self, plan: Plan) -> State:
         """Initial noise, or what `begin` makes of it: the same for every plan of the iteration."""
-        x = self.noise(plan.states[0], "root")
-        return State(x if self.begin is None else self.begin(x, self.prompt(x)).to(x.dtype))
+        x, begin = self.noise(plan.states[0], "root"), self.latents.begin
+        return State(x if begin is None else begin(x, self.prompt(x)).to(x.dtype))
 
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         """Step k: the next states, and the transitions if they are trained on."""

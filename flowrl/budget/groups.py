@@ -15,8 +15,6 @@ from torch import Tensor
 from flowrl.credit.values import Context
 from rewards.types import Scores
 
-BY_SAMPLE = ("lengths", "nodes", "exists", "states", "divergence", "points")  # a context's entries
-
 
 @dataclass(frozen=True)
 class Groups:
@@ -61,21 +59,15 @@ class Groups:
         """The context of all draws, reduced to these draws and padded to their groups."""
         columns = context.columns
         samples = samples_of(draws, self.size)
-        parts: dict[str, Tensor] = {}
-        for name in BY_SAMPLE:
-            value = getattr(context, name)
-            if value is not None:
-                parts[name] = self.filled(value[samples])
-        for name in ("prompts", "baseline"):
-            value = getattr(context, name)
-            if value is not None:
-                parts[name] = value[draws][self.first]
+        arranged = context.arranged(lambda column: self.filled(column[samples]))
+        prompts = None if context.prompts is None else context.prompts[draws][self.first]
         logp = {
             k: edges.view(-1, columns.nodes[k])[draws].flatten()
             for k, edges in context.logp.items()
         }
         nodes = tuple(count * self.most for count in columns.nodes)
-        return replace(context, columns=replace(columns, nodes=nodes), logp=logp, **parts)  # type: ignore[arg-type]
+        columns = replace(columns, nodes=nodes)
+        return replace(arranged, columns=columns, logp=logp, prompts=prompts)
 
 
 def samples_of(draws: Int[Tensor, " d"], size: int) -> Int[Tensor, " n"]:

@@ -12,7 +12,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
 from flowrl.run.evaluate import Trial
 from rewards import Reward, Samples, score_all
-from samplers import Chain, FlowSDE, Ode, roll
+from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.steering import FeynmanKac, best, importance, steer
 
 Method = Literal["best", "importance", "particles"]
@@ -78,7 +78,7 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
     velocity = policy.bind(conditioning, steps=trial.steps, guidance=scorer.guidance)
     draws = range(len(texts))
     begin = policy.begin(conditioning, trial.steps)
-    common = {"seed": trial.seed, "iteration": 0, "begin": begin, "device": scorer.device}
+    latents = Latents(shape, scorer.device, begin=begin)
     if how.method == "particles":
         (plan,) = Chain(FlowSDE(how.eta), how.particles)(sigmas, 0, trial.seed)
         kernel = FeynmanKac(tuple(range(1, trial.steps - 1, 2)), how.strength)
@@ -86,11 +86,11 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
         def score(x0: Tensor, prompt: Tensor) -> Tensor:
             return scorer.score(scorer.samples(x0, conditioning, prompt))
 
-        result = steer(kernel, plan, velocity, score, shape, draws, **common)
+        result = steer(kernel, plan, velocity, score, latents, draws, seed=trial.seed)
         x0, prompt = result.x0, result.prompt
     else:
         (plan,) = Ode(how.particles)(sigmas, 0, trial.seed)
-        (rollout,) = roll((plan,), velocity, shape, draws, **common)
+        (rollout,) = roll((plan,), velocity, latents, draws, seed=trial.seed, iteration=0)
         x0, prompt = rollout.x0, rollout.prompt
     x0 = policy.latents(x0, trial.steps)
     scores = scorer.score(scorer.samples(x0, conditioning, prompt))

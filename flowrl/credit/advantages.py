@@ -50,7 +50,7 @@ class Sum:
             present = grouped.any(1).repeat_interleave(group, 0)
             mask = mask & (credit.mask | ~present).all(-1, keepdim=True)
         weights = context.weights.to(credit.value)
-        if context.exists is None:
+        if context.turns is None:
             total = (credit.value * credit.mask) @ weights
         else:  # one product per turn, so that the bits do not depend on the number of turns
             parts = (credit.value * credit.mask).unbind(1)

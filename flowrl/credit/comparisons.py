@@ -72,7 +72,7 @@ class TwoLevel:
     def __call__(self, credit: Credit, context: Context) -> Credit:
         if context.nodes is not None:
             raise UserError("TwoLevel needs uniform trees: use GlobalLocal for others")
-        columns, parts = context.columns, []
+        columns, parts = context.columns, list[Tensor]()
         for k, (nodes, parents) in enumerate(zip(columns.nodes, families(columns), strict=True)):
             value, mask = (at_nodes(part[:, k], nodes, columns.group) for part in credit)
             family = (-1, nodes // parents, value.shape[-1])

@@ -184,7 +184,7 @@ class RiskPO:
 
     `bundle` consecutive draws are one task: its j-th score s is the sum of their j-th samples'
     values. q and Q are the quantiles of all scores of the batch at `low` and `high`, averaged with
-    the tracked ones of `Context.quantiles` where there are any:
+    the tracked ones of `TrackedStatistics.quantiles` where there are any:
 
         A = [(s - q)+ - (s - Q)+ + q - Q] / (high - low)            the range
         A <- (mix * -(q - s)+ / low + A) / (mix + 1)                with the tail, if mix > 0
@@ -212,7 +212,7 @@ class RiskPO:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         def rule(value: Tensor, mask: Tensor) -> Tensor:
-            return self.rule(value, mask, context.quantiles)
+            return self.rule(value, mask, context.tracked.quantiles)
 
         return by_column(credit, context, rule)
 

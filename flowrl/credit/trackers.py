@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowrl.credit.values import Context
+from flowrl.credit.values import Context, TrackedStatistics
 from flowrl.errors import UserError
 from flowrl.prompts import uncertainty
 from rewards.types import Scores
+from samplers.untyped import floats, integers
 
 
 @runtime_checkable
@@ -86,7 +87,7 @@ class PromptValues:
     keep: float = 0.9
     prior: float = 0.5
     uncertain: bool = False
-    known: dict[int, tuple[float, float]] = field(default_factory=dict)
+    known: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep < 1:
@@ -110,13 +111,15 @@ class PromptValues:
 
     def before(self, context: Context) -> Context:
         values = [self.value(prompt) for prompt in _prompts(context)]
-        return replace(context, baseline=torch.tensor(values, dtype=torch.float64))
+        return replace(
+            context, tracked=TrackedStatistics(torch.tensor(values, dtype=torch.float64))
+        )
 
     def after(self, scores: Scores, context: Context) -> None:
         mean, count = draw_means(scores, context)
         start = 1 / (1 - self.keep)
         fresh = {prompt: self.value(prompt) for prompt in _prompts(context)}
-        for prompt, s, m in zip(_prompts(context), mean.tolist(), count.tolist(), strict=True):
+        for prompt, s, m in zip(_prompts(context), floats(mean), floats(count), strict=True):
             if m:
                 value, evidence = self.known.get(prompt, (fresh[prompt], start))
                 kept = self.keep * evidence
@@ -131,7 +134,7 @@ class PromptValues:
 
 def _prompts(context: Context) -> list[int]:
     assert context.prompts is not None, "the training loop sets the prompts of the draws"
-    return context.prompts.tolist()
+    return integers(context.prompts)
 
 
 @dataclass
@@ -153,14 +156,14 @@ class ScoreQuantiles:
         return None
 
     def before(self, context: Context) -> Context:
-        return replace(context, quantiles=self.quantiles)
+        return replace(context, tracked=TrackedStatistics(quantiles=self.quantiles))
 
     def after(self, scores: Scores, context: Context) -> None:
         total = scores.values.double().cpu() @ context.weights.double().cpu()
         bundles = total.view(-1, self.bundle, context.columns.group).sum(1).flatten()
         levels = (self.low, self.high)
         if self.quantiles is None:
-            first = torch.quantile(bundles, torch.tensor(levels, dtype=torch.float64)).tolist()
+            first = floats(torch.quantile(bundles, torch.tensor(levels, dtype=torch.float64)))
             self.quantiles = (first[0], first[1])
             return
         low, high = (

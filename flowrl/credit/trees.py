@@ -16,7 +16,7 @@ from flowrl.credit.values import NONE, Context, Credit, NodeLevel, masked_std
 
 def leaves(credit: Credit, context: Context) -> Tensor:
     """Count the scored leaves under each sample's node, [n k r]."""
-    group, counts = context.columns.group, []
+    group, counts = context.columns.group, list[Tensor]()
     last = credit.mask[:, -1].double()
     for k, nodes in enumerate(context.columns.nodes):
         if context.nodes is None:

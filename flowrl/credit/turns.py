@@ -4,7 +4,7 @@ Like those of `flowrl.credit.advantages`, they map credit [n, k, r] to credit an
 They read the `Context`, and raise an error that names a missing entry.
 
 Without any transform of this file a trajectory's outcome is compared once and holds for all its
-turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and `Context.exists`
+turns (AgentFlow's Flow-GRPO, arXiv:2510.05592): turns are decision points, and `Context.turns`
 marks those that a sample has. `Turns` compares each turn among the samples that have it.
 """
 
@@ -107,7 +107,9 @@ class Baseline:
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        baseline = given(context.baseline, "a baseline of each draw", "Baseline").double().cpu()
+        baseline = (
+            given(context.tracked.baseline, "a baseline of each draw", "Baseline").double().cpu()
+        )
         each = baseline.repeat_interleave(context.columns.group)[:, None, None]
         return credit._replace(value=(credit.value - each) * credit.mask)
 
@@ -150,12 +152,12 @@ class Penalize:
     each: bool = False
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        moved = given(context.divergence, "divergences from the start", "Penalize").double().cpu()
+        reference = given(context.reference, "divergences from the start", "Penalize")
+        moved = reference.log_ratios.double().cpu()
         rest = moved.nan_to_num(0.0).flip(1).cumsum(1).flip(1)[..., None]
         if not self.each:
             return credit._replace(value=(credit.value - self.weight * rest[:, :1]) * credit.mask)
-        points = given(context.points, "decision points of tokens", "Penalize").cpu()[..., None]
-        points = points.expand(-1, -1, credit.value.shape[-1])
+        points = reference.points.cpu()[..., None].expand(-1, -1, credit.value.shape[-1])
         value, mask = (part.gather(1, points) for part in existing(credit, context))
         mask = mask & ~moved.isnan()[..., None]
         return Credit((value - self.weight * rest) * mask, mask)
@@ -184,7 +186,7 @@ class Turns:
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        given(context.exists, "turns of samples", "Turns")
+        given(context.turns, "turns of samples", "Turns")
         return existing(credit, context)
 
 
@@ -219,7 +221,7 @@ class States:
     eps: float = 1e-6
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
-        states = given(context.states, "states of decisions", "States").cpu()
+        states = given(context.turns, "states of decisions", "States").states.cpu()
         scale = "group" if self.scale else None
         rule = Standardize(scale, correction=1, eps=self.eps)
         episode = rule(credit, context).value

@@ -7,7 +7,7 @@ Everything is float64, and every mean and std honours the mask.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -17,8 +17,30 @@ from torch import Tensor
 from flowrl.errors import UserError
 from rewards.types import Scores
 from samplers import Columns
+from samplers.untyped import distinct_rows
 
 NONE = 1e-6  # a spread below this fraction of the values' size is rounding, and counts as 0
+
+
+class SampleTurns(NamedTuple):
+    """The turns of samples, which may have fewer than there are decision points."""
+
+    exists: Bool[Tensor, "n k"]  # the others are masked, at the latest at the end of the chain
+    states: Int[Tensor, "n k"]  # ids of what each turn was decided in: GiGPO compares equal ones
+
+
+class ReferenceRatios(NamedTuple):
+    """Log-ratios of tokens to the start, in nats; NaN where the token is not the model's."""
+
+    log_ratios: Float[Tensor, "n t"]
+    points: Int[Tensor, "n t"]  # the decision point of each token
+
+
+class TrackedStatistics(NamedTuple):
+    """The statistics of a tracker; each sets its own."""
+
+    baseline: Float[Tensor, " g"] | None = None  # the expected score of each draw
+    quantiles: tuple[float, float] | None = None  # of scores, low and high: RiskPO
 
 
 @dataclass(frozen=True)
@@ -28,31 +50,36 @@ class Context:
     columns    nodes, noise and step sizes of the decision points
     weights    of the rewards
     logp       mean log-density of each node's edge, by step (`Edges.logp`): for path fusion
-    lengths    trained decisions of each sample: tokens, or noisy steps
-    prompts    the prompt of each draw, as a row of the prompt set
-    baseline   the expected score of each draw, from a tracker
     nodes      ids of the nodes that a sample passed, for trees that are not uniform: samples of a
                draw with the same id at a decision point share that node
-    exists     the decision points that a sample has, where they differ (turns). The others are
-               masked at the end, and before that by transforms that compare turns
-    states     ids of the states that a sample decided in: GiGPO compares equal ones of a draw
-    divergence log-ratio of each token to the start, in nats; NaN where not the model's
-    points     the decision point of each token, beside `divergence`
-    quantiles  tracked quantiles of scores (low, high): RiskPO
+    lengths    trained decisions of each sample: tokens, or noisy steps
+    prompts    the prompt of each draw, as a row of the prompt set
+    turns      of conversations with an environment
+    reference  log-ratios to the start, where credit reads them
+    tracked    set by the algorithm's tracker
     """
 
     columns: Columns
     weights: Float[Tensor, " r"]
-    logp: Mapping[int, Tensor] = field(default_factory=dict)
+    logp: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
+    nodes: Int[Tensor, "n k"] | None = None
     lengths: Num[Tensor, " n"] | None = None
     prompts: Int[Tensor, " g"] | None = None
-    baseline: Float[Tensor, " g"] | None = None
-    nodes: Int[Tensor, "n k"] | None = None
-    exists: Bool[Tensor, "n k"] | None = None
-    states: Int[Tensor, "n k"] | None = None
-    divergence: Float[Tensor, "n t"] | None = None
-    points: Int[Tensor, "n t"] | None = None
-    quantiles: tuple[float, float] | None = None
+    turns: SampleTurns | None = None
+    reference: ReferenceRatios | None = None
+    tracked: TrackedStatistics = TrackedStatistics()
+
+    def arranged(self, move: Callable[[Tensor], Tensor]) -> "Context":
+        """Apply `move` to the rows [n ...] of every entry that has one per sample."""
+        return replace(
+            self,
+            nodes=None if self.nodes is None else move(self.nodes),
+            lengths=None if self.lengths is None else move(self.lengths),
+            turns=None if self.turns is None else SampleTurns(*map(move, self.turns)),
+            reference=None
+            if self.reference is None
+            else ReferenceRatios(*map(move, self.reference)),
+        )
 
 
 class Credit(NamedTuple):
@@ -89,7 +116,7 @@ class NodeLevel(NamedTuple):
         """Make one node of the samples of a draw that have the same id."""
         n = len(ids)
         draw = torch.arange(n) // group
-        pairs, node = torch.stack([draw, ids.cpu()], 1).unique(dim=0, return_inverse=True)
+        pairs, node = distinct_rows(torch.stack([draw, ids.cpu()], 1))
         counts = pairs[:, 0].bincount(minlength=n // group)
         most = int(counts.max())
         before = counts.cumsum(0) - counts
@@ -126,7 +153,7 @@ Rule = Callable[[Tensor, Tensor], Tensor]  # value, mask [draws nodes r] -> valu
 
 def by_column(credit: Credit, context: Context, rule: Rule) -> Credit:
     """Apply `rule` to the nodes of each decision point separately; masked entries stay 0."""
-    columns, done = context.columns, []
+    columns, done = context.columns, list[Tensor]()
     if of_tokens(credit, context):
         raise UserError(
             "credit of single tokens cannot be compared: put Penalize(each=True) after the "
@@ -187,11 +214,11 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
 
 
 def existing(credit: Credit, context: Context) -> Credit:
-    """Mask the decision points that a sample does not have (`Context.exists`). Credit of single
-    tokens stays: all its tokens exist."""
-    if context.exists is None or of_tokens(credit, context):
+    """Mask the turns that a sample does not have. Credit of single tokens stays: all its tokens
+    exist."""
+    if context.turns is None or of_tokens(credit, context):
         return credit
-    mask = credit.mask & context.exists.cpu()[..., None]
+    mask = credit.mask & context.turns.exists.cpu()[..., None]
     return Credit(credit.value * mask, mask)
 
 

@@ -14,6 +14,7 @@ from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Rollout, Velocity
 from samplers.kernels import per_row
 from samplers.noise import generator, normal
+from samplers.untyped import integers
 
 FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
 
@@ -151,11 +152,11 @@ class Matching:
         if self.share == "batch":
             levels = self.times(sigmas, self.draws, generator(*whole))
             return levels.expand(len(samples), -1)
-        keys = [(*self._key(rollout, i), "level") for i in samples.tolist()]
+        keys = [(*self._key(rollout, i), "level") for i in integers(samples)]
         return torch.stack([self.times(sigmas, self.draws, generator(*key)) for key in keys])
 
     def _noise(self, rollout: Rollout, samples: Tensor, draw: int) -> Float[Tensor, "b *d"]:
-        keys = [(*self._key(rollout, i), "noise", draw) for i in samples.tolist()]
+        keys = [(*self._key(rollout, i), "noise", draw) for i in integers(samples)]
         return normal(keys, tuple(rollout.x0.shape[1:]))
 
     def evaluate(self, policy: Velocity, rows: MatchingRows) -> Evaluation:

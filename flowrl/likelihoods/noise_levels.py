@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.errors import UserError
+from samplers.untyped import normal_quantiles
 
 
 @runtime_checkable
@@ -69,7 +70,7 @@ class LogitNormal:
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
     ) -> Float[Tensor, " count"]:
-        z = torch.special.ndtri(_strata(count, rng).double().clamp(1e-6, 1 - 1e-6))
+        z = normal_quantiles(_strata(count, rng).double().clamp(1e-6, 1 - 1e-6))
         return shifted(z.sigmoid(), self.shift).clamp(self.least, sigmas[0]).float()
 
 

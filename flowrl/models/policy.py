@@ -5,7 +5,7 @@ decodes them, and holds the function that a likelihood evaluates. `flowrl.models
 makes images and videos, `flowrl.models.language.policy` text. n samples, g draws, k points.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flowrl.media.statistics import Statistics
 from flowrl.models.evaluation_counter import Meter
-from samplers import Columns
+from samplers import Columns, Sampling
 
 ADAPTER = "default"  # the name of the trained adapter in peft
 
@@ -81,15 +81,9 @@ class Batch(Protocol):
         *,
         seed: int,
         iteration: int,
-        keep_mean: bool = False,
-        score: Callable[[Any], Tensor] | None = None,
-        on_rollout: Callable[[Any], None] | None = None,
+        sampling: Sampling[Any] = Sampling(),
     ) -> Sequence[Any]:
-        """Sample one `RolloutLike` for each of the planner's plans, under the current weights.
-
-        `score` returns the reward [n] of a rollout, for plans that steer by it. `on_rollout` is
-        called for each rollout but the last, as soon as it is sampled.
-        """
+        """Sample one `RolloutLike` for each of the planner's plans, under the current weights."""
         ...
 
     def media(self, rollout: Any) -> Any:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flowrl.budget.groups import Groups, samples_of
-from flowrl.credit.advantages import Context
+from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.run.reference_kl import turns_of
@@ -25,7 +25,7 @@ class Experience:
     draws: tuple[int, ...]  # ids; a row's `prompt` is a place in them
     policy: ModelCall  # with the current weights, for training
     metrics: dict[str, float]  # over all processes
-    samples: Samples  # this process's, for a look
+    samples: Samples  # this process's, for logs and pages
     scores: Scores
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
     unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
@@ -112,7 +112,15 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         return rounds.gathered(read, plan)
 
     rollout = rounds.first.parts[plan].rollout
-    reads_reference = session.algorithm.reads_reference
+    turns = reference = None
+    if rollout.exists is not None:
+        turns = SampleTurns(
+            gathered(lambda each: each.rollout.exists), gathered(lambda each: each.rollout.states)
+        )
+    if session.algorithm.reads_reference:
+        reference = ReferenceRatios(
+            gathered(lambda each: each.log_ratios), gathered(lambda each: turns_of(each.rollout))
+        )
     logp: dict[int, Tensor] = {}
     if session.algorithm.advantage.fusion == "path":  # credit weighs nodes by their densities
         for i, edge in enumerate(rollout.edges):
@@ -121,13 +129,11 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         rollout.columns,
         session.weights(rollout.iteration),
         logp,
+        nodes=None if rollout.nodes is None else gathered(lambda each: each.rollout.nodes),
         lengths=gathered(lambda each: each.rollout.lengths),
         prompts=torch.tensor([row for r in rounds.each for row in r.draws.rows]),
-        nodes=None if rollout.nodes is None else gathered(lambda each: each.rollout.nodes),
-        exists=None if rollout.exists is None else gathered(lambda each: each.rollout.exists),
-        states=None if rollout.states is None else gathered(lambda each: each.rollout.states),
-        divergence=gathered(lambda each: each.log_ratios) if reads_reference else None,
-        points=gathered(lambda each: turns_of(each.rollout)) if reads_reference else None,
+        turns=turns,
+        reference=reference,
     )
 
 
@@ -170,10 +176,11 @@ def _score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, flo
 
 def _kl(context: Context, mask: Tensor) -> dict[str, float]:
     """Mean KL of the samples in the loss, in nats, where it is subtracted from their reward."""
-    if context.divergence is None:
+    if context.reference is None:
         return {}
     kept = mask.any(1)
-    return {"kl_sample": float(context.divergence[kept].nansum() / kept.sum().clamp(min=1))}
+    moved = context.reference.log_ratios[kept].nansum()
+    return {"kl_sample": float(moved / kept.sum().clamp(min=1))}
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:

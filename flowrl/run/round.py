@@ -19,6 +19,7 @@ from flowrl.run.reference_kl import reference_log_ratios
 from flowrl.run.score_ahead import ScoreAhead
 from flowrl.run.session import Session, score_once
 from rewards import Samples, Scores, score_all
+from samplers import Sampling
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,11 @@ def sample_round(
     with session.parallel.together(), closing(ahead):
         with timed(seconds, "encode"):
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
+        sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, ahead.on_rollout)
         with session.learner.policies.using(algorithm.behaviour), timed(seconds, "sample"):
+            seed = session.run.train.seed
             rollouts = batch.rollouts(
-                algorithm.plan,
-                ids,
-                seed=session.run.train.seed,
-                iteration=iteration,
-                keep_mean=algorithm.likelihood.keep_mean,
-                score=lookahead,
-                on_rollout=ahead.on_rollout,
+                algorithm.plan, ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
             decoded = ahead.media(rollouts)

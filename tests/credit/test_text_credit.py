@@ -20,7 +20,7 @@ from flowrl.credit.turns import (
     WhitenTokens,
     WhitenTurns,
 )
-from flowrl.credit.values import NodeLevel
+from flowrl.credit.values import NodeLevel, ReferenceRatios, SampleTurns, TrackedStatistics
 from flowrl.errors import UserError
 from rewards import Scores
 from tests.support.golden_tools import close, columns
@@ -70,17 +70,21 @@ def test_reinforce_plus_plus_whitens_over_tokens():
 def test_a_value_from_elsewhere_is_the_baseline():
     r, base = rewards(), torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
     each = base.repeat_interleave(GROUP)
-    close(credit((Baseline(),), r, baseline=base)[0][:, 0], r - each, 1e-15)
+    close(credit((Baseline(),), r, tracked=TrackedStatistics(base))[0][:, 0], r - each, 1e-15)
     far = rewards(seed=1)
     apart = torch.stack([0.25 * far, 0.75 * far, torch.full_like(far, torch.nan)], 1)
-    got = credit((Penalize(0.1), Standardize(None)), r, divergence=apart)[0]
+    got = credit(
+        (Penalize(0.1), Standardize(None)),
+        r,
+        reference=ReferenceRatios(apart, torch.zeros(12, 3).long()),
+    )[0]
     close(got, credit((Standardize(None),), r - 0.1 * far)[0], 1e-12)
 
 
 def test_a_token_answers_for_itself_and_for_those_after_it():
     r, nan = rewards(), torch.nan
     apart = torch.tensor([[1, nan, 2, 4], [0.5, -3, nan, nan]] * 6, dtype=torch.float64)
-    known = {"divergence": apart, "points": torch.zeros(12, 4, dtype=torch.int64)}
+    known = {"reference": ReferenceRatios(apart, torch.zeros(12, 4, dtype=torch.int64))}
     value, mask = credit((Penalize(0.1, each=True),), r, **known)
     want = torch.tensor([[0.7, 0, 0.6, 0.4], [-0.25, -0.3, 0, 0]] * 6, dtype=torch.float64)
     assert torch.equal(mask, ~apart.isnan())
@@ -101,7 +105,7 @@ def test_a_token_starts_from_the_credit_of_its_turn():
     exists = torch.tensor([[True, True], [True, False]] * 6)
     value, mask = credit(
         (Discount(0.5), Penalize(0.1, each=True)), r, (GROUP,) * 2,
-        divergence=apart, points=points, exists=exists,
+        reference=ReferenceRatios(apart, points), turns=SampleTurns(exists, 0 * exists),
     )  # fmt: skip
     share = torch.tensor([[0.5, 0, 1, 1], [1, 1, 0, 0]] * 6, dtype=torch.float64)
     want = torch.tensor([[0.7, 0, 0.6, 0.4], [-0.25, -0.3, 0, 0]] * 6, dtype=torch.float64)
@@ -127,22 +131,23 @@ def test_what_is_not_given_is_named(rule, what):
 
 EXISTS = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]] * DRAWS).bool()
 TURNS = (GROUP,) * 3
+BARE = SampleTurns(EXISTS, torch.zeros(GROUP * DRAWS, 3, dtype=torch.int64))
 
 
 def test_an_outcome_holds_for_all_turns_of_its_trajectory():
     """AgentFlow: one comparison of trajectories, whatever turns they have."""
     r = rewards()
-    value, mask = credit((Standardize(correction=1),), r, TURNS, exists=EXISTS)
+    value, mask = credit((Standardize(correction=1),), r, TURNS, turns=BARE)
     once = credit((Standardize(correction=1),), r)[0]
     close(value, once * EXISTS, 1e-15)
     assert torch.equal(mask, EXISTS)
-    apart, _ = credit((Turns(), Standardize(None)), r, TURNS, exists=EXISTS)
+    apart, _ = credit((Turns(), Standardize(None)), r, TURNS, turns=BARE)
     pair = r.view(-1, GROUP)[:, [0, 3]]
     close(apart.view(-1, GROUP, 3)[:, [0, 3], 2], pair - pair.mean(1, keepdim=True), 1e-12)
 
 
 def test_discounts_count_the_turns_that_follow():
-    got = credit((Discount(0.5),), torch.ones(12).double(), TURNS, exists=EXISTS)[0][:4]
+    got = credit((Discount(0.5),), torch.ones(12).double(), TURNS, turns=BARE)[0][:4]
     want = [[0.25, 0.5, 1], [1, 0, 0], [0.5, 1, 0], [0.25, 0.5, 1]]
     close(got, torch.tensor(want), 1e-15)
 
@@ -152,7 +157,7 @@ def test_gigpo_by_loops(scale):
     r = rewards()
     states = torch.tensor([[0, 1, 2], [0, 0, 0], [3, 1, 0], [0, 4, 1]] * DRAWS)
     rule = States(weight=0.7, gamma=0.9, scale=scale)
-    got, _ = credit((rule,), r, TURNS, exists=EXISTS, states=states)
+    got, _ = credit((rule,), r, TURNS, turns=SampleTurns(EXISTS, states))
     for g in range(DRAWS):
         found: dict[int, list[float]] = {}
         entries = []
@@ -175,7 +180,7 @@ def test_gigpo_by_loops(scale):
 
 def test_rewards_of_turns_are_whitened_over_the_batch():
     r = rewards()
-    got, _ = credit((WhitenTurns(),), r, TURNS, exists=EXISTS)
+    got, _ = credit((WhitenTurns(),), r, TURNS, turns=BARE)
     every = r[:, None].expand(-1, 3)[EXISTS]
     close(got[EXISTS], (every - every.mean()) / (every.std(correction=0) + 1e-9), 1e-12)
 

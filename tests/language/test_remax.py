@@ -6,6 +6,7 @@ import torch
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.turns import Baseline, GreedyBaseline
+from flowrl.credit.values import TrackedStatistics
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
@@ -26,7 +27,7 @@ DRAWS, GROUP = 5, 4
 
 def context(group: int, baseline: torch.Tensor | None = None) -> Context:
     columns = Columns((group,), (True,), (1.0,), (1.0,))
-    return Context(columns, torch.ones(2), baseline=baseline)
+    return Context(columns, torch.ones(2), tracked=TrackedStatistics(baseline))
 
 
 def test_the_greedy_sample_is_the_baseline_and_is_masked():

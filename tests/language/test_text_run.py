@@ -25,7 +25,7 @@ from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import check_run, run_from
 from rewards import Scores
-from samplers import Chain, FlowSDE, Ode, roll
+from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.completions import Completions
 from tests.support import text_runs, tiny_lm
 from tests.support.runs import flowrl, lines, same_weights, write
@@ -189,7 +189,7 @@ def test_one_estimator_and_one_loss_serve_pictures_and_text():
 
     (plan,) = Chain(FlowSDE(0.7), 4)([1.0, 0.6, 0.3, 0.0], 0, 0)
     flow, policy = TinyFlow(2), tiny_policy()
-    (pictures,) = roll((plan,), flow, (2,), (0, 1), seed=0, iteration=0)
+    (pictures,) = roll((plan,), flow, Latents((2,)), (0, 1), seed=0, iteration=0)
     batch = policy.open(["a:", "cab :"], [], 5)
     (texts,) = batch.rollouts(Completions(4), (0, 1), seed=0, iteration=0)
     shift = 0.3

@@ -22,9 +22,11 @@ from samplers import (
     Fork,
     Gaussian,
     Kernel,
+    Latents,
     Ode,
     Planner,
     Rollout,
+    Sampling,
     Tree,
     WanSDE,
     mean_log_prob,
@@ -57,7 +59,13 @@ def rolled(
     flow = model().to(dtype)
     plans = planner(SIGMAS, 3, 0)
     return roll(
-        plans, velocity, (2,), draws, seed=0, iteration=3, keep_mean=keep_mean, dtype=dtype
+        plans,
+        velocity,
+        Latents((2,), dtype=dtype),
+        draws,
+        seed=0,
+        iteration=3,
+        sampling=Sampling(keep_mean),
     )[0]
 
 

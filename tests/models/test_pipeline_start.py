@@ -18,7 +18,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
-from samplers import Ode
+from samplers import Latents, Ode
 from samplers.walk import Walk
 from tests.support.tiny_pipelines import SIZE, flux, sd3
 from tests.support.tiny_pipelines_unet import sd15, sdxl
@@ -55,7 +55,7 @@ def ours(pipe: Any, steps: int, guidance: float, call: Any = SIZE) -> tuple[Tens
     policy.guidance = Scales(guidance, guidance)
     batch = policy.open(PROMPTS, (), steps)
     (rollout,) = batch.rollouts(Ode(1), (0, 1), seed=0, iteration=0)
-    walk = Walk(batch.policy, policy.shape(steps), (0, 1), (0, 0), torch.empty(0))
+    walk = Walk(batch.policy, Latents(policy.shape(steps)), (0, 1), (0, 0))
     return walk.noise(1, "root"), batch.media(rollout)
 
 
@@ -149,7 +149,7 @@ def test_the_contrast_of_an_optimal_model_is_the_pipelines(spacing: str, steps: 
     policy.guidance = Scales(1.0, 1.0)
     batch = policy.open(PROMPTS, (), steps)
     (rollout,) = batch.rollouts(Ode(1), (0, 1), seed=0, iteration=0)
-    walk = Walk(batch.policy, policy.shape(steps), (0, 1), (0, 0), torch.empty(0))
+    walk = Walk(batch.policy, Latents(policy.shape(steps)), (0, 1), (0, 0))
     given = {"num_inference_steps": steps, "guidance_scale": 1.0, "latents": walk.noise(1, "root")}
     own = optimal(spacing)(prompt=PROMPTS, **SIZE, **given, output_type="latent").images
     assert float(rollout.x0.std() / own.std()) == pytest.approx(1, abs=0.01)

@@ -13,7 +13,7 @@ from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.image_to_image import RecordedNoise, clean_part
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.proof_checks import media_of
-from samplers import Ode, roll
+from samplers import Latents, Ode, roll
 from tests.support.driving import PROMPTS, STEPS, own, policy
 from tests.support.tiny_pipelines import SQUARE, sd3
 from tests.support.zoo.calls import SIZES, SPECIALS
@@ -109,7 +109,7 @@ def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
     velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)
     begin = made.begin(conditioning, STEPS)
     common: Any = {"seed": 0, "iteration": 0}
-    (own,) = roll(plans, velocity, made.shape(STEPS), (4, 7), begin=begin, **common)
+    (own,) = roll(plans, velocity, Latents(made.shape(STEPS), begin=begin), (4, 7), **common)
     assert torch.equal(painted.x0, own.x0)
     at = own.x0[:2], torch.full((2,), plans[0].steps[0].sigma), torch.tensor([0, 1])
     with torch.no_grad():
@@ -145,10 +145,10 @@ def test_a_plan_takes_the_first_states_that_it_is_given() -> None:
 
     plans = Ode(2)((0.5, 0.2, 0.0), 0, 0)
     common: Any = {"seed": 0, "iteration": 0}
-    (plain,) = roll(plans, still, (3,), (4, 7), **common)
+    (plain,) = roll(plans, still, Latents((3,)), (4, 7), **common)
     base = torch.tensor([[1.0], [2.0]])
     begin = lambda noise, prompt: base[prompt] + 0.5 * noise
-    (begun,) = roll(plans, still, (3,), (4, 7), begin=begin, **common)
+    (begun,) = roll(plans, still, Latents((3,), begin=begin), (4, 7), **common)
     assert torch.equal(begun.x0, base[[0, 0, 1, 1]] + 0.5 * plain.x0)
 
 

@@ -19,7 +19,20 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from rewards import Scores
-from samplers import Chain, FlowSDE, Ode, Plan, Prune, Rollout, Tree, Window, roll, steps_of
+from samplers import (
+    Chain,
+    FlowSDE,
+    Latents,
+    Ode,
+    Plan,
+    Prune,
+    Rollout,
+    Sampling,
+    Tree,
+    Window,
+    roll,
+    steps_of,
+)
 from tests.support.tiny import TinyFlow
 
 CORNERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
@@ -73,8 +86,9 @@ class Loop:
         a = self.algorithm
         sigmas = [1 - k / a.steps for k in range(a.steps + 1)]
         return roll(
-            a.plan(sigmas, self.step, self.seed), self.policies[a.behaviour], (2,), range(4),
-            seed=self.seed, iteration=self.step, keep_mean=a.likelihood.keep_mean, dtype=dtype,
+            a.plan(sigmas, self.step, self.seed), self.policies[a.behaviour],
+            Latents((2,), dtype=dtype), range(4), seed=self.seed, iteration=self.step,
+            sampling=Sampling(a.likelihood.keep_mean),
         )  # fmt: skip
 
     def rows(self, rollout: Rollout) -> list[Rows]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.selection import DropFlat, MaxVariance
+from flowrl.credit.values import SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.likelihoods.token import Token
@@ -149,8 +150,9 @@ class Loop:
         scores = solved(rollout)
         context = Context(
             rollout.columns, torch.ones(1), lengths=rollout.lengths, prompts=torch.arange(PROMPTS),
-            exists=torch.ones_like(rollout.lengths[:, None]).bool(),
-            states=rollout.prompt[:, None],
+            turns=SampleTurns(
+                torch.ones_like(rollout.lengths[:, None]).bool(), rollout.prompt[:, None]
+            ),
         )  # fmt: skip
         context = self.tracker.before(context)
         credit = self.algorithm.advantage(scores, context)

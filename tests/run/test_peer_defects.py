@@ -31,7 +31,7 @@ from flowrl.run.signals import Interrupt
 from flowrl.run.train import iterate
 from flowrl.settings.read import override, read_run
 from rewards import Samples
-from samplers import Ode, roll
+from samplers import Latents, Ode, roll
 from tests.support import runs
 from tests.support.runs import flowrl, lines
 from tests.support.tiny import gaussian_velocity
@@ -134,7 +134,7 @@ def test_05_ids_beyond_what_a_float_tells_apart():
     draws = PromptSet(("a", "b"), ({}, {})).draw(one // 2, 2, 0)
     assert draws.ids == (one, one + 1)
     plans = Ode(2)([1.0, 0.5, 0.0], 0, 0)
-    (rollout,) = roll(plans, gaussian_velocity, (3,), draws.ids, seed=0, iteration=0)
+    (rollout,) = roll(plans, gaussian_velocity, Latents((3,)), draws.ids, seed=0, iteration=0)
     assert len({tuple(row) for row in rollout.x0.tolist()}) == 4
     assert rollout.draws == draws.ids and rollout.prompt.dtype == torch.int64
     with pytest.raises(Exception, match="group"):

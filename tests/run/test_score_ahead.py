@@ -12,7 +12,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.score_ahead import ScoreAhead
 from flowrl.run.train import iterate
 from rewards import Samples, Scores
-from samplers import FlowSDE, Fork, roll
+from samplers import FlowSDE, Fork, Latents, Sampling, roll
 from tests.support import runs
 from tests.support.tiny import gaussian_velocity
 
@@ -69,7 +69,13 @@ def test_every_rollout_but_the_last_is_heard_of_when_it_is_drawn():
     plans = Fork(FlowSDE(0.7), branch=2, roots=2)(SIGMAS, 0, 0)
     heard = []
     found = roll(
-        plans, gaussian_velocity, (2,), [0, 1], seed=0, iteration=0, on_rollout=heard.append
+        plans,
+        gaussian_velocity,
+        Latents((2,)),
+        [0, 1],
+        seed=0,
+        iteration=0,
+        sampling=Sampling(on_rollout=heard.append),
     )
     assert len(found) == len(plans) > 2
     assert [each.index for each in heard] == [each.index for each in found[:-1]]

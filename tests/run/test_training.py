@@ -158,7 +158,7 @@ def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, t
     assert found == progress and other.state() == alarms.state() and len(other.recent) == 3
     iterate(first, progress, alarms)
     iterate(second, found, other)
-    assert same_weights(first, second)
+    assert runs.same_weights(first, second)
     state = json.loads((newest / "state.json").read_text())
     state["alarms"] = {"history": [], "best": 0.5, "raised": ["reward"], "flat": {}}
     (newest / "state.json").write_text(json.dumps(state))

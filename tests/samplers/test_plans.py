@@ -20,6 +20,7 @@ from samplers import (
     Fork,
     Frozen,
     Heun,
+    Latents,
     Ode,
     Plan,
     Progressive,
@@ -61,11 +62,11 @@ COUNTED = [
 def test_evaluations_are_what_a_counting_velocity_counts(planner):
     plans = planner(SIGMAS, 0, 0)
     counting = Counting()
-    roll(plans, counting, (2,), [0, 1], seed=0, iteration=0)
+    roll(plans, counting, Latents((2,)), [0, 1], seed=0, iteration=0)
     assert counting.states == 2 * evaluations(plans)
     for plan in plans:
         counting.states = 0
-        roll((plan,), counting, (2,), [0], seed=0, iteration=0)
+        roll((plan,), counting, Latents((2,)), [0], seed=0, iteration=0)
         assert counting.states == plan.evaluations
 
 
@@ -89,7 +90,7 @@ def test_evaluations_of_any_plans_together(data):
         )
 
     plans, counting = (plan(), plan()), Counting()
-    roll(plans, counting, (1,), [0], seed=0, iteration=0)
+    roll(plans, counting, Latents((1,)), [0], seed=0, iteration=0)
     assert counting.states == evaluations(plans)
 
 
@@ -105,7 +106,7 @@ def test_plans_share_no_more_than_they_have_in_common(change):
     """A plan's samples are the same after a near relative as after a stranger."""
     plan = Plan(steps_of(shifted_levels(5), noisy={3}), SDE, roots=2, solver=Heun())
     other, stranger = replace(plan, **change), Plan(steps_of(SIGMAS), roots=3)
-    second = lambda *plans: roll(plans, Counting(), (1,), [0], seed=0, iteration=0)[1].x0
+    second = lambda *plans: roll(plans, Counting(), Latents((1,)), [0], seed=0, iteration=0)[1].x0
     assert torch.equal(second(plan, other), second(stranger, other))
 
 

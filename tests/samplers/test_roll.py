@@ -15,8 +15,10 @@ from samplers import (
     Fork,
     Frozen,
     Gaussian,
+    Latents,
     Ode,
     Plan,
+    Sampling,
     Tree,
     Window,
     mean_log_prob,
@@ -38,9 +40,14 @@ PLANNERS = [
 ]  # fmt: skip
 
 
-def rolled(planner, draws, iteration=0, seed=0, velocity=gaussian_velocity, **settings):
+PLAIN, MEANS, TWO = Sampling(), Sampling(keep_mean=True), Latents((2,))
+
+
+def rolled(
+    planner, draws, iteration=0, seed=0, velocity=gaussian_velocity, latents=TWO, sampling=PLAIN
+):
     plans = planner(SIGMAS, iteration, seed)
-    return roll(plans, velocity, (2,), draws, seed=seed, iteration=iteration, **settings)
+    return roll(plans, velocity, latents, draws, seed=seed, iteration=iteration, sampling=sampling)
 
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
@@ -76,20 +83,20 @@ def test_seed_and_iteration_key_the_noise(planner):
     assert torch.equal(same, rolled(planner, [5])[0].x0)
     assert not torch.isclose(same, other).any()
     plans = planner(SIGMAS, 0, 0)
-    later = roll(plans, gaussian_velocity, (2,), [5], seed=0, iteration=1)[0].x0
+    later = roll(plans, gaussian_velocity, TWO, [5], seed=0, iteration=1)[0].x0
     assert not torch.isclose(same, later).any()
 
 
 def test_noise_is_keyed_as_the_contract_says():
     """Root: (seed, iteration, draw, "root", node); steps: (.., "step", plan, step, node)."""
     plans = Fork(SDE, 2)(SIGMAS, 6, 0)
-    second = roll(plans, gaussian_velocity, (2,), [11], seed=3, iteration=6, keep_mean=True)[1]
+    second = roll(plans, gaussian_velocity, TWO, [11], seed=3, iteration=6, sampling=MEANS)[1]
     (edge,) = second.edges
     std = second.columns.std[edge.step]
     got = (edge.x_next - edge.mean) / std
     want = normal([(3, 6, 11, "step", 1, 1, node) for node in range(2)], (2,))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    first = roll(plans, gaussian_velocity, (2,), [11], seed=3, iteration=6)[0].edges[0]
+    first = roll(plans, gaussian_velocity, TWO, [11], seed=3, iteration=6)[0].edges[0]
     assert torch.equal(first.x[:1], normal([(3, 6, 11, "root", 0)], (2,)))
 
 
@@ -108,7 +115,7 @@ def test_numbers_and_words_are_different_keys():
 def test_edges_hold_what_the_step_did():
     """x is the parent once a child, and logp the density of the stored next state."""
     planner = Tree(ConstantSDE(0.3), (1, 3), (2, 3))
-    (rollout,) = rolled(planner, [5, 6], keep_mean=True)
+    (rollout,) = rolled(planner, [5, 6], sampling=MEANS)
     assert rollout.plan.nodes == (1, 2, 2, 6, 6, 6, 6, 6)
     for e in rollout.edges:
         step, branch = rollout.plan.steps[e.step], rollout.plan.steps[e.step].branch
@@ -130,7 +137,9 @@ def test_a_step_goes_on_from_what_it_stored_and_copies_nothing():
 
 
 def test_a_bfloat16_rollout_scores_the_state_that_it_stores():
-    (rollout,) = rolled(Chain(SDE, 64), [5], dtype=torch.bfloat16, keep_mean=True)
+    (rollout,) = rolled(
+        Chain(SDE, 64), [5], latents=Latents((2,), dtype=torch.bfloat16), sampling=MEANS
+    )
     for e in rollout.edges:
         assert e.x_next.dtype == torch.bfloat16 and e.logp.dtype == torch.float32
         std = torch.full((64,), rollout.columns.std[e.step])
@@ -140,7 +149,8 @@ def test_a_bfloat16_rollout_scores_the_state_that_it_stores():
 
 @pytest.mark.parametrize("planner", PLANNERS, ids=str)
 def test_float64_is_float32_with_more_digits(planner):
-    for a, b in zip(rolled(planner, [5]), rolled(planner, [5], dtype=torch.float64), strict=True):
+    precise = rolled(planner, [5], latents=Latents((2,), dtype=torch.float64))
+    for a, b in zip(rolled(planner, [5]), precise, strict=True):
         assert b.x0.dtype == torch.float64
         torch.testing.assert_close(a.x0.double(), b.x0, rtol=1e-4, atol=1e-5)
 
@@ -148,9 +158,9 @@ def test_float64_is_float32_with_more_digits(planner):
 def test_plans_share_their_trunk_and_their_roots():
     """Each plan of a fork alone gives what it gives with the others."""
     plans = Fork(SDE, 3, roots=2)(SIGMAS, 0, 0)
-    together = roll(plans, gaussian_velocity, (2,), [1, 2], seed=0, iteration=0)
+    together = roll(plans, gaussian_velocity, TWO, [1, 2], seed=0, iteration=0)
     first = {e.step: e.x for r in together for e in r.edges}
-    trunk = roll(Ode(2)(SIGMAS, 0, 0), gaussian_velocity, (2,), [1, 2], seed=0, iteration=0)
+    trunk = roll(Ode(2)(SIGMAS, 0, 0), gaussian_velocity, TWO, [1, 2], seed=0, iteration=0)
     for k, rollout in enumerate(together):
         assert torch.equal(first[k], rollout.edges[0].x)
         rest = steps_of((*SIGMAS[k:],))
@@ -196,8 +206,8 @@ def test_split_noise_is_standard_and_correlates_siblings_only(split):
     """(xi_0 + s eta) / sqrt(1 + s^2): variance 1, correlation 1 / (1 + s^2) between siblings."""
     planner = Tree(ConstantSDE(0.3), (1, 2), roots=2, split=split)
     (rollout,) = roll(
-        planner(SIGMAS, 0, 0), gaussian_velocity, (20_000,), [0], seed=0, iteration=0,
-        keep_mean=True,
+        planner(SIGMAS, 0, 0), gaussian_velocity, Latents((20_000,)), [0], seed=0, iteration=0,
+        sampling=MEANS,
     )  # fmt: skip
     edge = next(e for e in rollout.edges if e.step == 2)
     noise = (edge.x_next - edge.mean) / rollout.columns.std[2]
@@ -214,7 +224,7 @@ def test_roll_draws_what_the_recursion_says():
     """Per step: the empirical variance of 40,000 numbers against the exact linear recursion."""
     sigmas = shifted_levels(9)
     plans = Chain(FlowSDE(), 2)(sigmas, 0, 0)
-    (rollout,) = roll(plans, gaussian_velocity, (20_000,), [0], seed=0, iteration=0)
+    (rollout,) = roll(plans, gaussian_velocity, Latents((20_000,)), [0], seed=0, iteration=0)
     assert float(rollout.x0.var()) == pytest.approx(terminal_variance(FlowSDE(), 9), abs=0.02)
 
 
@@ -235,4 +245,4 @@ def test_draws_must_be_some_and_different():
     plan = Plan(steps_of(SIGMAS))
     for draws, message in (([], "at least one draw"), ([3, 3], "repeat")):
         with pytest.raises(ValueError, match=message):
-            roll((plan,), gaussian_velocity, (2,), draws, seed=0, iteration=0)
+            roll((plan,), gaussian_velocity, TWO, draws, seed=0, iteration=0)

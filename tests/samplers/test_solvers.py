@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from samplers import DPM2M, DPM3M, SA, Euler, Heun, Ode, Plan, roll
+from samplers import DPM2M, DPM3M, SA, Euler, Heun, Latents, Ode, Plan, roll
 from samplers.plan import steps_of
 from samplers.solvers import Past, Point, Solver, log_snr, multistep
 
@@ -108,7 +108,7 @@ SIGMAS = shifted(14)
 def test_sa_solver_draws_the_data(noise):
     """Mean and spread of 40,000 numbers: stochastic steps keep the marginals."""
     (rollout,) = roll(
-        Ode(2, SA(noise))(shifted(160), 0, 0), model, (20_000,), [0], seed=0, iteration=0
+        Ode(2, SA(noise))(shifted(160), 0, 0), model, Latents((20_000,)), [0], seed=0, iteration=0
     )
     assert float(rollout.x0.mean()) == pytest.approx(MEAN, abs=0.01)
     assert float(rollout.x0.std()) == pytest.approx(SPREAD, abs=0.01)
@@ -117,7 +117,7 @@ def test_sa_solver_draws_the_data(noise):
 def test_sa_noise_is_keyed_and_only_inside_its_range():
     def ends(solver, draws=(3, 4), seed=0):
         plans = Ode(2, solver)(SIGMAS, 0, 0)
-        return roll(plans, model, (1,), list(draws), seed=seed, iteration=0)[0].x0
+        return roll(plans, model, Latents((1,)), list(draws), seed=seed, iteration=0)[0].x0
 
     whole = ends(SA(0.7))
     assert torch.equal(whole[2:], ends(SA(0.7), (4,)))
@@ -128,8 +128,8 @@ def test_sa_noise_is_keyed_and_only_inside_its_range():
 
 def test_roots_that_share_their_noise_part_where_a_solver_draws():
     plan = Plan(steps_of(SIGMAS), roots=3, shared_noise=True, solver=SA(0.7))
-    (rollout,) = roll((plan,), model, (1,), [0], seed=0, iteration=0)
+    (rollout,) = roll((plan,), model, Latents((1,)), [0], seed=0, iteration=0)
     assert len(rollout.x0.unique()) == 3
     still = Plan(steps_of(SIGMAS), roots=3, shared_noise=True, solver=SA(0.0))
-    (rollout,) = roll((still,), model, (1,), [0], seed=0, iteration=0)
+    (rollout,) = roll((still,), model, Latents((1,)), [0], seed=0, iteration=0)
     assert rollout.x0.shape == (3, 1) and len(rollout.x0.unique()) == 1

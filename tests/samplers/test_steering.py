@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers import Chain, ConstantSDE, Ode, Particled, Plan, Tree, roll
+from samplers import Chain, ConstantSDE, Latents, Ode, Particled, Plan, Sampling, Tree, roll
 from samplers.particles import FeynmanKac, effective, normalised, systematic
 from samplers.plan import steps_of
 from samplers.steering import best, importance, steer
@@ -22,7 +22,9 @@ def first(x0, prompt):
 
 def steered(how, particles=1500, score=first, draws=(0,), **settings):
     plan = Chain(ConstantSDE(0.8), particles)(SIGMAS, 0, 0)[0]
-    return steer(how, plan, gaussian_velocity, score, (1,), list(draws), seed=0, **settings)
+    return steer(
+        how, plan, gaussian_velocity, score, Latents((1,)), list(draws), seed=0, **settings
+    )
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -58,8 +60,10 @@ def test_weights_that_were_not_used_are_kept():
 def test_steering_without_strength_is_roll():
     plan = Chain(ConstantSDE(0.8), 6)(SIGMAS, 0, 0)[0]
     counting = Counting()
-    out = steer(FeynmanKac((3, 9), 0.0), plan, counting, first, (2,), [4, 2], seed=7, iteration=5)
-    (plain,) = roll((plan,), gaussian_velocity, (2,), [4, 2], seed=7, iteration=5)
+    out = steer(
+        FeynmanKac((3, 9), 0.0), plan, counting, first, Latents((2,)), [4, 2], seed=7, iteration=5
+    )
+    (plain,) = roll((plan,), gaussian_velocity, Latents((2,)), [4, 2], seed=7, iteration=5)
     assert torch.equal(out.x0, plain.x0) and torch.equal(out.prompt, plain.prompt)
     assert counting.states == 2 * plan.evaluations
 
@@ -128,7 +132,7 @@ def test_what_cannot_be_steered_is_refused():
     tree = Tree(ConstantSDE(), (2,))(SIGMAS, 0, 0)[0]
     shared = Plan(steps_of(SIGMAS), roots=4, shared_noise=True)
     chain = Chain(ConstantSDE(), 4)(SIGMAS, 0, 0)[0]
-    run = lambda how, plan: steer(how, plan, gaussian_velocity, first, (1,), [0], seed=0)
+    run = lambda how, plan: steer(how, plan, gaussian_velocity, first, Latents((1,)), [0], seed=0)
     for plan in (tree, shared):
         with pytest.raises(ValueError, match="its own noise, without branches"):
             run(FeynmanKac((1,)), plan)
@@ -152,19 +156,20 @@ def test_particles_feed_the_iterations_of_a_window():
 def test_particles_are_better_samples_in_groups_and_cost_no_more():
     plans = particled(group=64)(SIGMAS, 2, 0)
     counting = Counting()
-    settings = {"seed": 0, "iteration": 2}
-    (rollout,) = roll(plans, counting, (1,), [7, 3], score=first, **settings)
+    sampling = Sampling(score=lambda rollout: first(rollout.x0, rollout.prompt))
+    settings = {"seed": 0, "iteration": 2, "sampling": sampling}
+    (rollout,) = roll(plans, counting, Latents((1,)), [7, 3], **settings)
     assert counting.states == 2 * plans[0].evaluations == 2 * 64 * 30
     assert rollout.prompt.tolist() == [0] * 64 + [1] * 64 and rollout.edges == ()
     assert len(rollout.x0.unique()) == len(rollout.x0)  # copies parted again
     assert (rollout.x0.view(2, 64).mean(1) > 0.8).all()  # of N(0, 1), towards N(3, 1)
-    (alone,) = roll(plans, gaussian_velocity, (1,), [3], score=first, **settings)
+    (alone,) = roll(plans, gaussian_velocity, Latents((1,)), [3], **settings)
     assert torch.equal(alone.x0, rollout.x0[64:])
 
 
 def test_particles_without_a_reward_or_too_late_are_refused():
-    with pytest.raises(ValueError, match="pass `score`"):
-        roll(particled()(SIGMAS, 2, 0), gaussian_velocity, (1,), [0], seed=0, iteration=2)
+    with pytest.raises(ValueError, match="pass Sampling"):
+        roll(particled()(SIGMAS, 2, 0), gaussian_velocity, Latents((1,)), [0], seed=0, iteration=2)
     with pytest.raises(ValueError, match=r"before the steps \[29\]"):
         particled(at=(3, 29))(SIGMAS, 0, 0)
     with pytest.raises(ValueError, match="no density"):

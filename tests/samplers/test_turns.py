@@ -7,6 +7,7 @@ import torch
 
 from flowrl.budget.successes import cut, put
 from flowrl.credit.advantages import Context, Estimator, Sum
+from flowrl.credit.values import SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.models.language.environment import read_reply
@@ -127,7 +128,8 @@ def context(turns: int, exists: torch.Tensor | None, rewards: int = 1) -> Contex
     return Context(
         columns((GROUP,) * turns), weights,
         lengths=torch.randint(1, 9, (GROUP * DRAWS,), generator=rng),
-        prompts=torch.arange(DRAWS), exists=exists,
+        prompts=torch.arange(DRAWS),
+        turns=None if exists is None else SampleTurns(exists, torch.zeros_like(exists).long()),
     )  # fmt: skip
 
 

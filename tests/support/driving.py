@@ -13,7 +13,7 @@ from flowrl.credit.advantages import Context
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.diffusers.policy import PipelinePolicy
 from rewards import Scores
-from samplers import Velocity, roll
+from samplers import Latents, Sampling, Velocity, roll
 from tests.support.tiny_pipelines import SQUARE, sd3
 
 PROMPTS = ["a red cube", "two blue cat on the table"]
@@ -72,11 +72,11 @@ def learn(
     (rollout,) = roll(
         algorithm.plan(made.schedule(steps).sigmas, 0, 0),
         velocity,
-        made.shape(steps),
+        Latents(made.shape(steps)),
         range(len(PROMPTS)),
         seed=0,
         iteration=0,
-        keep_mean=algorithm.likelihood.keep_mean,
+        sampling=Sampling(algorithm.likelihood.keep_mean),
     )
     taken = conditioning.take(rollout.prompt)
     scores = brightness(made.decode(rollout.x0, taken, steps=steps, guidance=1.0))

@@ -1,6 +1,6 @@
 """Prompts of a pipeline, encoded once, and the samples made of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from flowrl.media.statistics import Statistics, image_statistics
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
-from samplers import Begin, Planner, Rollout, Velocity, roll
+from samplers import Begin, Latents, Planner, Rollout, Sampling, Velocity, roll
 
 
 class Scales(NamedTuple):
@@ -72,33 +72,24 @@ class Painting:
         *,
         seed: int,
         iteration: int,
-        keep_mean: bool = False,
-        score: Callable[[Rollout], Tensor] | None = None,
-        on_rollout: Callable[[Rollout], None] | None = None,
+        sampling: Sampling[Rollout] = Sampling(),
     ) -> tuple[Rollout, ...]:
-        plans = plan(self.owner.schedule(self.steps).sigmas, iteration, seed)
-
-        def guess(x0: Tensor, prompt: Tensor) -> Tensor:
-            """The reward of predicted clean latents."""
-            assert score is not None  # roll calls it only if a score is given
-            return score(Rollout(plans[0], x0, prompt, tuple(draws), (), seed, iteration, 0))
+        owner, on_rollout = self.owner, sampling.on_rollout
 
         def decoded(rollout: Rollout) -> Rollout:
-            return replace(rollout, x0=self.owner.latents(rollout.x0, self.steps))
+            return replace(rollout, x0=owner.latents(rollout.x0, self.steps))
 
+        if on_rollout is not None:
+            sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))
+        begin = owner.begin(self.conditioning, self.steps)
         rollouts = roll(
-            plans,
-            self.meter(self._bind(self.owner.guidance.sample)),
-            self.owner.shape(self.steps),
+            plan(owner.schedule(self.steps).sigmas, iteration, seed),
+            self.meter(self._bind(owner.guidance.sample)),
+            Latents(owner.shape(self.steps), owner.device, owner.arithmetic, begin),
             draws,
             seed=seed,
             iteration=iteration,
-            keep_mean=keep_mean,
-            score=None if score is None else guess,
-            on_rollout=None if on_rollout is None else lambda r: on_rollout(decoded(r)),
-            begin=self.owner.begin(self.conditioning, self.steps),
-            device=self.owner.device,
-            dtype=self.owner.arithmetic,
+            sampling=sampling,
         )
         return tuple(decoded(rollout) for rollout in rollouts)
 

@@ -22,7 +22,7 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.proof_neighbours import nudged
 from flowrl.models.diffusers.scheduler_standin import FAILURES
-from samplers import Ode, roll
+from samplers import Latents, Ode, roll
 from samplers.adapt import from_vp, scale
 from samplers.kernels import per_row
 from samplers.noise import normal
@@ -149,12 +149,10 @@ class WholeSample:
         (rollout,) = roll(
             Ode(1)(policy.schedule(steps).sigmas, 0, self.seed),
             velocity,
-            policy.shape(steps),
+            Latents(policy.shape(steps), policy.device, begin=lambda noise, prompt: self.first),
             self.rows.tolist(),
             seed=self.seed,
             iteration=0,
-            begin=lambda noise, prompt: self.first,
-            device=policy.device,
         )
         return policy.latents(rollout.x0, steps)
 

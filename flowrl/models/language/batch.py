@@ -1,6 +1,6 @@
 """Encoded prompts of a language model, and the completions sampled for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.token_scores import ScoringPolicy
+from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
 
@@ -56,15 +57,12 @@ class Writing:
         *,
         seed: int,
         iteration: int,
-        keep_mean: bool = False,
-        score: Callable[[TextRollout], Tensor] | None = None,
-        on_rollout: Callable[[TextRollout], None] | None = None,
+        sampling: Sampling[TextRollout] = Sampling(),
     ) -> tuple[TextRollout, ...]:
         """Sample the plans' completions. Noise is keyed as in `samplers.generate.Writer`, and by
-        the position. Text plans do not steer, so `score` is unused."""
-        assert not keep_mean, "texts have no means"
-        del score
-        found = []
+        the position. Text plans do not steer, so `sampling.score` is unused."""
+        assert not sampling.keep_mean, "texts have no means"
+        found: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
         for index, each in enumerate(plans):
             writer = Writer(
@@ -73,8 +71,7 @@ class Writing:
             )  # fmt: skip
             found.append(writer.write(each, index))
             self.meter.add(int(found[-1].own.sum()))
-            if on_rollout is not None and index + 1 < len(plans):
-                on_rollout(found[-1])
+            sampling.announce(found, len(plans))
         return tuple(found)
 
     def media(self, rollout: TextRollout) -> list[str]:
