@@ -29,7 +29,7 @@ def built(name: str) -> Tiny:
         ("SD3", 2),
         ("Wan 2.1", 3),
         ("LTX-Video with an image", 2),
-        ("StableDiffusionSAGPipeline", 16),
+        ("StableDiffusionSAGPipeline", 14),
     ],
 )
 def test_a_start_evaluates_its_denoiser_this_often_at_most(name: str, most: int) -> None:
