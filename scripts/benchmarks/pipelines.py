@@ -307,8 +307,9 @@ def rows_of_before(results: Sequence[Result]) -> list[str]:
     return [
         "",
         f"{len(exact) - before} of the {len(exact)} were compared over whole samples. The other "
-        f"{before} have dashes there: their rows, and the tables below, are of the sweep before, "
-        "which replayed every step of two calls (4 steps at guidance 4.5, 3 at guidance 1).",
+        f"{before} have dashes there: their rows, and the tables below, are of an older sweep. It "
+        "replayed every step of one call (4 steps, guidance 4.5), without the checks of the first "
+        "state and of neighbouring rows.",
     ]
 
 

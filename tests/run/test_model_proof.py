@@ -60,6 +60,6 @@ def test_a_digest_that_cannot_be_made_leaves_the_proof(
 def test_whole_samples_take_prompts_of_three_lengths() -> None:
     texts = ("aaaa", "a", "aaa", "aa")
     rows = texts, tuple({"prompt": text} for text in texts)
-    few = ("a", "aaa", "aaaa")
-    assert whole_prompts(rows) == (few, tuple({"prompt": text} for text in few))
+    chosen, meta = whole_prompts(rows)
+    assert chosen == ("a", "aaa", "aaaa") and [row["prompt"] for row in meta] == [*chosen]
     assert whole_prompts((("one",), ()))[0] == ("one",)
