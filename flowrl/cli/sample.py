@@ -14,7 +14,7 @@ from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.suites import load_suite, suite_summary
 from flowrl.media.pages import Page
 from flowrl.models.policy import Policy
-from flowrl.paths import find, numbered
+from flowrl.paths import numbered
 from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
 from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
@@ -118,9 +118,9 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
     this prompt, or the prompt alone."""
     known: dict[str, Mapping[str, Any]] = {}
     if run.model.environment is not None:
-        for source in (run.prompts.train, run.prompts.held_out):
-            if source is not None and find(source).is_file():
-                rows = PromptSet.read(source, run.prompts.column, "prompts")
+        for place in run.prompts.given:
+            if run.prompts.on_disk(place):
+                rows = run.prompts.read(place)
                 known |= dict(zip(rows.texts[::-1], rows.meta[::-1], strict=True))
         for text in dict.fromkeys(texts):
             if text not in known:
@@ -133,17 +133,17 @@ def evaluate_weights(run: Run, given: EvaluateArguments) -> None:
     """Print the mean of each reward over samples of held-out prompts, or of a suite."""
     if given.out is not None:
         check_output_file(given.out)
-    source = given.prompts or run.prompts.held_out
     suite = None if given.suite is None else load_suite(given.suite)
     if suite is not None and given.prompts is not None:
         raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
-    if suite is None and source is None:
+    if suite is not None:
+        prompts = suite.prompts
+    elif given.prompts is not None:
+        prompts = PromptSet.read(given.prompts, run.prompts.column, "--prompts")
+    elif run.prompts.held_out is not None:
+        prompts = run.prompts.read("held_out")
+    else:
         raise UserError("evaluate: the run has no held-out prompts: add --prompts FILE")
-    prompts = (
-        suite.prompts
-        if suite is not None
-        else PromptSet.read(str(source), run.prompts.column, "--prompts")
-    )
     words = given.rewards or (suite.rewards if suite is not None else ())
     specs = parse_rewards(words) if words else run.judges
     rewards = load_rewards(specs)
