@@ -45,7 +45,7 @@ def kept_tokens(
         return None
     kept = torch.ones_like(logp, dtype=torch.bool)
     if top_k:
-        place = logp.sort(-1, descending=True, stable=True)[1][..., :top_k]
+        place = logp.sort(dim=-1, descending=True, stable=True)[1][..., :top_k]
         kept = torch.zeros_like(kept).scatter(-1, place, True)
     if top_p < 1:
         kept &= nucleus(logp.masked_fill(~kept, -torch.inf).log_softmax(-1), top_p)

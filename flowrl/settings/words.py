@@ -149,6 +149,15 @@ WORDS = (
         "recipe.top_p", "share of the likeliest tokens that are sampled", ("", "", "top_p", "")
     ),
     WordRow(
+        "recipe.top_k", "number of the likeliest tokens that are sampled", ("", "", "top_k", "")
+    ),
+    WordRow(
+        "recipe.min_p",
+        "least probability of a sampled token, relative to the likeliest",
+        ("", "", "min_p", ""),
+    ),
+    WordRow("model.stop", "texts that end a completion", ("", "", "stop, stop_strings", "")),
+    WordRow(
         "prompts.train",
         "file of the training prompts",
         ("dataset", "data_json_path", "dataset_name, train_dataset", ""),

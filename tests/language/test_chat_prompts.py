@@ -39,10 +39,10 @@ def test_the_template_renders_all_messages(messages, system, text):
 
 def test_what_a_template_or_its_absence_refuses_names_the_row():
     chat = Chat("c", [SYSTEM, LAST], "data.jsonl, line 3")
-    with pytest.raises(UserError, match="data.jsonl, line 3: .* has no chat template: name a"):
+    with pytest.raises(UserError, match=r"data.jsonl, line 3: .* has no chat template: name a"):
         policy(chat=False).encode(chat)
     made = policy()
     made.tokenizer.chat_template = ALTERNATE
-    with pytest.raises(UserError, match="line 3: .* refuses messages of system, user .roles must"):
+    with pytest.raises(UserError, match=r"line 3: .* refuses messages of system, user .roles must"):
         made.encode(chat)
     assert made.encode(Chat("c", [*SHOTS, LAST])) == made.tokenizer("abc").input_ids

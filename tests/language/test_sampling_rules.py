@@ -70,19 +70,19 @@ def test_the_ratio_of_unchanged_weights_is_one_under_every_rule(plan):
 
 def test_rules_that_make_no_sense_are_refused(tmp_path):
     for rule in ({"top_k": -1}, {"min_p": 1.0}, {"min_p": -0.1}):
-        with pytest.raises(ValueError, match="top_k .* must be at least 0, min_p"):
+        with pytest.raises(ValueError, match=r"top_k .* must be at least 0, min_p"):
             TextPlan(4, (2,), **rule)
     tree = text_runs.tree(tmp_path, tmp_path, text_runs.GRPO | {"top_k": 3})
     tree["model"]["server"] = {"url": "http://localhost:1/v1", "model": "x", "sync": "none"}
-    with pytest.raises(UserError, match="top-p, top-k or min-p kept"):
+    with pytest.raises(UserError, match=r"top-p, top-k or min-p kept"):
         check_plan(run_from(tree, "test"))
 
 
 @pytest.mark.parametrize("rows", [None, 5])
 @pytest.mark.parametrize("plan", [Completions(12), Segments(4, 3, (3, 5))])
 def test_a_completion_ends_where_its_text_first_has_a_stop_text(plan, rows):
-    ends, made = ("ab", "ih", "e :"), policy("ab", "ih", "e :")
-    free = policy()
+    ends = [first + last for first in "abcde" for last in "fghij :"]
+    made, free = policy(*ends), policy()
     made.rows_per_call = rows
     (found,) = (batch := made.open(PROMPTS, [], 9)).rollouts(plan, range(4), seed=0, iteration=0)
     texts = batch.media(found)
@@ -118,9 +118,9 @@ def test_stop_texts_of_one_token_stay_tokens_and_others_are_checked():
     j = made.tokenizer("j").input_ids[0]
     assert made.stop == [1, j] and made.stop_texts == StopTexts(("ab",), made.tokenizer)
     assert "stops at '<end>', 'j', 'ab'" in made.proofs(["a"], 3)[0]
-    with pytest.raises(UserError, match="model.stop: '' has no tokens"):
+    with pytest.raises(UserError, match=r"model.stop: '' has no tokens"):
         policy("")
-    with pytest.raises(UserError, match="has a special token, which decoded texts leave out"):
+    with pytest.raises(UserError, match=r"has a special token, which decoded texts leave out"):
         policy("a<end>")
 
 
@@ -134,6 +134,6 @@ def test_an_environment_replies_where_a_turn_ended_at_a_stop_text(tmp_path):
     made.tokenizer.chat_template = tiny_lm.CHAT.replace(
         "{{ m['content'] }} ", "{{ m['content'] }}<end> "
     )
-    text = made.tokenizer.decode
-    assert text(replies.encode("hi")) == " u:hi<end> a:"
-    assert text(replies.encode("hi", by_token=False)) == "<end> u:hi<end> a:"
+    tokens = made.tokenizer
+    assert replies.encode("hi") == tokens(" u:hi<end> a:").input_ids
+    assert replies.encode("hi", by_token=False) == tokens("<end> u:hi<end> a:").input_ids

@@ -5,7 +5,6 @@ import pickle
 import re
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -17,6 +16,7 @@ from flowrl.prompts import Chat, PromptSet, on_hub
 from flowrl.run.origin import Origin
 from flowrl.settings.checks import check_texts
 from flowrl.settings.data import PromptFiles
+from flowrl.settings.model import ModelSettings
 from flowrl.settings.options import with_options
 from flowrl.settings.read import dump, run_from
 from flowrl.settings.run import RECIPE_SETTINGS
@@ -282,6 +282,6 @@ def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, 
 
 def test_a_chat_is_refused_for_a_pipeline(tmp_path):
     prompts = read(file(tmp_path))
-    check_texts(prompts, SimpleNamespace(pipeline=None))  # type: ignore[arg-type]
+    check_texts(prompts, ModelSettings(language="x"))
     with pytest.raises(UserError, match=r"line 1: the prompt is a list of chat messages, and that"):
-        check_texts(prompts, SimpleNamespace(pipeline="x"))  # type: ignore[arg-type]
+        check_texts(prompts, ModelSettings(pipeline="x"))

@@ -71,7 +71,10 @@ def eurus(folder: Path) -> dict[str, Any]:
     rows = [
         {
             "data_source": source,
-            "prompt": [{"content": "be a cab", "role": "system"}, {"content": USER, "role": "user"}],
+            "prompt": [
+                {"content": "be a cab", "role": "system"},
+                {"content": USER, "role": "user"},
+            ],
             "ability": ability,
             "reward_model": {"ground_truth": answer, "style": "rule"},
             "extra_info": {"index": i, "split": "dummy"},

@@ -49,17 +49,17 @@ def with_kind(given: Samples) -> Samples:
 
 def test_what_cannot_be_routed_is_one_sentence():
     reward = load("by_row", rewards={"sums": "exact_answer"})
-    with pytest.raises(ValueError, match="row 2 .prompt 'p'. has 'code' in the column 'data_set'"):
+    with pytest.raises(ValueError, match=r"row 2 .prompt 'p'. has 'code' in the column 'data_set'"):
         reward(samples())
-    with pytest.raises(ValueError, match="has 'None' in the column"):
+    with pytest.raises(ValueError, match=r"has 'None' in the column"):
         self_test("routed", reward, Prompts(["p"], [{}], "text"))
-    with pytest.raises(ValueError, match="weights: 'sum' has no reward"):
+    with pytest.raises(ValueError, match=r"weights: 'sum' has no reward"):
         load("by_row", rewards={"sums": "exact_answer"}, weights={"sum": 2.0})
-    with pytest.raises(ValueError, match="at least one value"):
+    with pytest.raises(ValueError, match=r"at least one value"):
         load("by_row", rewards={})
-    with pytest.raises(ValueError, match="rewards: wanted names with rewards, such as"):
+    with pytest.raises(ValueError, match=r"rewards: wanted names with rewards, such as"):
         check_reward("by_row", {"rewards": ["brightness"]})
-    with pytest.raises(ValueError, match="rewards: there is no reward 'brihtness'; did you mean"):
+    with pytest.raises(ValueError, match=r"rewards: there is no reward 'brihtness'; did you mean"):
         check_reward("by_row", {"rewards": {"a": "brihtness"}})
     check_sources("by_row", {"rewards": {"a": "brightness"}})
 
@@ -71,4 +71,4 @@ def test_a_cell_may_be_nested():
     found = load("exact_answer", column="reward_model.ground_truth")(
         samples([{"reward_model": {"ground_truth": answer}} for answer in "7788"])
     )
-    assert found.tolist() == [1, 0, 0, 0]
+    assert found.tolist() == [1, 0, 1, 0]
