@@ -21,7 +21,7 @@ from torch import Tensor
 from rewards.combine import scored
 from rewards.perception.files import read_images
 from rewards.perception.media import expect
-from rewards.types import Reward, Samples
+from rewards.types import Reward, Samples, cell
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _reference_images(paths: Sequence[str]) -> list[Tensor | None]:
 
 
 def _key(prompt: str, meta: Mapping[str, Any], column: str) -> tuple[str, str] | None:
-    reference = meta.get(column)
+    reference = cell(meta, column)
     return None if reference is None else (prompt, str(reference))
 
 

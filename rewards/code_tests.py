@@ -39,7 +39,7 @@ from torch import Tensor
 from rewards.perception.media import expect
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
-from rewards.types import Reward, Samples
+from rewards.types import Reward, Samples, cell
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^\1[ \t]*$", re.DOTALL | re.MULTILINE)
 LANGUAGES = ("", "python", "python3", "py")
@@ -147,7 +147,7 @@ class CodeTests:
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError that names a row whose tests cannot be run; a warning for weak tests."""
-        if not any(row.get(self.column) is not None for row in meta):
+        if not any(cell(row, self.column) is not None for row in meta):
             raise ValueError(self._no_column)
         self._warn_of_weak(prompts, self._tests(prompts, meta))
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.perception.media import expect
-from rewards.types import Reward, Samples
+from rewards.types import Reward, Samples, cell
 
 _NUMBER = r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:/\d+)?"
 FIND = {  # the last match counts: models restate their answers
@@ -78,7 +78,7 @@ class ExactAnswer:
         return torch.tensor(scores, dtype=torch.float64)
 
     def _score(self, text: str, meta: Mapping[str, Any]) -> float:
-        truth = meta.get(self.column)
+        truth = cell(meta, self.column)
         if truth is None:
             return torch.nan
         answer = last_match(text, self.pattern)

@@ -3,7 +3,8 @@
 `load(**settings)` of such a file returns a `Reward` and is the only place that imports heavy
 libraries. A file may also, or only, have `judge(**settings)`, which returns a `Judge`. Settings are
 checked against their annotations; one annotated `Reward`, `Judge` or `Sequence[Reward]` takes
-another reward, as `{name: ocr, kind: exact}` or as `ocr`.
+another reward, as `{name: ocr, kind: exact}` or as `ocr`; `Mapping[str, Reward]` takes some by
+names.
 
 A user's reward needs no registration: `my_rewards.py:sharpness` is the function
 `sharpness(samples, setting=...) -> scores` of that file (`rewards.user_function` has the other
@@ -81,7 +82,8 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
         if kind is None:
             _fitted(f"{place}: {setting}", inner, annotation)
             continue
-        for spec in _specs(f"{place}: {setting}", inner, kind):
+        at = f"{place}: {setting}"
+        for spec in _specs(at, _unnamed(at, inner, annotation), kind):
             try:
                 check_reward(*spec, "judge" if kind is Judge else "load")
             except ValueError as error:
@@ -96,7 +98,8 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
     for setting, parameter in _parameters(name, want).items():
         value = settings.get(setting, parameter.default)
         if (kind := _nested(parameter.annotation)) is not None:
-            for spec in _specs(setting, settings.get(setting), kind):
+            inner = _unnamed(setting, settings.get(setting), parameter.annotation)
+            for spec in _specs(setting, inner, kind):
                 check_sources(*spec, "judge" if kind is Judge else "load")
         elif is_hub_name(parameter.annotation) and isinstance(value, str):
             if settings.get("library", "transformers") == "transformers":
@@ -190,6 +193,17 @@ def _nested(annotation: Any) -> Any:
     return next((kind for part in inner if (kind := _nested(part))), None)
 
 
+def _unnamed(place: str, value: Any, annotation: Any) -> Any:
+    """A setting that maps names to rewards as a list of these; others as they are."""
+    if get_origin(annotation) is not Mapping:
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"{place}: wanted names with rewards, such as {{a: brightness}}, not {value!r}"
+        )
+    return list(value.values())
+
+
 def _specs(place: str, value: Any, kind: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(name, settings) of each reward that a setting names; built rewards are skipped."""
     many = isinstance(value, Sequence) and not isinstance(value, str)
@@ -215,6 +229,8 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
         return _fitted(place, value, annotation)
     if value is None or callable(value):
         return value
+    if get_origin(annotation) is Mapping and isinstance(value, Mapping):
+        return {name: _built(place, one, kind) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_built(place, one, kind) for one in value]
     return _make(*_spec(value), "judge" if kind is Judge else "load")

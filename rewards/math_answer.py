@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rewards.perception.media import expect
 from rewards.serving.workers import Workers
-from rewards.types import Reward, Samples
+from rewards.types import Reward, Samples, cell
 
 SHOWN = 256  # right answers that are parsed before a run; the others when their prompt is used
 
@@ -45,7 +45,7 @@ class MathAnswer:
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError that names a row of the prompt file whose answer cannot be read."""
-        if not any(row.get(self.column) is not None for row in meta):
+        if not any(cell(row, self.column) is not None for row in meta):
             raise ValueError(
                 f"math_answer: no prompt has a column {self.column!r}; give the prompt file one, "
                 "or name another with `column`"
@@ -56,7 +56,7 @@ class MathAnswer:
         """The right answers, None where there is none. All are parsed before anything is scored."""
         if not meta:
             self.check_prompts(prompts, meta)
-        given = [row.get(self.column) for row in meta]
+        given = [cell(row, self.column) for row in meta]
         golds = [None if gold is None else str(gold) for gold in given]
         unlike = list(dict.fromkeys(gold for gold in golds if gold is not None))
         read = dict(zip(unlike, self.workers.ask([{"gold": g} for g in unlike]), strict=True))

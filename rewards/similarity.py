@@ -28,7 +28,7 @@ from rewards.perception.hub import HubName, model_path
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_pil
 from rewards.settings import Inline
-from rewards.types import Reward, Samples
+from rewards.types import Reward, Samples, cell
 
 MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
 Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]
@@ -44,7 +44,7 @@ class Similarity:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         score = torch.full((len(samples.prompts),), torch.nan)
-        paths = [row.get(self.column) for row in samples.meta] or [None] * len(score)
+        paths = [cell(row, self.column) for row in samples.meta] or [None] * len(score)
         named = [path for path in dict.fromkeys(paths) if path]
         files = read_images(named)
         for sentence in files.broken.values():

@@ -82,6 +82,19 @@ def _kind(item: Any) -> Kind:
     )
 
 
+def cell(row: Mapping[str, Any], column: str) -> Any:
+    """A row's value in a column; None where it has none.
+
+    `reward_model.ground_truth` is the key `ground_truth` of the mapping in the column
+    `reward_model`, unless the row has a column of that whole name.
+    """
+    if column in row:
+        return row[column]
+    first, dot, rest = column.partition(".")
+    inner = row.get(first)
+    return cell(inner, rest) if dot and isinstance(inner, Mapping) else None
+
+
 @runtime_checkable
 class Reward(Protocol):
     """Scores, higher is better. NaN marks a sample that the reward cannot score.

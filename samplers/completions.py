@@ -25,6 +25,8 @@ class TextPlan:
 
     temperature  0 takes the likeliest token: for evaluation, since it has no density
     top_p        draw among the fewest tokens that hold this much probability
+    top_k        draw among so many of the likeliest tokens; 0: all
+    min_p        draw among tokens of at least this share of the likeliest one's probability
     forking      forks of whole completions: for a plan without cuts
     exact        sample with the current weights only, not by a server that may hold older ones
     greedy       the last completion of a draw takes the likeliest tokens: a baseline, never
@@ -43,6 +45,8 @@ class TextPlan:
     exact: bool = False
     greedy: bool = False
     turns: int = 1
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -51,6 +55,8 @@ class TextPlan:
             raise ValueError(
                 f"temperature {self.temperature} must be at least 0, top_p {self.top_p} in (0, 1]"
             )
+        if self.top_k < 0 or not 0 <= self.min_p < 1:
+            raise ValueError(f"top_k {self.top_k} must be at least 0, min_p {self.min_p} in [0, 1)")
         assert len(self.nodes) == len(self.cuts) + 1, "a node count for each segment"
         assert self.forking is None or not self.cuts, "a tree forks or is cut"
         assert not self.greedy or not (self.cuts or self.forking), "a tree has no greedy leaf"
@@ -98,11 +104,14 @@ class Completions:
     top_p: float = 1.0
     exact: bool = False
     greedy: bool = False
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
         plan = TextPlan(
             len(levels) - 1, (self.group + self.greedy,), temperature=self.temperature,
-            top_p=self.top_p, exact=self.exact, greedy=self.greedy,
+            top_p=self.top_p, exact=self.exact, greedy=self.greedy, top_k=self.top_k,
+            min_p=self.min_p,
         )  # fmt: skip
         return (plan,)
 
@@ -119,10 +128,16 @@ class Segments:
     at: tuple[int, ...]
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
         nodes = tuple(self.roots * self.branch**k for k in range(len(self.at) + 1))
-        return (TextPlan(len(levels) - 1, nodes, self.at, self.temperature, self.top_p),)
+        plan = TextPlan(
+            len(levels) - 1, nodes, self.at, self.temperature, self.top_p, top_k=self.top_k,
+            min_p=self.min_p,
+        )  # fmt: skip
+        return (plan,)
 
 
 @dataclass(frozen=True)
@@ -133,11 +148,13 @@ class Forks:
     forking: Forking
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
 
     def __call__(self, levels: Sequence[float], iteration: int, seed: int) -> tuple[TextPlan, ...]:
         plan = TextPlan(
             len(levels) - 1, (self.roots,), temperature=self.temperature, top_p=self.top_p,
-            forking=self.forking,
+            forking=self.forking, top_k=self.top_k, min_p=self.min_p,
         )  # fmt: skip
         return (plan,)
 
@@ -161,7 +178,7 @@ class TextRollout:
                tokens)
     lengths    tokens of each that the model drew, the stop tokens included
     stopped    False where a completion was cut off at the plan's length
-    kept       the tokens that top-p left, in bits; None where it left all
+    kept       the tokens that top-p, top-k and min-p left, in bits; None where they left all
     common     of a tree that forked: first tokens that a leaf shares with each of its draw's
     elsewhere  another engine drew them: `logp` is that engine's
     `told`     tokens that an environment put between the model's turns, whose `logp` is 0; None
@@ -278,9 +295,12 @@ def describe_text_plan(plans: Sequence[TextPlan]) -> str:
     """Describe the samples and cost of one draw, as text."""
     lines: list[str] = []
     for plan in plans:
+        top_k = f", top-k {plan.top_k}" if plan.top_k else ""
+        min_p = f", min-p {plan.min_p:g}" if plan.min_p else ""
         lines.append(
             f"a draw: {plan.group} completions of at most {plan.length} tokens, temperature "
-            f"{plan.temperature:g}, top-p {plan.top_p:g}; at most {plan.tokens} tokens generated"
+            f"{plan.temperature:g}, top-p {plan.top_p:g}{top_k}{min_p}; at most {plan.tokens} "
+            "tokens generated"
         )
         if (rule := plan.forking) is not None:
             lines.append(

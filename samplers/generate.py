@@ -27,6 +27,7 @@ class TokenRequest:
     first     start of the noise counter: two requests of one key must not overlap
     room      most new tokens of each row
     spread    whether to return entropies too
+    begun     tokens at the end of each context that a stop text may reach back into; None: 0
     """
 
     contexts: Sequence[Sequence[int]]
@@ -36,18 +37,23 @@ class TokenRequest:
     top_p: float
     first: int = 0
     spread: bool = False
+    top_k: int = 0
+    min_p: float = 0.0
+    begun: Int[Tensor, " m"] | None = None
 
     def take(self, rows: Int[Tensor, " r"]) -> "TokenRequest":
         some = [self.contexts[i] for i in integers(rows)]
-        return replace(self, contexts=some, noise=self.noise[rows], room=self.room[rows])
+        begun = None if self.begun is None else self.begun[rows]
+        noise, room = self.noise[rows], self.room[rows]
+        return replace(self, contexts=some, noise=noise, room=room, begun=begun)
 
 
 class WrittenTokens(NamedTuple):
     """New tokens; entries beyond a row's `lengths` are not read.
 
     logp     of each under the rule it was drawn by
-    stopped  whether its last token is one that ends a completion
-    kept     the tokens that top-p left, in bits; None where it left all
+    stopped  whether its last token ends a completion, itself or as the end of a stop text
+    kept     the tokens that top-p, top-k and min-p left, in bits; None where they left all
     spread   entropies of the distributions they were drawn from, in nats; None unless requested
     """
 
@@ -204,7 +210,10 @@ class Writer:
         ]
         room = span[1] - draft.lengths[rows]
         forks = plan.forking is not None and plan.forking.by == "entropy"
-        asked = TokenRequest(contexts, noise, room, plan.temperature, plan.top_p, span[0], forks)
+        asked = TokenRequest(
+            contexts, noise, room, plan.temperature, plan.top_p, span[0], forks, plan.top_k,
+            plan.min_p, None if self.environment is not None else draft.lengths[rows],
+        )  # fmt: skip
         greedy = (rows % each == each - 1) & plan.greedy
         for part, temperature in ((~greedy, plan.temperature), (greedy, 0.0)):
             if len(at := part.nonzero()[:, 0]):

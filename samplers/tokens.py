@@ -5,6 +5,7 @@ n rows, v tokens of a vocabulary. A token is argmax(log p + Gumbel noise), which
 token), so a completion depends neither on its batch nor on the device that draws it.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,6 +31,27 @@ def warp(
     if kept is not None:
         scaled = scaled.masked_fill(~kept, -torch.inf)
     return scaled.log_softmax(-1)
+
+
+def kept_tokens(
+    logp: Float[Tensor, "*n v"], top_p: float, top_k: int, min_p: float
+) -> Bool[Tensor, "*n v"] | None:
+    """The tokens that top-k, top-p of these and min-p leave, in transformers' order; None: all.
+
+    top_k  so many of the likeliest tokens, 0 for all; ties go to the lower token
+    min_p  at least this share of the likeliest token's probability: arXiv:2407.01082
+    """
+    if top_p >= 1 and not top_k and not min_p:
+        return None
+    kept = torch.ones_like(logp, dtype=torch.bool)
+    if top_k:
+        place = logp.sort(dim=-1, descending=True, stable=True)[1][..., :top_k]
+        kept = torch.zeros_like(kept).scatter(-1, place, True)
+    if top_p < 1:
+        kept &= nucleus(logp.masked_fill(~kept, -torch.inf).log_softmax(-1), top_p)
+    if min_p:
+        kept &= logp >= logp.amax(-1, keepdim=True) + math.log(min_p)
+    return kept
 
 
 def nucleus(logp: Float[Tensor, "*n v"], top_p: float) -> Bool[Tensor, "*n v"]:

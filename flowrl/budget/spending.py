@@ -146,8 +146,8 @@ class Rationed:
         if number == 0 and self.difficulty.indifferent:
             first = call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
             return list(first.rows)
-        even = torch.ones(len(call.prompts), dtype=torch.float64)
-        weights = even if call.weights is None else call.weights.double()
+        even = call.prompts.weights()
+        weights = even if call.weights is None else even * call.weights.double()
         key = (call.seed, "prompts", call.iteration, number)
         order = self.rates.order(self.difficulty, call.iteration, weights, key)
         order.sort(key=lambda prompt: prompt in before)

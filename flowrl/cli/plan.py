@@ -7,9 +7,8 @@ from pathlib import Path
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
-from flowrl.prompts import PromptSet, on_hub
 from flowrl.settings import Run
-from flowrl.settings.checks import check_model, check_optimizer, check_trackers
+from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.read import check_rewards
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan, describe_text_plan
@@ -105,10 +104,10 @@ def text_length(run: Run) -> Iterator[str]:
 
 
 def _longest_prompt(run: Run) -> int | None:
-    if on_hub(run.prompts.train):
+    if run.prompts.on_hub("train"):
         return None
     try:
-        prompts = PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
+        prompts = run.prompts.read("train")
     except UserError:  # reported by `open_points`
         return None
     return max(len(text.split()) for text in prompts.texts)
@@ -116,13 +115,12 @@ def _longest_prompt(run: Run) -> int | None:
 
 def open_points(run: Run) -> Iterator[str]:
     """The reasons why this run could not start on this machine, one sentence each."""
-    files = [(run.prompts.train, "prompts.train"), (run.prompts.held_out, "prompts.held_out")]
     checks = [
         lambda: check_rewards(run),
         *(
-            lambda source=source, place=place: PromptSet.read(source, run.prompts.column, place)
-            for source, place in files
-            if source is not None and not on_hub(source)
+            lambda place=place: check_texts(run.prompts.read(place), run.model)
+            for place in run.prompts.given
+            if not run.prompts.on_hub(place)
         ),
         lambda: check_optimizer(run.train.optimizer),
         lambda: check_model(run.model),

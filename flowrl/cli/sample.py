@@ -15,7 +15,7 @@ from flowrl.evaluation.suites import Suite, load_suite, suite_summary
 from flowrl.media.pages import Page
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
-from flowrl.paths import find, numbered
+from flowrl.paths import numbered
 from flowrl.prompts import PromptSet
 from flowrl.run import checkpoint
 from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
@@ -120,9 +120,9 @@ def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
     this prompt, or the prompt alone."""
     known: dict[str, Mapping[str, Any]] = {}
     if run.model.environment is not None:
-        for source in (run.prompts.train, run.prompts.held_out):
-            if source is not None and find(source).is_file():
-                rows = PromptSet.read(source, run.prompts.column, "prompts")
+        for place in run.prompts.given:
+            if run.prompts.on_disk(place):
+                rows = run.prompts.read(place)
                 known |= dict(zip(rows.texts[::-1], rows.meta[::-1], strict=True))
         for text in dict.fromkeys(texts):
             if text not in known:
@@ -137,10 +137,11 @@ def evaluation_prompts(run: Run, given: EvaluateArguments, suite: Suite | None) 
         if given.prompts is not None:
             raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
         return suite.prompts
-    source = given.prompts or run.prompts.held_out
-    if source is None:
+    if given.prompts is not None:
+        return PromptSet.read(given.prompts, run.prompts.column, "--prompts")
+    if run.prompts.held_out is None:
         raise UserError("evaluate: the run has no held-out prompts: add --prompts FILE")
-    return PromptSet.read(source, run.prompts.column, "--prompts")
+    return run.prompts.read("held_out")
 
 
 def evaluate_weights(run: Run, given: EvaluateArguments) -> None:

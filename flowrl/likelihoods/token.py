@@ -23,9 +23,9 @@ the distribution that tokens are drawn from; 0 at padding."""
 
 @dataclass(frozen=True)
 class Token:
-    """Log-probability of each token under the sampler's temperature and top-p.
+    """Log-probability of each token under the sampler's temperature, top-p, top-k and min-p.
 
-        log p_t = logits_t / temperature - log sum_{kept by top-p} exp(logits / temperature)
+        log p_t = logits_t / temperature - log sum_{kept tokens} exp(logits / temperature)
 
     So the ratio of unchanged weights is 1 at any temperature and top-p. The kept tokens are the
     sampler's, not those that new weights would keep: the ratio is smooth, and no sampled token ever

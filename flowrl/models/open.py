@@ -62,7 +62,8 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     )
     policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
     if m.environment is not None:
-        policy.environment = Replies(m.environment, policy.tokenizer, tuple(policy.stop))
+        stop = tuple(policy.stop), policy.stop_texts
+        policy.environment = Replies(m.environment, policy.tokenizer, *stop)
     return policy
 
 
@@ -77,6 +78,11 @@ def _connect(policy: "CausalPolicy", run: Run, folder: Path) -> None:
 
     s = run.model.server
     assert s is not None
+    if policy.stop_texts is not None:
+        raise UserError(
+            f"model.stop: {policy.stop_texts.texts[0]!r} is several tokens of this tokenizer, and "
+            "completions of a server end at single tokens: name a text of one token"
+        )
     patience = Patience(timeout=s.timeout, tries=s.tries, at_once=s.in_flight)
     try:
         client = Client(s.url, s.token, patience)

@@ -1,6 +1,18 @@
 """Prompts: their files, and the order in which they are drawn."""
 
+from flowrl.prompts.chat import Chat
 from flowrl.prompts.files import on_hub
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS, Draws, PromptSet, uncertainty, weighted_draw
+from flowrl.prompts.source import DataSource, Selection
 
-__all__ = ["IMAGE_COLUMNS", "Draws", "PromptSet", "on_hub", "uncertainty", "weighted_draw"]
+__all__ = [
+    "IMAGE_COLUMNS",
+    "Chat",
+    "DataSource",
+    "Draws",
+    "PromptSet",
+    "Selection",
+    "on_hub",
+    "uncertainty",
+    "weighted_draw",
+]

@@ -7,56 +7,56 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.paths import find
+from flowrl.prompts.source import DataSource, PromptRows, Row, Selection, check_column
 
 _MOST_BYTES = 2**30
 _MOST_FILES = 5_000  # of a folder
 _MOST_COLUMNS = 1_000
 _MOST_ROWS = 20_000_000
-
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class PromptRows:
-    """Rows with the place of each in the file, such as "line 3"."""
-
-    rows: Sequence[Row]
-    places: Sequence[str]
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
+_NO_HUB_NAME = {".tsv", ".gz", ".zip", ".yaml", ".yml", ".xlsx", ".arrow", ".py", ".md"}
 
 
 class _Damage(Exception):
     """A clause on what is wrong with a file."""
 
 
-def read_rows(source: str, place: str) -> PromptRows:
-    """Rows of a file, a folder or a data set of the hub. UserErrors begin with `place`."""
+def read_rows(data: DataSource, place: str) -> PromptRows:
+    """The chosen rows of a file, a folder or a data set of the hub. UserErrors begin with
+    `place`."""
+    source = data.source
     if not source.strip():
         raise UserError(f"{place}: the name of the file is empty")
     path = find(source)
     if path.is_file():
-        return _file(path, source, place)
+        if wrong := data.unused("config", "split", "revision"):
+            raise UserError(f"{place}: {source} is a file, which has no {wrong}: leave it out")
+        return data.selection.of(_file(path, source, place), f"{place}: {source}")
     if path.is_dir():
+        if wrong := data.unused("config", "revision"):
+            raise UserError(f"{place}: {source} is a folder, which has no {wrong}: leave it out")
         _check_folder(path, source, place)
-        return _dataset(str(path), source, place)
+        return _dataset(str(path), data, place)
     if not on_hub(source):
         official = "; configs/papers/README.md says where the official prompts are"
         hint = official if source.startswith("data/") else ""
         raise UserError(f"{place}: no such file: {source}{hint}")
-    return _dataset(source, source, place)
+    return _dataset(source, data, place)
 
 
 def on_hub(source: str) -> bool:
     """Whether a source is the name of a data set of the hub: owner/name, and no file or folder."""
-    named = not Path(source).suffix and source.count("/") == 1
-    return named and not source.startswith((".", "~", "/")) and not find(source).exists()
+    if not _HUB_NAME.fullmatch(source) or Path(source).suffix in {*READERS, *_NO_HUB_NAME}:
+        return False
+    return not find(source).exists()
 
 
 def _file(path: Path, source: str, place: str) -> PromptRows:
@@ -241,18 +241,44 @@ def _check_folder(folder: Path, source: str, place: str) -> None:
         raise UserError(f"{place}: {source} is a folder without {', '.join(READERS)} files")
 
 
-def _dataset(name: str, source: str, place: str) -> PromptRows:
-    """A folder or a data set of the hub, read by `datasets`."""
+def _dataset(name: str, data: DataSource, place: str) -> PromptRows:
+    """The chosen rows of a folder or a data set of the hub, read by `datasets`."""
     from datasets import disable_progress_bars, load_dataset  # slow to import
     from datasets.exceptions import DatasetsError
 
     disable_progress_bars()
+    at = f"{place}: {data.source}"
     try:
         # the cache recognizes a file by its time alone, and two runs may start at once
         with TemporaryDirectory() as cache:
-            folder = cache if Path(name).is_dir() else None
-            found: Any = load_dataset(name, split="train", cache_dir=folder)
-            rows = found.to_list()
+            found: Any = load_dataset(
+                name,
+                data.config,
+                split=data.split or "train",
+                revision=data.revision,
+                cache_dir=cache if Path(name).is_dir() else None,
+            )
+            return _rows_of(found, data, at)
+    except UserError:
+        raise
     except (DatasetsError, OSError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise UserError(f"{place}: {source} is not readable: {_short(error)}") from error
-    return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])
+        way = f"; `hf download --repo-type dataset {name}` brings it where there is a network"
+        way = "" if Path(name).is_dir() else way
+        raise UserError(f"{at} is not readable: {_short(error)}{way}") from error
+
+
+def _rows_of(found: Any, data: DataSource, at: str) -> PromptRows:
+    """The chosen rows of a `datasets.Dataset`, none but these in memory at once."""
+    select = data.selection
+    if select.where:
+        for name in select.columns_read:
+            if name not in found.column_names:
+                check_column([dict.fromkeys(found.column_names)], name, at, "where")
+        chosen = select.indices(found.select_columns(select.columns_read).to_list(), at)
+    else:
+        chosen = select.indices([{}] * len(found), at)
+    if select.keep is not None:
+        tops = dict.fromkeys(name.partition(".")[0] for name in select.keep)
+        found = found.select_columns([name for name in tops if name in found.column_names])
+    table = PromptRows(found.select(chosen).to_list(), [f"row {i + 1}" for i in chosen])
+    return Selection(keep=select.keep).of(table, at)

@@ -1,5 +1,7 @@
 """A set of prompts, and the draws of each iteration."""
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +14,13 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.paths import find
-from flowrl.prompts.files import PromptRows, read_rows
+from flowrl.prompts.chat import read_chat
+from flowrl.prompts.files import read_rows
+from flowrl.prompts.source import DataSource, check_column
+from rewards.types import cell
 from samplers.noise import generator
+
+DATA_SET = "data_set"  # column with the name of a row's data set, where there are several
 
 IMAGE_COLUMNS = re.compile(
     r"(.+_)?(images?|videos?)|conditioning_frames|image_reference|(control_)?mask"
@@ -45,10 +52,16 @@ class PromptRow(dict[str, Any]):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts with all columns of their rows, which rewards receive as `meta`."""
+    """Prompts with all columns of their rows, which rewards receive as `meta`. A prompt of chat
+    messages is a `flowrl.prompts.chat.Chat`.
+
+    shares   of several data sets in order: the number of prompts of each, and its weight. Every
+             iteration draws as many of each as the weights say. Empty: no weights
+    """
 
     texts: tuple[str, ...]
     meta: tuple[Mapping[str, Any], ...]
+    shares: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def read(cls, source: str, column: str, place: str) -> "PromptSet":
@@ -57,20 +70,56 @@ class PromptSet:
         UserErrors begin with `place`: a missing or damaged file, a missing column, no rows, or a
         prompt that is no text, with its line (or row, from 1).
         """
-        table = read_rows(source, place)
-        rows = table.rows
-        column = "text" if source.endswith(".txt") and column == "prompt" else column
-        if not rows:
-            raise UserError(f"{place}: {source} has no prompts")
-        if column not in rows[0]:
-            names = ", ".join(name[:50] for name in list(rows[0])[:20]) or "no columns"
-            raise UserError(f"{place}: {source} has no column {column!r}; it has {names}")
-        _check_prompts(table, column, f"{place}: {source}")
-        folder = find(source).parent  # image columns are relative to the file
-        places = (f"{place}: {source}, {at}" for at in table.places)
-        pairs = zip(rows, places, strict=True)
-        meta = tuple(PromptRow(resolved(row, folder), at) for row, at in pairs)
-        return cls(tuple(row[column] for row in rows), meta)
+        return cls.of(DataSource(source, column), place)
+
+    @classmethod
+    def of(cls, data: DataSource, place: str) -> "PromptSet":
+        """Read a data set with its choice of rows and columns. UserErrors as those of `read`."""
+        table, at = read_rows(data, place), f"{place}: {data.source}"
+        column = data.column
+        if data.source.endswith(".txt") and column == "prompt":
+            column = "text"
+        if not table.rows:
+            raise UserError(f"{at} has no prompts")
+        for name in (column, *data.columns.values()):
+            check_column(table.rows, name, at)
+        inside = "" if column in ("prompt", "text") else f", {column}"
+        texts = [
+            _prompt(cell(row, column), f"{at}, {where}{inside}", data.drop_reply)
+            for row, where in zip(table.rows, table.places, strict=True)
+        ]
+        folder = find(data.source).parent  # image columns are relative to the file
+        named = [{new: cell(row, old) for new, old in data.columns.items()} for row in table.rows]
+        rows = zip(table.rows, named, table.places, strict=True)
+        meta = tuple(
+            PromptRow(resolved({**row, **new}, folder), f"{at}, {where}")
+            for row, new, where in rows
+        )
+        return cls(tuple(texts), meta)
+
+    @classmethod
+    def joined(cls, sets: Mapping[str, "PromptSet"], weights: Sequence[float] = ()) -> "PromptSet":
+        """Several data sets as one. Rows get the same columns, and one more, `data_set`, with the
+        key of their set. UserError if a row has such a column already, with another value."""
+        names = dict.fromkeys(name for each in sets.values() for name in each.columns)
+        rows: list[PromptRow] = []
+        for key, each in sets.items():
+            if any(row.get(DATA_SET, key) != key for row in each.meta):
+                raise UserError(
+                    f"prompts: the data set {key} has a column {DATA_SET!r}, in which the rows of "
+                    "several data sets hold the name of theirs: leave it out with `keep`"
+                )
+            for row in each.meta:
+                place = row.place if isinstance(row, PromptRow) else key
+                rows.append(PromptRow({**dict.fromkeys(names), **row, DATA_SET: key}, place))
+        counts = [len(each) for each in sets.values()]
+        shares = tuple(zip(counts, weights, strict=True)) if weights else ()
+        return cls(tuple(t for each in sets.values() for t in each.texts), tuple(rows), shares)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of all rows, in order."""
+        return list(dict.fromkeys(name for row in self.meta for name in row))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -81,40 +130,77 @@ class PromptSet:
 
     def draw(self, iteration: int, count: int, seed: int, weights: Tensor | None = None) -> Draws:
         """The `count` draws of an iteration: every prompt once before any repeats, or distinct
-        prompts in proportion to `weights` [prompts].
+        prompts in proportion to `weights` [prompts]; with `shares`, within each data set.
 
         A pure function of its arguments, so that a resumed run draws the same prompts.
         """
         ids = range(iteration * count, (iteration + 1) * count)
-        if weights is not None:
-            key = (seed, "prompts", iteration)
-            return Draws.each(ids, weighted_draw(weights, count, key))
-        orders: dict[int, list[int]] = {}
-        for epoch in {i // len(self) for i in ids}:
-            rng = generator(seed, "prompts", epoch)
-            orders[epoch] = torch.randperm(len(self), generator=rng).tolist()
-        return Draws.each(ids, [orders[i // len(self)][i % len(self)] for i in ids])
+        rows: list[int] = []
+        first = 0
+        for part, (size, number) in enumerate(self._counts(count)):
+            own = () if part == 0 else (part,)
+            if weights is not None:
+                key = (seed, "prompts", iteration, *own)
+                found = weighted_draw(weights[first : first + size], number, key)
+            else:
+                found = _in_turn(size, iteration * number, number, (seed, "prompts"), own)
+            rows += [first + row for row in found]
+            first += size
+        return Draws.each(ids, rows)
+
+    def _counts(self, count: int) -> list[tuple[int, int]]:
+        """Of each data set, its prompts and its part of `count` draws: by largest remainders."""
+        if not self.shares:
+            return [(len(self), count)]
+        whole = sum(weight for _, weight in self.shares)
+        exact = [count * weight / whole for _, weight in self.shares]
+        parts = [int(value) for value in exact]
+        left = sorted(range(len(exact)), key=lambda i: (parts[i] - exact[i], i))
+        for i in left[: count - sum(parts)]:
+            parts[i] += 1
+        return [(size, part) for (size, _), part in zip(self.shares, parts, strict=True)]
+
+    def never_drawn(self, count: int) -> list[int]:
+        """Data sets that iterations of `count` draws have no prompt of."""
+        return [i for i, (_, part) in enumerate(self._counts(count)) if part == 0]
+
+    def weights(self) -> Tensor:
+        """The weight of each prompt [prompts] by `shares`, float64; 1 without them."""
+        parts = [torch.full((size,), w / size) for size, w in self.shares]
+        return torch.cat(parts).double() if parts else torch.ones(len(self), dtype=torch.float64)
+
+    def digest(self) -> str:
+        """A hash of all prompts and columns, for data sets without a file."""
+        found = hashlib.sha256()
+        for text, row in zip(self.texts, self.meta, strict=True):
+            found.update(json.dumps([text, row], default=repr, sort_keys=True).encode())
+        return found.hexdigest()
 
 
-def _check_prompts(table: PromptRows, column: str, source: str) -> None:
-    """UserError for the first prompt that is no text."""
-    for row, at in zip(table.rows, table.places, strict=True):
-        text = row[column]
-        if isinstance(text, list):
-            raise UserError(
-                f"{source}, {at}: the prompt is a list of chat messages, and a prompt is one text: "
-                "keep the user's message, and put a system message into model.system"
-            )
-        if text is not None and not isinstance(text, str):
-            raise UserError(f"{source}, {at}: the prompt is {text!r:.50}, and not a text")
-        if text is None or not text.strip():
-            raise UserError(f"{source}, {at}: the prompt is empty")
-        if len(text) > _MOST_CHARACTERS:
-            raise UserError(f"{source}, {at}: the prompt has more than {_MOST_CHARACTERS} letters")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise UserError(
-                f"{source}, {at}: the prompt has half a surrogate pair, which is no text"
-            )
+def _in_turn(
+    size: int, begin: int, count: int, key: tuple[int | str, ...], own: tuple[int, ...]
+) -> list[int]:
+    """Draws `begin` to `begin + count` of `size` prompts: every one once before any repeats."""
+    orders: dict[int, list[int]] = {}
+    for epoch in {i // size for i in range(begin, begin + count)}:
+        rng = generator(*key, epoch, *own)
+        orders[epoch] = torch.randperm(size, generator=rng).tolist()
+    return [orders[i // size][i % size] for i in range(begin, begin + count)]
+
+
+def _prompt(text: Any, at: str, drop_reply: bool) -> str:
+    """The prompt, if it is a text or a chat. UserErrors begin with `at`."""
+    if isinstance(text, list):
+        text = read_chat(text, at, drop_reply)
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{at}: the prompt is {text!r:.50}, and not a text")
+    if text is None or not text.strip():
+        raise UserError(f"{at}: the prompt is empty")
+    if len(text) > _MOST_CHARACTERS:
+        raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} letters")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UserError(f"{at}: the prompt has half a surrogate pair, which is no text")
+    return text
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -105,6 +105,8 @@ class TextMixture:
     share        train on this share of the tokens only, the most uncertain (arXiv:2506.01939)
     entropy      bonus of this times the mean entropy of tokens
     off_policy   leave out bad completions that are less likely by more (arXiv:2512.02556)
+    temperature, top_p, top_k, min_p  of sampling; the likelihood is that of the tokens they leave.
+                 top_k 0 and min_p 0 leave all
     cut          completions cut off at `length`: trained on, or masked
     """
 
@@ -119,6 +121,8 @@ class TextMixture:
     by: Literal["entropy", "surprise"] = "surprise"
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     cut: Literal["train", "mask"] = "train"
     drop_flat: bool = False
     advantage: AdvantageName = "group"
@@ -201,12 +205,14 @@ class TextMixture:
         return None
 
     def _plan(self) -> TextPlanner:
-        rule = self.temperature, self.top_p
+        rule: dict[str, Any] = {
+            name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")
+        }
         if self.plan == "segments":
-            return Segments(self.roots, self.branch, self.at, *rule)
+            return Segments(self.roots, self.branch, self.at, **rule)
         if self.plan == "forks":
-            return Forks(self.roots, Forking(self.top, self.branch, self.rounds, self.by), *rule)
-        return Completions(self.group, *rule, greedy=self.advantage == "greedy")
+            return Forks(self.roots, Forking(self.top, self.branch, self.rounds, self.by), **rule)
+        return Completions(self.group, **rule, greedy=self.advantage == "greedy")
 
     def _credit(self) -> tuple[Transform, ...]:
         """The transforms, with the KL where its paper takes it off: a completion's before samples

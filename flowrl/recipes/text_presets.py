@@ -4,8 +4,8 @@ A row fixes choices of `TextMixture` and lists the settings that stay free, with
 defaults. Where a paper states no number, and for most lengths, the number is ours.
 
 Common to all: `length` is the most tokens of a completion; log-probabilities are those of the
-sampler's own rule, temperature and top-p included; the stop token is trained like any other;
-completions of advantage 0 stay in the batch; means are over the whole optimizer step.
+sampler's own rule, temperature, top-p, top-k and min-p included; the stop token is trained like any
+other; completions of advantage 0 stay in the batch; means are over the whole optimizer step.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.recipes.text import TextMixture
 
 _TYPES = {field.name: field.type for field in fields(TextMixture)} | {"clip": float}
-_ALWAYS = {"temperature": 1.0, "top_p": 1.0}
+_ALWAYS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 _Values = Mapping[str, Any]
 
 

@@ -17,6 +17,7 @@ from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
 from flowrl.models.sizes import local_folder
 from flowrl.paths import find
+from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.read import dump, run_from
@@ -133,8 +134,8 @@ def _files(before: Origin, now: Origin, run: Run, folder: Path) -> Iterator[str]
         if before.prompts.get(name, digest) != digest:
             if name == "prompts.train" and remembers_prompts(run):
                 raise UserError(
-                    f"{name}: the file has changed, and this run remembers scores of prompts by "
-                    "their place in it; bring it back, or begin a new run"
+                    f"{name}: the prompts have changed, and this run remembers scores of prompts "
+                    "by their place; bring them back, or begin a new run"
                 )
             yield f"the prompts of {name}"
     for name, digest in now.sources.items():
@@ -189,14 +190,35 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _prompts(run: Run) -> Iterator[tuple[str, str]]:
-    for name, source in (("train", run.prompts.train), ("held_out", run.prompts.held_out)):
-        path = find(source) if source else None
-        if path is not None and path.is_file():
-            yield f"prompts.{name}", _digest(path)
-        elif path is not None and path.is_dir():
-            files = [p for p in sorted(path.rglob("*")) if p.is_file()]
-            parts = [f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in files]
-            yield f"prompts.{name}", hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    """Digests of the files of prompts, and of the chosen rows of data sets of the hub, which may
+    have a new revision. Those that are not on this machine are left out."""
+    for place in run.prompts.given:
+        parts = []
+        for each in getattr(run.prompts, place):
+            data = each.at(run.prompts.column)
+            if (digest := _data_digest(data, f"prompts.{place}")) is None:
+                break
+            plain = (data.selection, data.split) == (Selection(), None)
+            parts.append(digest if plain else _hash(f"{digest} {data.selection} {data.split}"))
+        else:
+            yield f"prompts.{place}", parts[0] if len(parts) == 1 else _hash("\n".join(parts))
+
+
+def _data_digest(data: DataSource, place: str) -> str | None:
+    path = find(data.source)
+    if path.is_file():
+        return _digest(path)
+    if path.is_dir():
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        return _hash("\n".join(f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in files))
+    try:
+        return PromptSet.of(data, place).digest()
+    except UserError:
+        return None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _sources(run: Run) -> Iterator[tuple[str, Path]]:

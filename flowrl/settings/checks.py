@@ -8,6 +8,7 @@ from pathlib import Path
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.paths import find
+from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
 from flowrl.settings.words import unknown_name
@@ -25,6 +26,16 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         raise UserError(f"recipe {name} is for model.{kind}, and the run has model.{other}")
     if m.pipeline is not None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is for text (model.language): leave it out")
+
+
+def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
+    """UserError for chat messages with a pipeline, whose prompt is one text."""
+    chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)
+    if chat is not None and m.pipeline is not None:
+        raise UserError(
+            f"{chat.at}: the prompt is a list of chat messages, and that of model.pipeline is a "
+            "text: name another column (prompts.column)"
+        )
 
 
 def check_model(m: ModelSettings) -> None:

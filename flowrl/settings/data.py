@@ -2,24 +2,173 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.prompts import DataSource, PromptSet, Selection, on_hub
 from flowrl.settings.base import Settings
 from flowrl.settings.strict_yaml import short_repr
 
+_BOUNDS = {"min", "max"}
+PromptPlace = Literal["train", "held_out"]
+
+
+class DataSet(Settings):
+    """A data set of prompts: a file, a folder or a data set of the hub, and which of its rows."""
+
+    source: str = Field(min_length=1)
+    """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""
+    name: str = ""
+    """Its name among several data sets, in their column `data_set`; by default the source."""
+    config: str | None = None
+    """Configuration of a data set of the hub."""
+    split: str | None = None
+    """Split of a data set of the hub or of a folder; null: train."""
+    revision: str | None = None
+    """Branch, tag or commit of a data set of the hub; null: the newest."""
+    column: str | None = None
+    """Column that holds the prompts: texts, or lists of chat messages; null: prompts.column."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Further names of columns, such as {answer: reward_model.ground_truth}."""
+    keep: tuple[str, ...] | None = None
+    """Columns that stay, the prompts' among them; null: all. Saves memory."""
+    where: dict[str, Any] = Field(default_factory=dict)
+    """Rows to keep: a column and its value, a list of values, or {min: 0.1, max: 0.9}."""
+    shuffle: int | None = Field(default=None, ge=0)
+    """Seed of the rows' order before `limit`; null: the order of the file."""
+    limit: int | None = Field(default=None, ge=1)
+    """Most rows."""
+    drop_reply: bool = False
+    """Leave out an assistant's message at the end of a chat."""
+    weight: float | None = Field(default=None, gt=0)
+    """Part of each iteration's prompts, among several data sets; null for all: by their sizes."""
+
+    @field_validator("where")
+    @classmethod
+    def _values(cls, where: dict[str, Any]) -> dict[str, Any]:
+        for name, wanted in where.items():
+            values = wanted if isinstance(wanted, list) else [wanted]
+            if isinstance(wanted, Mapping):
+                values = list(wanted.values()) if wanted and set(wanted) <= _BOUNDS else [wanted]
+            if any(isinstance(value, Mapping | list) for value in values):
+                raise ValueError(
+                    f"{name}: a value, a list of values, or bounds such as {{min: 0.1, max: 0.9}}, "
+                    f"not {short_repr(wanted)}"
+                )
+        return where
+
+    @property
+    def label(self) -> str:
+        """Its name in the column `data_set`."""
+        return self.name or self.source
+
+    def read(self, column: str, place: str) -> PromptSet:
+        """Read the data set. UserErrors begin with `place`."""
+        return PromptSet.of(self.at(column), place)
+
+    def at(self, column: str) -> DataSource:
+        """The data set as `flowrl.prompts` reads it."""
+        select = Selection(self.where, self.shuffle, self.limit, self.keep)
+        return DataSource(
+            self.source, self.column or column, self.config, self.split, self.revision, select,
+            self.columns, self.drop_reply,
+        )  # fmt: skip
+
+
+def _listed(value: Any) -> Any:
+    """A file's name, a data set or a list of both, as a list of data sets."""
+    if value is None or isinstance(value, tuple):
+        return value
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(each, str | Mapping | DataSet) for each in values):
+        raise ValueError(
+            f"expected a file, or a data set such as {{source: openai/gsm8k, config: main}}, or a "
+            f"list of these, not {short_repr(value)}"
+        )
+    if "" in values:
+        raise ValueError("the name of the file is empty")
+    return tuple({"source": each} if isinstance(each, str) else each for each in values)
+
+
+def _as_written(sets: tuple[DataSet, ...] | None) -> Any:
+    """Data sets as a file has them: those without settings by their names."""
+    written = [each.model_dump(mode="json", exclude_defaults=True) for each in sets or ()]
+    short = [each["source"] if len(each) == 1 else each for each in written]
+    return None if sets is None else short[0] if len(short) == 1 else short
+
+
+Prompts = Annotated[
+    tuple[DataSet, ...],
+    BeforeValidator(_listed, json_schema_input_type=str | DataSet | list[str | DataSet]),
+]
+
 
 class PromptFiles(Settings):
-    """Prompts of training and of evaluation: files, folders or data sets of the hub."""
+    """Prompts of training and of evaluation. Each is a file, a folder or a data set of the hub; a
+    data set with settings, such as {source: openai/gsm8k, config: main, column: question}; or a
+    list of these."""
 
-    train: str = Field(min_length=1)
-    held_out: str | None = Field(default=None, min_length=1)
+    train: Prompts
+    held_out: Prompts | None = None
     per_iteration: int = Field(default=16, ge=1, le=1_000_000)
     """Prompts drawn per iteration; each gets a group of samples."""
     column: str = "prompt"
-    """Column of the file that holds the prompts."""
+    """Column that holds the prompts."""
+
+    @field_serializer("train", "held_out")
+    def _written(self, sets: tuple[DataSet, ...] | None) -> Any:
+        return _as_written(sets)
+
+    @field_validator("train", "held_out")
+    @classmethod
+    def _several(cls, sets: tuple[DataSet, ...] | None) -> tuple[DataSet, ...] | None:
+        labels = [each.label for each in sets or ()]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"{labels} are not distinct; give each data set a `name`")
+        weights = [each.weight for each in sets or ()]
+        if any(weights) and not all(weights):
+            raise ValueError("give all of its data sets a weight, or none")
+        return sets
+
+    @property
+    def given(self) -> tuple[PromptPlace, ...]:
+        """Training, and evaluations if they have prompts."""
+        return ("train",) if self.held_out is None else ("train", "held_out")
+
+    def on_hub(self, place: PromptPlace) -> bool:
+        """Whether any of the data sets is one of the hub."""
+        return any(on_hub(each.source) for each in getattr(self, place) or ())
+
+    def on_disk(self, place: PromptPlace) -> bool:
+        """Whether all of the data sets are files or folders that exist."""
+        return all(find(each.source).exists() for each in getattr(self, place) or ())
+
+    def read(self, place: PromptPlace) -> PromptSet:
+        """The prompts of training or of evaluations. UserError, naming the place, if not readable,
+        or if an iteration has no prompt of a data set that has a weight."""
+        sets, at = getattr(self, place) or (), f"prompts.{place}"
+        if len(sets) == 1:
+            return sets[0].read(self.column, at)
+        found = {each.label: each.read(self.column, at) for each in sets}
+        weights = [each.weight for each in sets if each.weight is not None]
+        joined = PromptSet.joined(found, weights)
+        if weights and (none := joined.never_drawn(self.per_iteration)):
+            raise UserError(
+                f"{at}: {sets[none[0]].label} has a weight of {weights[none[0]]:g}, which is no "
+                f"prompt in an iteration of {self.per_iteration}: raise prompts.per_iteration"
+            )
+        return joined
 
 
 class RewardSpec(Settings):

@@ -54,9 +54,10 @@ class ModelSettings(Settings):
     gguf_file: str | None = None
     """The file of `language`'s folder that holds the weights, if they are GGUF."""
     system: str | None = None
-    """Text of the chat template's system message."""
+    """Text of the chat template's system message, for prompts that have none of their own."""
     stop: tuple[str, ...] = ()
-    """Tokens that end a completion, besides the language model's own."""
+    """Texts that end a completion, besides the language model's own stop tokens. Rewards see the
+    text before them."""
     server: Server | None = None
     """Server that generates the completions of training and of its evaluations; null: the model."""
     environment: EnvironmentSettings | None = None

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 import rewards
 from flowrl.errors import UserError
-from flowrl.prompts import PromptSet
 from flowrl.recipes import RECIPES
 from flowrl.settings.checks import (
     check_hub,
     check_kind,
     check_model,
     check_optimizer,
+    check_texts,
     check_trackers,
 )
 from flowrl.settings.options import with_options
@@ -117,9 +117,8 @@ def check_run(run: Run) -> None:
     """Refuse what cannot run here, in about a second and before any weights are read."""
     check_plan(run)
     check_rewards(run)
-    PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
-    if run.prompts.held_out is not None:
-        PromptSet.read(run.prompts.held_out, run.prompts.column, "prompts.held_out")
+    for place in run.prompts.given:
+        check_texts(run.prompts.read(place), run.model)
     check_optimizer(run.train.optimizer)
     check_model(run.model)
     check_trackers(run.track.trackers)

@@ -73,10 +73,11 @@ class Server(Settings):
                     "model.server: forks need the entropy of every token, which servers do not "
                     "return; leave model.server out, or choose another recipe"
                 )
-            if plan.top_p < 1:
+            if plan.top_p < 1 or plan.top_k or plan.min_p:
                 raise UserError(
-                    "model.server: servers do not return the tokens that top-p kept, so the "
-                    "probabilities are unknown; set recipe.top_p: 1"
+                    "model.server: servers do not return the tokens that top-p, top-k or min-p "
+                    "kept, so the probabilities are unknown; set recipe.top_p: 1, recipe.top_k: 0 "
+                    "and recipe.min_p: 0"
                 )
         loss, weight = algorithm.loss, self.correction.weight()
         if isinstance(loss, VESPO) and weight.mode != "none":  # has weights of its own

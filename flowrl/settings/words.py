@@ -68,6 +68,12 @@ recipe.temperature: temperature of text
     | | temperature |
 recipe.top_p: share of the likeliest tokens that are sampled
     | | top_p |
+recipe.top_k: number of the likeliest tokens that are sampled
+    | | top_k |
+recipe.min_p: least probability of a sampled token, relative to the likeliest
+    | | min_p |
+model.stop: texts that end a completion
+    | | stop, stop_strings |
 prompts.train: file of the training prompts
     dataset | data_json_path | dataset_name, train_dataset |
 prompts.held_out: file of the evaluation's prompts

@@ -48,7 +48,9 @@ def flowrl(*words: str | Path) -> tuple[str, float, float]:
 
 def confirmed(folder: Path, weights: str, run: Run) -> float:
     judge = run.judges[0].name
-    words = ("--prompts", str(run.prompts.held_out).replace("held_out", "test"), "--seed", "777")
+    assert run.prompts.held_out is not None
+    prompts = run.prompts.held_out[0].source.replace("held_out", "test")
+    words = ("--prompts", prompts, "--seed", "777")
     words += ("--rewards", STRICTER.format(judge), "--samples", "564")
     said, _, _ = flowrl("evaluate", folder, "--weights", weights, *words)
     found = re.search(rf"^{judge}.strict: ([\d.]+)", said, re.MULTILINE)

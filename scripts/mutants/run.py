@@ -216,9 +216,11 @@ MUTANTS = [Mutant(*row) for row in (
     ("runs-raw", "flowrl/run/checkpoint.py", 'f"{folder.name}_raw"), "current")',
      'f"{folder.name}_raw"))', "run/test_peer_defects.py::test_13_raw_and_averaged_weights_and_all"
      "_counters_are_saved"),
-    ("runs-prompts", "flowrl/prompts/files.py", 'split="train", cache_dir=folder',
-     'split="train"',
+    ("runs-prompts", "flowrl/prompts/files.py", "cache_dir=cache if Path(name).is_dir() else None",
+     "cache_dir=None",
      "settings/test_damaged_files.py::test_what_a_folder_holds_is_read_anew"),
+    ("prompts-shares", "flowrl/prompts/prompt_set.py", "iteration * number, number", "iteration, number",
+     "prompts/test_data_sets.py::test_several_data_sets_are_drawn_by_their_sizes_or_weights"),
     ("losses-policy", "flowrl/losses/base.py", '"policy_loss": value.detach()',
      '"policy_loss": (value + divergence).detach()',
      "run/test_peer_defects.py::test_02_the_policys_own_loss_is_logged_beside_the_whole"),

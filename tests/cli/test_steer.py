@@ -5,7 +5,6 @@ import torch
 import yaml
 
 from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
-from flowrl.prompts import PromptSet
 from flowrl.run.evaluate import Trial, draw_trial
 from flowrl.run.learner import load_policy
 from flowrl.run.session import load_rewards
@@ -19,7 +18,7 @@ def test_steering_raises_the_reward_of_what_is_generated(pipeline, tmp_path, met
     """Bright ones of eight: no training, only more samples."""
     run = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
     policy = load_policy(run, torch.device("cpu"))
-    prompts = PromptSet.read(run.prompts.train, "prompt", "test")
+    prompts = run.prompts.read("train")
     trial = Trial(prompts, (0, 1), 4, 4, 5)
     rewards = load_rewards(run.rewards)
     scorer = SampleScorer(policy, rewards, trial, 1.0, torch.device("cpu"))

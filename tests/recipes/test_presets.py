@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from flowrl.paths import PROJECT
+from flowrl.prompts import on_hub
 from flowrl.settings import Run
-from flowrl.settings.checks import check_pipeline
+from flowrl.settings.checks import check_language, check_pipeline
 from flowrl.settings.read import read_run
 
 PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}
@@ -51,6 +52,14 @@ MIX = {k: v for k, v in DANCE.items() if k != "recipe.fraction"} | {
 }  # fmt: skip
 FLASH = {k: v for k, v in MIX.items() if k != "recipe.stride"} | {
     "recipe.every": 20, "recipe.ratio": 0.4, "recipe.frozen": False,
+}  # fmt: skip
+WHOLE = {
+    "model.lora": None, "model.dtype": "bfloat16", "train.lr": 1e-6, "recipe.temperature": 1.0,
+    "recipe.top_p": 1.0, "train.max_grad_norm": 1.0,
+}  # fmt: skip
+ON_GSM8K = WHOLE | {
+    "recipe.length": 1024, "recipe.group": 5, "recipe.kl": 0.001, "prompts.per_iteration": 1024,
+    "train.updates": 4,
 }  # fmt: skip
 NO_GROUP = {"recipe.group", "recipe.fraction", "recipe.scale"}
 TEMP = {k: v for k, v in FLOW_GRPO.items() if k not in NO_GROUP} | {
@@ -144,6 +153,22 @@ PUBLISHED: dict[str, Table] = {
         NFT, recipe__beta=0.1, train__updates=2, recipe__decay=(75, 0.0075, 0.999)
     ),
     "nft_sd35m_multi": of(NFT, recipe__beta=0.1, recipe__steps=25),
+    "text_grpo_qwen25_gsm8k": of(ON_GSM8K, recipe__clip=0.2),
+    "text_rloo_qwen25_gsm8k": of(ON_GSM8K, recipe__kl_in="reward"),
+    "text_gspo_qwen25_gsm8k": of(
+        WHOLE, model__language="Qwen/Qwen2.5-3B-Instruct", recipe__length=8192, recipe__group=16,
+        recipe__low=3e-4, recipe__high=4e-4, prompts__per_iteration=512, train__updates=4,
+        train__schedule__warmup=25, train__weight_decay=0.1, train__iterations=500,
+    ),
+    "text_dapo_qwen25_math": of(
+        WHOLE, recipe__length=8192, recipe__group=16, recipe__low=0.2, recipe__high=0.28,
+        recipe__cut="train", prompts__per_iteration=512, train__updates=16, budget__flat="resample",
+        train__schedule__warmup=10, train__weight_decay=0.1, train__iterations=200,
+    ),
+    "text_dr_grpo_qwen25_math": of(
+        WHOLE, model__language="Qwen/Qwen2.5-Math-1.5B", recipe__length=3000, recipe__group=8,
+        prompts__per_iteration=128, train__updates=8,
+    ),
 }  # fmt: skip
 
 
@@ -176,7 +201,10 @@ def test_a_preset_plans(name):
     even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
     for iteration in (0, run.train.iterations - 1):
         assert algorithm.plan(even, iteration, run.train.seed)
-    check_pipeline(run.model.pipeline)
+    if run.model.pipeline is None:
+        check_language(run.model.language, None)
+    else:
+        check_pipeline(run.model.pipeline)
 
 
 def test_the_readme_says_where_every_file_comes_from():
@@ -184,7 +212,7 @@ def test_the_readme_says_where_every_file_comes_from():
     for path in PRESETS.values():
         run = read_run(path)
         names = [spec.name for spec in run.rewards]
-        files = [file for file in (run.prompts.train, run.prompts.held_out) if file is not None]
-        for folder in {file.rsplit("/", 1)[0] for file in files}:
-            assert folder in said, path
+        sources = [s.source for s in (*run.prompts.train, *(run.prompts.held_out or ()))]
+        for source in sources:
+            assert (source if on_hub(source) else source.rsplit("/", 1)[0]) in said, path
         assert all(f"`{name}`" in said for name in names), path

@@ -44,6 +44,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("aesthetic", "clip", "geneval", "hps", "imagereward", "pickscore", "similarity"),
     *("judge", "ocr", "remote"),
     *("code_tests", "math_answer", "sequence_classifier"),
+    "by_row",  # which needs columns: tests/rewards/test_by_row.py
     "moving_shapes",  # which scores its own world's prompts alone
 }
 CASES = [(name, factory) for name, (_, kinds) in WITHOUT_WEIGHTS.items() for factory in kinds]

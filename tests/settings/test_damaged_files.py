@@ -70,7 +70,7 @@ MERGES = "a: &a {k0: 1}\n" + "".join(
         ("train: {iter", "loop: &l [*l]\ntrain: {iter", "contains itself"),
         ("train: {iter", f"{LAUGHS}train: {{iter", "more than 20000 values"),
         ("train: {iter", f"{MERGES}train: {{iter", "more than 20000 values"),
-        ("configs/prompts/shapes_train.jsonl", "''", "prompts.train: .*at least 1 char"),
+        ("configs/prompts/shapes_train.jsonl", "''", "train: the name of the file is empty"),
         ("# A tiny", "\x07# A tiny", "not valid YAML"),
     ],
 )  # fmt: skip
@@ -172,7 +172,7 @@ def prompts_of(path: Path) -> PromptSet | str:
         ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "line 1 is not UTF-8"),
         ("a.jsonl", b'{"prompt": ' + b"[" * 100_000, "nested too deep"),
         ("a.jsonl", b'{"prompt": "a"}\n\n{"prompt": 3}\n', "line 3: the prompt is 3, and not"),
-        ("a.jsonl", b'{"prompt": [{"role": "user", "content": "x"}]}', "a list of chat messages"),
+        ("a.jsonl", b'{"prompt": [{"role": "user"}]}', "line 1: message 1: its content is None"),
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "\\ud800"}\n', "line 2: .*surrogate"),
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": \n', "line 2: no JSON"),
         ("a.jsonl", b'{"n": ' + b"9" * 5000 + b"}", "line 1: no JSON"),

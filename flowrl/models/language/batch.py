@@ -12,6 +12,7 @@ from flowrl.media.statistics import Statistics, text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
+from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
@@ -24,6 +25,7 @@ class Writing:
 
     contexts       the prompts' tokens
     stop           tokens that end a completion
+    stop_texts     texts that do
     separate_head  see `flowrl.models.language.token_scores.ScoringPolicy`
     server         samples instead of the model; None: the model samples
     answers        the environment that replies between turns; None: a single turn
@@ -38,6 +40,7 @@ class Writing:
     rows_per_call: int | None = None
     server: Sampler | None = None
     answers: Conversation | None = None
+    stop_texts: StopTexts | None = None
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -46,7 +49,7 @@ class Writing:
 
     def sampler(self, plan: TextPlan) -> Sampler:
         if self.server is None or (plan.exact and not self.server.exact):
-            return Generation(self.model, self.stop, self.rows_per_call)
+            return Generation(self.model, self.stop, self.rows_per_call, self.stop_texts)
         return self.server
 
     @torch.no_grad()
@@ -75,9 +78,13 @@ class Writing:
         return tuple(found)
 
     def media(self, rollout: TextRollout) -> list[str]:
-        """Decode completions without stop tokens and special tokens: all turns with the replies
-        between them, or the last turn alone if the environment is set to show that."""
-        ends = rollout.ends - rollout.stopped.long()
+        """Decode completions without their end (a stop token or text) and special tokens: all turns
+        with the replies between them, or the last turn alone if the environment is set to show
+        that."""
+        last = rollout.ids.gather(1, (rollout.ends - 1).clamp(min=0)[:, None])[:, 0]
+        by_token = rollout.stopped & torch.isin(last, last.new_tensor(list(self.stop)))
+        by_text = (rollout.stopped & ~by_token).tolist()
+        ends = rollout.ends - by_token.long()
         starts = torch.zeros_like(ends)
         if self.answers is not None and self.answers.by.how.shows == "last":
             assert rollout.told is not None
@@ -85,9 +92,13 @@ class Writing:
             starts = (places * rollout.told).amax(1)  # after the last reply
         parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
         rows = [row[start:end] for row, start, end in parts]
-        return self.tokenizer.batch_decode(
+        texts = self.tokenizer.batch_decode(
             rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        if self.stop_texts is None:
+            return texts
+        pairs = zip(texts, by_text, strict=True)
+        return [self.stop_texts.before(text) if cut else text for text, cut in pairs]
 
     def statistics(self, rollout: TextRollout, media: Sequence[str]) -> Statistics:
         """Text statistics, and `surprise`: minus the sampler's mean log-probability per token, in

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from flowrl.errors import UserError
+from flowrl.models.language.stop_texts import StopTexts
 from flowrl.settings import EnvironmentSettings
 from samplers.dialogue import EnvironmentReply, state_id
 
@@ -20,16 +21,17 @@ KEYS = ("reply", "state")  # of a mapping that the function returns
 class Replies:
     """Calls the user's function and encodes its replies.
 
-    `how` names the function; `stop` are tokens that end a turn. UserError if no token ends a turn,
-    or if the chat template cannot render a reply.
+    `how` names the function; `stop` are tokens that end a turn, `stop_texts` texts that do.
+    UserError if nothing ends a turn, or if the chat template cannot render a reply.
     """
 
     how: EnvironmentSettings
     tokenizer: Any
     stop: tuple[int, ...]
+    stop_texts: StopTexts | None = None
 
     def __post_init__(self) -> None:
-        if not self.stop:
+        if not self.stop and self.stop_texts is None:
             raise UserError(
                 "model.environment: no token ends a turn of this model; name one in model.stop"
             )
@@ -46,8 +48,19 @@ class Replies:
         place = f"as the {self.how.role}'s turns" if self.tokenizer.chat_template else "as text"
         return f"{self.how.name} answers {place}: up to {self.how.turns} turns of the model"
 
-    def encode(self, reply: str) -> list[int]:
-        """Tokens between the stop token of the model's turn and the start of its next turn.
+    def said(self, turn: Sequence[int]) -> str:
+        """The text of a turn, without the stop token or text at its end."""
+        by_token = turn[-1] in self.stop
+        (text,) = self.tokenizer.batch_decode(
+            [turn[:-1] if by_token else turn],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        return text if by_token or self.stop_texts is None else self.stop_texts.before(text)
+
+    def encode(self, reply: str, by_token: bool = True) -> list[int]:
+        """Tokens between the end of the model's turn and the start of its next turn. `by_token`:
+        the turn has its stop token already.
 
         The template renders a whole conversation, of which this is the end, so that tokens the
         model has sampled are never tokenized again.
@@ -70,7 +83,8 @@ class Replies:
         if not turn:
             raise UserError("model.environment: the chat template omits the model's turns")
         ends = (self.tokenizer.decode([i]) for i in self.stop)
-        rest = next((rest.removeprefix(end) for end in ends if rest.startswith(end)), rest)
+        if by_token:
+            rest = next((rest.removeprefix(end) for end in ends if rest.startswith(end)), rest)
         return list(self.tokenizer(rest, add_special_tokens=False).input_ids)
 
 
@@ -91,18 +105,13 @@ class Conversation:
 
     def __call__(self, prompt: int, said: Sequence[Sequence[int]]) -> EnvironmentReply | None:
         """Call the function. UserError if it raises, or returns a value `read_reply` refuses."""
-        stop, how = self.by.stop, self.by.how
-        texts = self.by.tokenizer.batch_decode(
-            [turn[:-1] if turn[-1] in stop else turn for turn in said],
-            skip_special_tokens=True,
-            clean_up_tokenization_spaces=False,
-        )
+        how, texts = self.by.how, [self.by.said(turn) for turn in said]
         with _named(how.name, self.prompts[prompt], len(said)):
             found = self.by.function(self.prompts[prompt], self.meta[prompt], texts, **how.settings)
         if (answer := read_reply(found, how.name)) is None:
             return None
         reply, state = answer
-        if not (ids := self.by.encode(reply)):
+        if not (ids := self.by.encode(reply, said[-1][-1] in self.by.stop)):
             raise UserError(
                 f"model.environment: {how.name} returned {reply!r}, which has no tokens; "
                 "return None to end the text"

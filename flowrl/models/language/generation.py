@@ -12,10 +12,16 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 
+from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from samplers.generate import TokenRequest, WrittenTokens
-from samplers.tokens import entropy, gumbel, nucleus, pack, warp
+from samplers.tokens import entropy, gumbel, kept_tokens, pack, warp
 
 
 class Keyed(LogitsProcessor):
@@ -32,8 +38,8 @@ class Keyed(LogitsProcessor):
         asked = self.asked
         cold = asked.temperature == 0
         logp = warp(scores, 1.0 if cold else asked.temperature)
-        if asked.top_p < 1:
-            kept = nucleus(logp, asked.top_p)
+        kept = kept_tokens(logp, asked.top_p, asked.top_k, asked.min_p)
+        if kept is not None:
             logp = logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
             self.kept.append(pack(kept))
         if asked.spread:
@@ -47,11 +53,13 @@ class Keyed(LogitsProcessor):
 
 @dataclass(frozen=True)
 class Generation:
-    """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time."""
+    """A `samplers.generate.Sampler` that runs the model, `rows_per_call` rows at a time. `stop`:
+    tokens that end a completion; `texts`: texts that do."""
 
     model: Any
     stop: Sequence[int]
     rows_per_call: int | None = None
+    texts: StopTexts | None = None
 
     @property
     def exact(self) -> bool:
@@ -67,13 +75,18 @@ class Generation:
         return joined_rows(parts)
 
     def _part(self, asked: TokenRequest) -> WrittenTokens:
-        keyed = Keyed(asked)
-        ids = self.generated(asked.contexts, keyed, int(asked.room.max()))
+        keyed, at_texts = Keyed(asked), None
+        if self.texts is not None:
+            begun = torch.zeros_like(asked.room) if asked.begun is None else asked.begun
+            at_texts = StopAtTexts(self.texts, max(map(len, asked.contexts)), begun)
+        ids = self.generated(asked.contexts, keyed, int(asked.room.max()), at_texts)
         done = ids.new_zeros(ids.shape, dtype=torch.bool)
         if self.stop:
             done = torch.isin(ids, torch.tensor(self.stop, device=ids.device))
         places = torch.arange(ids.shape[1], device=ids.device)
-        before = done.cumsum(1) - done.long()  # stop tokens before this one
+        if at_texts is not None:
+            done |= places == at_texts.ends[:, None] - 1
+        before = done.cumsum(1) - done.long()  # ends before this token
         written = (before == 0) & (places < asked.room[:, None])
         kept, spread = (
             torch.stack(parts, 1) if parts else None for parts in (keyed.kept, keyed.spread)
@@ -82,9 +95,13 @@ class Generation:
         return WrittenTokens(ids, logp, written.sum(1), stopped, kept, spread)
 
     def generated(
-        self, contexts: Sequence[Sequence[int]], processor: LogitsProcessor, length: int
+        self,
+        contexts: Sequence[Sequence[int]],
+        processor: LogitsProcessor,
+        length: int,
+        at_texts: StopAtTexts | None = None,
     ) -> Int[Tensor, "m u"]:
-        """Up to `length` tokens per context; those after a row's stop token are arbitrary."""
+        """Up to `length` tokens per context; those after a row's end are arbitrary."""
         ids, mask = left_padded(contexts, self.model.device)
         settings = GenerationConfig(
             max_new_tokens=length,
@@ -98,6 +115,7 @@ class Generation:
             attention_mask=mask,
             generation_config=settings,
             logits_processor=LogitsProcessorList([processor]),
+            stopping_criteria=StoppingCriteriaList([] if at_texts is None else [at_texts]),
         )
         return sequences[:, ids.shape[1] :]
 

@@ -18,11 +18,14 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.language import lora
 from flowrl.models.language.batch import Writing
+from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.generation import Generation
 from flowrl.models.language.server import CompletionsServer
+from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import has_separate_head
 from flowrl.models.precision import HALF
+from flowrl.prompts import Chat
 from samplers.completions import Completions
 
 # How far padding may move the distribution of the next token, in total variation. Rounding alone
@@ -51,6 +54,7 @@ class CausalPolicy:
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
         self.stop = self._own_stop()
+        self.stop_texts: StopTexts | None = None
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
         self._separate_head = has_separate_head(model, [1, 2, 3])
@@ -71,17 +75,20 @@ class CausalPolicy:
         return cls(model.to(dtype).to(device), tokenizer)
 
     def configure(self, *, system: str | None, stop: Sequence[str], temperature: float) -> None:
-        """Set a system message, further stop tokens, and the temperature of evaluations."""
+        """Set a system message for prompts without one, further tokens and texts that end a
+        completion, and the temperature of evaluations."""
         if system is not None and self.tokenizer.chat_template is None:
             raise UserError("model.system: this tokenizer has no chat template; remove the setting")
+        long = []
         for text in stop:
             ids = self.tokenizer(text, add_special_tokens=False).input_ids
-            if len(ids) != 1:
-                raise UserError(
-                    f"model.stop: {text!r} is {len(ids)} tokens of this tokenizer; a completion "
-                    "ends at a single token, so name a text of one token"
-                )
-            self.stop = sorted({*self.stop, *ids})
+            if not text or not ids:
+                raise UserError(f"model.stop: {text!r} has no tokens; leave it out")
+            if len(ids) == 1:
+                self.stop = sorted({*self.stop, *ids})
+            else:
+                long.append(text)
+        self.stop_texts = StopTexts(tuple(long), self.tokenizer) if long else None
         self.system, self.temperature = system, temperature
 
     def _own_stop(self) -> list[int]:
@@ -90,15 +97,17 @@ class CausalPolicy:
         return sorted({i for i in (*listed, self.tokenizer.eos_token_id) if i is not None})
 
     def encode(self, prompt: str) -> list[int]:
-        """Tokens of the prompt, as the user's turn of the chat template if there is one."""
-        if self.tokenizer.chat_template is None:
-            ids = self.tokenizer(prompt).input_ids
+        """Tokens of the prompt: by the chat template if there is one, a text as the user's turn."""
+        if self.tokenizer.chat_template is not None:
+            ids = chat_tokens(self.tokenizer, prompt, self.system)
+        elif isinstance(prompt, Chat):
+            raise UserError(
+                f"{prompt.at}: the prompt is a list of chat messages, and the tokenizer of "
+                "model.language has no chat template: name a column of texts (prompts.column), or "
+                "take a model that has one"
+            )
         else:
-            system = [] if self.system is None else [{"role": "system", "content": self.system}]
-            turns = [*system, {"role": "user", "content": prompt}]
-            ids = self.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
+            ids = self.tokenizer(prompt).input_ids
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens")
         return list(ids)
@@ -111,7 +120,7 @@ class CausalPolicy:
         answers = None if self.environment is None else self.environment.to(prompts, meta)
         return Writing(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
-            self.rows_per_call, self.server, answers,
+            self.rows_per_call, self.server, answers, self.stop_texts,
         )  # fmt: skip
 
     def _check_room(
@@ -144,7 +153,8 @@ class CausalPolicy:
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
-        ends = ", ".join(repr(self.tokenizer.decode([i])) for i in self.stop)
+        own = [self.tokenizer.decode([i]) for i in self.stop]
+        ends = ", ".join(map(repr, [*own, *(self.stop_texts.texts if self.stop_texts else ())]))
         template = "its chat template" if self.tokenizer.chat_template else "plain text"
         sentences = [
             f"{self.name}: {size:.3g} million weights, {template}, prompts of "

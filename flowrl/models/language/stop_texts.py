@@ -1,0 +1,74 @@
+"""Texts of several tokens that end a completion, wherever its text first has one.
+
+Such a text has no token of its own: " END" may be written as " E" + "ND" or as " EN" + "D", so the
+decoded text is what counts. The tokens that wrote it belong to the completion and are trained, like
+a stop token; rewards see the text before it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import StoppingCriteria
+
+from flowrl.errors import UserError
+
+_SPARE = 4  # further tokens that are decoded: the first ones may be parts of a letter
+
+
+@dataclass(frozen=True)
+class StopTexts:
+    """UserError for a text with a special token, which no decoded text has."""
+
+    texts: tuple[str, ...]
+    tokenizer: Any
+
+    def __post_init__(self) -> None:
+        for text in self.texts:
+            ids = self.tokenizer(text, add_special_tokens=False).input_ids
+            if text.strip() not in self.decoded([ids])[0]:
+                raise UserError(
+                    f"model.stop: {text!r} has a special token, which decoded texts leave out: "
+                    "name that token alone"
+                )
+
+    @property
+    def tail(self) -> int:
+        """The most tokens that one of the texts spans: a token has at least a byte of it."""
+        return max(len(text.encode()) for text in self.texts) + _SPARE
+
+    def decoded(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Rows of tokens as texts, without special tokens."""
+        return self.tokenizer.batch_decode(
+            rows, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def found(self, rows: Sequence[Sequence[int]]) -> list[bool]:
+        """Whether the last tokens of each row have one of the texts."""
+        tails = self.decoded([row[-self.tail :] for row in rows])
+        return [any(text in tail for text in self.texts) for tail in tails]
+
+    def before(self, text: str) -> str:
+        """What a completion that ended at one of the texts says before it."""
+        at = max(text.rfind(stop) for stop in self.texts)
+        return text if at < 0 else text[:at]
+
+
+class StopAtTexts(StoppingCriteria):
+    """Ends rows of `generate` at stop texts. `ends` are the new tokens up to there, 0 if none."""
+
+    def __init__(self, stop: StopTexts, width: int, begun: Int[Tensor, " m"]) -> None:
+        self.stop, self.width, self.begun = stop, width, begun.tolist()
+        self.ends = torch.zeros_like(begun)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Bool[Tensor, " m"]:
+        new = input_ids.shape[1] - self.width
+        live = (self.ends == 0).nonzero()[:, 0].tolist()
+        tails = input_ids[:, -self.stop.tail :].tolist()
+        own = [tails[row][-min(self.begun[row] + new, self.stop.tail) :] for row in live]
+        for row, ended in zip(live, self.stop.found(own) if live else [], strict=True):
+            self.ends[row] = new if ended else 0
+        return self.ends.to(input_ids.device) > 0

@@ -1,0 +1,124 @@
+"""A data set of prompts as asked for: where its rows are, and which of them count."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from flowrl.errors import UserError
+from rewards.types import cell
+from samplers.noise import generator
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows with the place of each in the file, such as "line 3"."""
+
+    rows: Sequence[Row]
+    places: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of a data set, in this order: those that match `where`, shuffled, the first ones.
+
+    where    column -> its value, a list of values, or {min: a number, max: a number}
+    shuffle  seed of the order; None: as in the file
+    limit    most rows; None: all
+    keep     columns that stay; None: all
+    """
+
+    where: Mapping[str, Any] = field(default_factory=dict)
+    shuffle: int | None = None
+    limit: int | None = None
+    keep: tuple[str, ...] | None = None
+
+    @property
+    def columns_read(self) -> list[str]:
+        """Columns that `where` reads; for a nested one, the column that holds it."""
+        return list(dict.fromkeys(name.partition(".")[0] for name in self.where))
+
+    def indices(self, rows: Sequence[Row], at: str) -> list[int]:
+        """The chosen rows. UserError, beginning with `at`, if there is none."""
+        found = list(range(len(rows)))
+        for name, wanted in self.where.items():
+            check_column(rows, name, at, "where")
+            kept = [i for i in found if _matches(cell(rows[i], name), wanted)]
+            if not kept:
+                values = list(dict.fromkeys(repr(cell(rows[i], name))[:40] for i in found[:1000]))
+                raise UserError(
+                    f"{at}: where: no row has {name}: {wanted!r:.80}; its values are "
+                    f"{', '.join(values[:5])}" + (", ..." if len(values) > 5 else "")
+                )
+            found = kept
+        if self.shuffle is not None:
+            rng = generator(self.shuffle, "rows")
+            found = [found[i] for i in torch.randperm(len(found), generator=rng).tolist()]
+        return found[: self.limit]
+
+    def of(self, table: PromptRows, at: str) -> PromptRows:
+        """The chosen rows of a table with the columns that stay."""
+        if self == Selection() or not table.rows:
+            return table
+        for name in self.keep or ():
+            check_column(table.rows, name, at, "keep")
+        chosen = self.indices(table.rows, at)
+        rows = [table.rows[i] for i in chosen]
+        if self.keep is not None:
+            rows = [{name: cell(row, name) for name in self.keep} for row in rows]
+        return PromptRows(rows, [table.places[i] for i in chosen])
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A file, a folder, or a data set of the hub, and how its rows become prompts.
+
+    config, split, revision  of a data set of the hub; of a folder `split` alone
+    column      holds the prompt: a text, or a list of chat messages
+    columns     further names of columns: new name -> column, which may be nested
+    drop_reply  leave out an assistant's message at the end of a chat
+    """
+
+    source: str
+    column: str = "prompt"
+    config: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    selection: Selection = Selection()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    drop_reply: bool = False
+
+    def unused(self, *names: str) -> str | None:
+        """The first of these fields that is set."""
+        return next((name for name in names if getattr(self, name) is not None), None)
+
+
+def _has_cell(row: Mapping[str, Any], name: str) -> bool:
+    first, dot, rest = name.partition(".")
+    inner = row.get(first)
+    return name in row or bool(dot and isinstance(inner, Mapping) and _has_cell(inner, rest))
+
+
+def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> None:
+    """UserError with the columns that there are, if no row has a column or nested column;
+    `setting` names it."""
+    if any(_has_cell(row, name) for row in rows):
+        return
+    names = [str(key)[:50] for key in rows[0]]
+    names += [f"{key}.{k}"[:50] for key, v in rows[0].items() if isinstance(v, Mapping) for k in v]
+    wanted = f"{name!r} ({setting})" if setting else repr(name)
+    raise UserError(f"{at} has no column {wanted}; it has {', '.join(names[:20]) or 'no columns'}")
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, list | tuple):
+        return value in wanted
+    if not isinstance(wanted, Mapping):
+        return value == wanted
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    low, high = wanted.get("min"), wanted.get("max")
+    return (low is None or value >= low) and (high is None or value <= high)

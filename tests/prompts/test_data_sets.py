@@ -1,0 +1,287 @@
+"""One reader for data as it is: nested columns, chats, choices of rows, several data sets."""
+
+import json
+import pickle
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+
+from flowrl.errors import UserError
+from flowrl.prompts import Chat, PromptSet, on_hub
+from flowrl.run.origin import Origin
+from flowrl.settings.checks import check_texts
+from flowrl.settings.data import PromptFiles
+from flowrl.settings.model import ModelSettings
+from flowrl.settings.options import with_options
+from flowrl.settings.read import dump, run_from
+from flowrl.settings.run import RECIPE_SETTINGS
+from tests.support import text_runs, tiny_lm
+
+SYSTEM = {"role": "system", "content": "be brief"}
+USER, REPLY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+ROWS = [
+    {
+        "question": f"q{i}",
+        "level": i,
+        "reward_model": {"ground_truth": str(i)},
+        "prompt": [SYSTEM, {"role": "user", "content": f"q{i}", "name": None}],
+    }
+    for i in range(10)
+]
+
+
+def file(folder: Path, rows: Any = ROWS, name: str = "a.jsonl") -> str:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+def read(train: Any, **settings: Any) -> PromptSet:
+    return PromptFiles(train=train, **settings).read("train")
+
+
+def refused(train: Any, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        read(train, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_columns_nested_named_and_kept(tmp_path):
+    source = {"source": file(tmp_path), "columns": {"answer": "reward_model.ground_truth"}}
+    found = read(source | {"column": "question"})
+    assert found.texts[3] == "q3" and found.meta[3]["answer"] == "3"
+    kept = read({"source": source["source"], "column": "question", "keep": ["question", "level"]})
+    assert kept.meta[3] == {"question": "q3", "level": 3}
+
+
+def test_rows_are_filtered_then_shuffled_then_limited(tmp_path):
+    source = {"source": file(tmp_path), "column": "question"}
+    assert read(source | {"where": {"level": {"min": 8}}}).texts == ("q8", "q9")
+    assert read(source | {"where": {"level": {"max": 1.5}}}).texts == ("q0", "q1")
+    where = {"reward_model.ground_truth": ["4", "5", "6"], "level": {"min": 5}}
+    assert read(source | {"where": where}).texts == ("q5", "q6")
+    assert read(source | {"limit": 2}).texts == ("q0", "q1")
+    some = [read(source | {"shuffle": seed, "limit": 4}).texts for seed in (0, 0, 1)]
+    assert some[0] == some[1] != some[2] and set(some[0]) != {"q0", "q1", "q2", "q3"}
+    shuffled = read(source | {"shuffle": 7, "where": {"level": {"min": 5}}})
+    assert sorted(shuffled.texts) == [f"q{i}" for i in range(5, 10)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"column": "text"}, "has no column 'text'; it has question, level, reward_model, prompt"),
+        ({"column": "reward_model.truth"}, "no column 'reward_model.truth'; .*ground_truth"),
+        ({"columns": {"answer": "x"}}, "has no column 'x'; it has"),
+        ({"where": {"lev": 1}}, r"has no column 'lev' \(where\); it has question, level"),
+        ({"where": {"level": 99}}, "no row has level: 99; its values are 0, 1, 2, 3, 4, ..."),
+        ({"keep": ["a"]}, r"has no column 'a' \(keep\)"),
+        ({"split": "train"}, "is a file, which has no split: leave it out"),
+        ({"column": "level"}, "line 1, level: the prompt is 0, and not a text"),
+    ],
+)
+def test_what_cannot_be_read_names_the_file_the_row_and_the_column(tmp_path, settings, words):
+    assert_in(words, refused({"source": file(tmp_path), "column": "question"} | settings))
+
+
+def assert_in(words: str, sentence: str) -> None:
+    assert re.search(words, sentence), sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([SYSTEM, USER, REPLY], "ends with the assistant's message, .* set drop_reply: true"),
+        ([SYSTEM], "a system message only; add the user's"),
+        ([], "the prompt has no messages"),
+        ([{"from": "human", "value": "x"}], "message 1 has from, value; a message is {role: user"),
+        (["x"], "message 1 has 'x'; a message is"),
+        ([{"role": "user", "content": 3}], "its content is 3, and not a text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'"),
+        ([{"role": "user", "content": " "}], "the prompt is empty"),
+    ],
+)
+def test_a_chat_that_cannot_be_a_prompt_says_why(tmp_path, value, words):
+    sentence = refused({"source": file(tmp_path, [{"chat": value}]), "column": "chat"})
+    assert_in(f"a.jsonl, line 1, chat: .*{words}", sentence)
+
+
+def test_a_chat_is_a_text_to_rewards_and_messages_to_the_template(tmp_path):
+    shots = [SYSTEM, USER, REPLY, {"role": "user", "content": [{"type": "text", "text": "2 + 2?"}]}]
+    source = {"source": file(tmp_path, [ROWS[0], {"prompt": shots}, {"prompt": [USER, REPLY]}])}
+    found = read(source | {"drop_reply": True})
+    assert found.texts == ("q0", "user: 1 + 1?\nassistant: 2\nuser: 2 + 2?", "1 + 1?")
+    chat = found.texts[1]
+    assert isinstance(chat, Chat) and chat.messages[3] == {"role": "user", "content": "2 + 2?"}
+    copy = pickle.loads(pickle.dumps(chat))  # other processes receive prompts so
+    assert copy == chat and copy.messages == chat.messages and copy.at.endswith("line 2")
+    assert found.texts[0].messages[1] == {"role": "user", "content": "q0"}  # without empty keys
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("openai/gsm8k", True),
+        ("nvidia/HelpSteer2.5", True),
+        ("some.one/data-v1.1", True),
+        ("data/prompts.jsonl", False),
+        ("data/prompts.yaml", False),
+        ("./data/prompts", False),
+        ("gsm8k", False),
+        ("a/b/c", False),
+    ],
+)
+def test_names_of_the_hub_may_have_dots(name, there):
+    assert on_hub(name) is there
+
+
+class Hub:
+    """Stands in for `datasets.load_dataset`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows, self.asked = list(ROWS), []
+        monkeypatch.setattr(datasets, "load_dataset", self)
+
+    def __call__(self, name: str, config: str | None, **more: Any) -> datasets.Dataset:
+        self.asked.append((name, config, more["split"], more["revision"], more["cache_dir"]))
+        if name == "no/where":
+            raise datasets.exceptions.DatasetNotFoundError("Dataset 'no/where' doesn't exist")
+        return datasets.Dataset.from_list(self.rows)
+
+
+def test_a_data_set_of_the_hub_has_config_split_and_revision(monkeypatch):
+    hub = Hub(monkeypatch)
+    source = {"source": "openai/gsm8k.1", "config": "main", "split": "test", "revision": "abc"}
+    where = {"reward_model.ground_truth": ["8", "9"]}
+    more = {"column": "question", "where": where, "shuffle": 0, "keep": ["question"]}
+    found = read(source | more)
+    assert sorted(found.texts) == ["q8", "q9"] and found.columns == ["question"]
+    assert hub.asked == [("openai/gsm8k.1", "main", "test", "abc", None)]
+    assert read("openai/gsm8k", column="question").texts[0] == "q0"
+    assert hub.asked[-1] == ("openai/gsm8k", None, "train", None, None)
+    assert_in("a/b, row 1, level: the prompt is 0", refused({"source": "a/b", "column": "level"}))
+    assert_in("no column 'lev' .where.", refused({"source": "a/b", "where": {"lev": 1}}))
+    assert_in("doesn't exist; `hf download --repo-type dataset no/where`", refused("no/where"))
+
+
+def test_a_folder_has_splits_and_no_revision(tmp_path):
+    for split in ("train", "test"):
+        file(tmp_path, [{"prompt": split}], f"{split}.jsonl")
+    assert read(str(tmp_path)).texts == ("train",)
+    assert read({"source": str(tmp_path), "split": "test"}).texts == ("test",)
+    sentence = refused({"source": str(tmp_path), "revision": "main"})
+    assert "is a folder, which has no revision: leave it out" in sentence
+
+
+def two(folder: Path, **weights: float) -> list[dict[str, Any]]:
+    more = [{"prompt": f"code {i}", "tests": "x"} for i in range(40)]
+    sets = {"sums": file(folder, [{"prompt": f"sum {i}"} for i in range(5)]),
+            "code": file(folder, more, "b.jsonl")}  # fmt: skip
+    return [
+        {"source": path, "name": name} | ({"weight": weights[name]} if weights else {})
+        for name, path in sets.items()
+    ]
+
+
+def test_several_data_sets_are_drawn_by_their_sizes_or_weights(tmp_path):
+    joined = read(two(tmp_path), per_iteration=9)
+    assert len(joined) == 45 and not joined.shares
+    assert joined.meta[0] == {"prompt": "sum 0", "tests": None, "data_set": "sums"}
+    assert joined.meta[5] == {"prompt": "code 0", "tests": "x", "data_set": "code"}
+    rows = [row for i in range(5) for row in joined.draw(i, 9, 0).rows]
+    assert sorted(rows) == list(range(45))
+    weighted = read(two(tmp_path, sums=1, code=3), per_iteration=8)
+    draws = [weighted.draw(i, 8, 0) for i in range(20)]
+    for draw in draws:
+        assert Counter(weighted.meta[row]["data_set"] for row in draw.rows) == {
+            "sums": 2,
+            "code": 6,
+        }
+    count = Counter(row for draw in draws for row in draw.rows)
+    assert {count[row] for row in range(5)} == {8}  # 40 draws of 5: each once before any repeats
+    assert {count[row] for row in range(5, 45)} == {3}
+    assert weighted.draw(7, 8, 0) == draws[7] != weighted.draw(7, 8, 1)
+    likely = torch.where(torch.arange(45) % 2 == 0, 1.0, 0.0)
+    picked = weighted.draw(0, 8, 0, likely).rows
+    assert sum(row < 5 for row in picked) == 2 and all(row % 2 == 0 for row in picked)
+    assert weighted.weights()[:5].sum() == pytest.approx(float(weighted.weights().sum()) / 4)
+
+
+def test_what_several_data_sets_cannot_be(tmp_path):
+    sets = two(tmp_path, sums=1, code=99)
+    assert "sums has a weight of 1, which is no prompt in an iteration of 16" in refused(sets)
+    with pytest.raises(ValueError, match="all of its data sets a weight, or none"):
+        PromptFiles(train=[sets[0], {"source": sets[1]["source"]}])
+    with pytest.raises(ValueError, match="not distinct; give each data set a `name`"):
+        PromptFiles(train=[sets[0]["source"]] * 2)
+    own = file(tmp_path, [{"prompt": "a", "data_set": "x"}], "c.jsonl")
+    assert "has a column 'data_set'" in refused([sets[1]["source"], own])
+
+
+def settings_of(folder: Path, prompts: Any) -> dict[str, Any]:
+    tree = text_runs.tree(tiny_lm.write(folder / "lm"), folder, text_runs.GRPO)
+    return tree | {"prompts": prompts}
+
+
+def test_settings_come_back_as_they_were_written(tmp_path):
+    plain = {"train": "a.jsonl", "held_out": "b.jsonl", "per_iteration": 3, "column": "prompt"}
+    run = run_from(settings_of(tmp_path, plain), "test")
+    assert dump(run)["prompts"] == plain
+    many = {"source": "o/d", "config": "main", "where": {"level": {"min": 3}, "n": [1, 2]}}
+    run = run_from(settings_of(tmp_path, plain | {"train": ["a.jsonl", many]}), "test")
+    assert dump(run)["prompts"]["train"] == ["a.jsonl", many]
+    assert run_from(dump(run), "again") == run
+    tree = dump(run)
+    with_options(tree, RECIPE_SETTINGS["text_grpo"], ["--prompts.train", "c.jsonl"])
+    assert dump(run_from(tree, "options"))["prompts"]["train"] == "c.jsonl"
+    with_options(tree, RECIPE_SETTINGS["text_grpo"], ["--prompts.train", "{source: a/b, limit: 3}"])
+    assert dump(run_from(tree, "options"))["prompts"]["train"] == {"source": "a/b", "limit": 3}
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (3, "prompts.train: expected a file, or a data set such as {source: openai/gsm8k"),
+        ([], "prompts.train: expected a file"),
+        ({"source": "a/b", "wher": 1}, "prompts.train.0.wher: 'wher' is not known; did you mean"),
+        ({"source": "a/b", "limit": 0}, "prompts.train.0.limit: .*greater than or equal to 1"),
+        ({"source": "a/b", "where": {"n": {"mn": 1}}}, "where: n: a value, a list of values, or"),
+        ({"config": "main"}, "prompts.train.0.source: missing"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(tmp_path, train, words):
+    with pytest.raises(UserError) as caught:
+        run_from(settings_of(tmp_path, {"train": train}), "test")
+    assert_in(words, str(caught.value))
+
+
+def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, monkeypatch):
+    hub = Hub(monkeypatch)
+    tree = settings_of(tmp_path, {"train": "o/d", "column": "question"})
+
+    def digest(**choice: Any) -> str:
+        tree["prompts"]["train"] = {"source": "o/d", **choice}
+        return Origin.of(run_from(tree, "test"), 1).prompts["prompts.train"]
+
+    first = digest()
+    assert digest() == first != digest(limit=3)
+    assert digest(shuffle=1) not in (first, digest(shuffle=2))
+    hub.rows[4] = hub.rows[4] | {"level": 77}  # the hub has a new revision
+    assert digest() != first
+    plain = file(tmp_path)
+    tree["prompts"]["train"] = plain
+    alone = Origin.of(run_from(tree, "test"), 1).prompts["prompts.train"]
+    tree["prompts"]["train"] = {"source": plain, "limit": 3}
+    assert Origin.of(run_from(tree, "test"), 1).prompts["prompts.train"] != alone
+
+
+def test_a_chat_is_refused_for_a_pipeline(tmp_path):
+    prompts = read(file(tmp_path))
+    check_texts(prompts, ModelSettings(language="x"))
+    with pytest.raises(UserError, match=r"line 1: the prompt is a list of chat messages, and that"):
+        check_texts(prompts, ModelSettings(pipeline="x"))

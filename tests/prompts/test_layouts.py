@@ -1,0 +1,163 @@
+"""Six public data sets, as tiny files in their layouts: each trains a tiny model for an iteration.
+
+GSM8K (openai/gsm8k), MATH (one JSON object per problem, in folders), DAPO-Math-17k and verl's own
+GSM8K (parquet with chats and nested answers), Eurus-2-RL-Data (a system message, several sources),
+OpenR1-Math-220k (chats that end with a reply, lists in columns).
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, parquet
+
+from flowrl.media.statistics import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.train import iterate
+from flowrl.settings.read import check_run, run_from
+from tests.support import text_runs, tiny_lm
+
+ANSWERS = ["72", "10", "5"]
+OWN = '''
+def right(samples, column="answer"):
+    """Whether the answer of the row is in the text; the length beside it, so that groups differ."""
+    from rewards.types import cell
+
+    pairs = zip(samples.media, samples.meta)
+    return [(str(cell(m, column))[-1:] in t) + len(t) / 100 + t.count("a") for t, m in pairs]
+'''
+USER = "a bag has a bead. how?"
+
+
+def gsm8k(folder: Path) -> dict[str, Any]:
+    rows = [{"question": USER, "answer": f"4 + 4 = <<4+4=8>>8\n#### {a}"} for a in ANSWERS]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"source": str(folder / "train.jsonl"), "column": "question"}
+
+
+def math(folder: Path) -> dict[str, Any]:
+    for i, answer in enumerate(ANSWERS):
+        place = folder / "MATH" / "train" / ("algebra" if i else "geometry")
+        place.mkdir(parents=True, exist_ok=True)
+        row = {"problem": USER, "level": f"Level {i + 3}", "type": place.name.title(),
+               "solution": rf"So it is $\boxed{{{answer}}}$."}  # fmt: skip
+        (place / f"{i}.json").write_text(json.dumps(row))
+    where = {"level": ["Level 4", "Level 5"]}
+    return {"source": str(folder / "MATH"), "column": "problem", "where": where}
+
+
+def dapo(folder: Path) -> dict[str, Any]:
+    rows = [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"content": f"a b c: {USER}", "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": f"id-{answer}"},
+        }
+        for answer in ANSWERS
+    ]
+    parquet.write_table(Table.from_pylist(rows), folder / "dapo-math-17k.parquet")
+    return {
+        "source": str(folder / "dapo-math-17k.parquet"),
+        "columns": {"answer": "reward_model.ground_truth"},
+    }
+
+
+def eurus(folder: Path) -> dict[str, Any]:
+    rows = [
+        {
+            "data_source": source,
+            "prompt": [
+                {"content": "be a cab", "role": "system"},
+                {"content": USER, "role": "user"},
+            ],
+            "ability": ability,
+            "reward_model": {"ground_truth": answer, "style": "rule"},
+            "extra_info": {"index": i, "split": "dummy"},
+        }
+        for i, (source, ability, answer) in enumerate([
+            ("numina_cn_k12", "math", "72"), ("taco", "code", '{"inputs": ["1"]}'),
+            ("numina_olympiads", "math", "10"),
+        ])
+    ]  # fmt: skip
+    parquet.write_table(Table.from_pylist(rows), folder / "train.parquet")
+    return {"source": str(folder / "train.parquet"), "where": {"ability": "math"},
+            "columns": {"answer": "reward_model.ground_truth"}}  # fmt: skip
+
+
+def open_r1(folder: Path) -> dict[str, Any]:
+    rows = [
+        {
+            "problem": USER, "solution": "so", "answer": answer, "problem_type": "Algebra",
+            "question_type": "math-word-problem", "source": "olympiads", "uuid": f"u{i}",
+            "is_reasoning_complete": [True, False], "generations": ["<think>a</think>", "b"],
+            "correctness_math_verify": [True, False], "correctness_llama": None,
+            "finish_reasons": None, "correctness_count": i,
+            "messages": [{"content": USER, "role": "user"},
+                         {"content": "<think>a</think>", "role": "assistant"}],
+        }
+        for i, answer in enumerate(ANSWERS)
+    ]  # fmt: skip
+    parquet.write_table(Table.from_pylist(rows), folder / "train-00000-of-00010.parquet")
+    return {
+        "source": str(folder), "column": "messages", "drop_reply": True,
+        "where": {"correctness_count": {"min": 1}}, "keep": ["messages", "answer"],
+    }  # fmt: skip
+
+
+def verl(folder: Path) -> dict[str, Any]:
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"content": USER, "role": "user"}],
+            "ability": "math",
+            "reward_model": {"ground_truth": answer, "style": "rule"},
+            "extra_info": {"answer": f"#### {answer}", "index": i, "question": USER},
+        }
+        for i, answer in enumerate(ANSWERS)
+    ]
+    parquet.write_table(Table.from_pylist(rows), folder / "train.parquet")
+    return {"source": str(folder / "train.parquet"), "shuffle": 1, "limit": 2}
+
+
+LAYOUTS: dict[str, tuple[Callable[[Path], dict[str, Any]], int, str, str]] = {
+    "GSM8K": (gsm8k, 3, "answer", "u:a bag"),
+    "MATH": (math, 2, "solution", "u:a bag"),
+    "DAPO-Math": (dapo, 3, "answer", "u:a b c: a bag"),
+    "Eurus": (eurus, 2, "answer", "s:be a cab u:a bag"),
+    "Open-R1": (open_r1, 2, "answer", "u:a bag"),
+    "verl": (verl, 2, "reward_model.ground_truth", "u:a bag"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("lm")
+    tiny_lm.llama(positions=256).save_pretrained(folder)
+    tiny_lm.tokenizer(chat=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_public_layout_trains_for_an_iteration(name, model, tmp_path):
+    write, count, column, opening = LAYOUTS[name]
+    (tmp_path / "data").mkdir()
+    tree = text_runs.tree(model, tmp_path, text_runs.GRPO, iterations=1)
+    (tmp_path / "own.py").write_text(OWN)
+    tree["rewards"] = [{"name": f"{tmp_path / 'own.py'}:right", "column": column}]
+    tree["prompts"] = {"train": write(tmp_path / "data"), "per_iteration": 2}
+    run = run_from(tree, "test")
+    check_run(run)
+    session = open_session(run, tmp_path, open_accelerator(run, tmp_path))
+    assert len(session.prompts) == count
+    policy: Any = session.policy
+    wanted = policy.tokenizer(opening).input_ids
+    assert policy.encode(session.prompts.texts[0])[: len(wanted)] == wanted
+    before = {key: value.detach().clone() for key, value in session.policies.network.items()}
+    found = iterate(session, Progress(), Alarms())
+    assert found["ratio"] == pytest.approx(1, abs=1e-4) and found["reward"] > 0
+    assert any((before[key] != value).any() for key, value in session.policies.network.items())
