@@ -289,25 +289,3 @@ class TextRollout:
             mean = (self.logp[::leaves] * here).sum(1) / here.sum(1).clamp(min=1)
             found.append(Say(k, mean))
         return tuple(found)
-
-
-def describe_text_plan(plans: Sequence[TextPlan]) -> str:
-    """Describe the samples and cost of one draw, as text."""
-    lines: list[str] = []
-    for plan in plans:
-        top_k = f", top-k {plan.top_k}" if plan.top_k else ""
-        min_p = f", min-p {plan.min_p:g}" if plan.min_p else ""
-        lines.append(
-            f"a draw: {plan.group} completions of at most {plan.length} tokens, temperature "
-            f"{plan.temperature:g}, top-p {plan.top_p:g}{top_k}{min_p}; at most {plan.tokens} "
-            "tokens generated"
-        )
-        if (rule := plan.forking) is not None:
-            lines.append(
-                f"  {plan.nodes[0]} trees; each forks {rule.rounds} times at its {rule.top} tokens "
-                f"of highest {rule.by}, {rule.branch} completions from each"
-            )
-            continue
-        for k, (nodes, (a, b)) in enumerate(zip(plan.nodes, plan.segments, strict=True)):
-            lines.append(f"  segment {k}: tokens {a} to {b - 1}, {nodes} nodes")
-    return "\n".join(lines)

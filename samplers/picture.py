@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from samplers.completions import TextPlan
 from samplers.plan import Plan, evaluations
 
 INK, NOISE, TRAINED, PALE = "#444", "#d9822b", "#1f77b4", "#bbb"
@@ -24,6 +25,28 @@ def describe_plan(plans: Sequence[Plan]) -> str:
             noisy = "; ".join(_noisy(other) for other in plans[first + 1 : last + 1])
             lines.append(f"(plan {first} is shown; the noisy steps of the others are {noisy})")
         lines += _table(plan)
+    return "\n".join(lines)
+
+
+def describe_text_plan(plans: Sequence[TextPlan]) -> str:
+    """Describe the samples and cost of one draw, as text."""
+    lines: list[str] = []
+    for plan in plans:
+        top_k = f", top-k {plan.top_k}" if plan.top_k else ""
+        min_p = f", min-p {plan.min_p:g}" if plan.min_p else ""
+        lines.append(
+            f"a draw: {plan.group} completions of at most {plan.length} tokens, temperature "
+            f"{plan.temperature:g}, top-p {plan.top_p:g}{top_k}{min_p}; at most {plan.tokens} "
+            "tokens generated"
+        )
+        if (rule := plan.forking) is not None:
+            lines.append(
+                f"  {plan.nodes[0]} trees; each forks {rule.rounds} times at its {rule.top} tokens "
+                f"of highest {rule.by}, {rule.branch} completions from each"
+            )
+            continue
+        for k, (nodes, (a, b)) in enumerate(zip(plan.nodes, plan.segments, strict=True)):
+            lines.append(f"  segment {k}: tokens {a} to {b - 1}, {nodes} nodes")
     return "\n".join(lines)
 
 

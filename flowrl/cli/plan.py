@@ -11,7 +11,8 @@ from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.read import check_rewards
 from samplers import Plan, evaluations, picture
-from samplers.completions import TextPlan, describe_text_plan
+from samplers.completions import TextPlan
+from samplers.picture import describe_text_plan
 
 
 def describe_run(run: Run, iteration: int, svg: Path | None) -> str:

@@ -18,8 +18,9 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.train import iterate
 from rewards import Scores
-from samplers.completions import Completions, Forks, TextRollout, describe_text_plan
+from samplers.completions import Completions, Forks, TextRollout
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
+from samplers.picture import describe_text_plan
 from samplers.tokens import gumbel, row_keys
 from tests.credit.test_golden_credit import paths
 from tests.support import text_runs, tiny_lm

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from samplers.completions import Completions, Segments, TextPlan, TextRollout, describe_text_plan
+from samplers.completions import Completions, Segments, TextPlan, TextRollout
+from samplers.picture import describe_text_plan
 from samplers.tokens import entropy, gumbel, nucleus, pack, row_keys, unpack, warp
 
 

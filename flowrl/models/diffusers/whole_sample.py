@@ -149,7 +149,7 @@ class WholeSample:
         (rollout,) = roll(
             Ode(1)(policy.schedule(steps).sigmas, 0, self.seed),
             velocity,
-            Latents(policy.shape(steps), policy.device, begin=lambda noise, prompt: self.first),
+            Latents(policy.shape(steps), policy.device, begin=lambda _noise, _prompt: self.first),
             self.rows.tolist(),
             seed=self.seed,
             iteration=0,

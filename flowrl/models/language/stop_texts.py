@@ -64,7 +64,7 @@ class StopAtTexts(StoppingCriteria):
         self.stop, self.width, self.begun = stop, width, begun.tolist()
         self.ends = torch.zeros_like(begun)
 
-    def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Bool[Tensor, " m"]:
+    def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Bool[Tensor, " m"]:
         new = input_ids.shape[1] - self.width
         live = (self.ends == 0).nonzero()[:, 0].tolist()
         tails = input_ids[:, -self.stop.tail :].tolist()
