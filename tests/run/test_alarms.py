@@ -170,6 +170,18 @@ def test_unscored_samples_that_differ_are_told_and_no_others(kind):
     assert signs == expected
 
 
+@pytest.mark.parametrize("lost", [1, 6, 12])
+def test_bets_are_fair_whichever_samples_lose_their_scores(lost):
+    """On average over groups of equal samples and over samples, no bet against chance wins."""
+    look = torch.arange(8.0).repeat_interleave(12)
+    outcomes = []
+    for first in range(0, 96, lost):
+        scored = torch.ones(96, dtype=torch.bool)
+        scored[first : first + lost] = False
+        outcomes.append(torch.tensor(unscored_evidence(scored, 12, {"look": look})["look"]))
+    assert (torch.stack(outcomes).exp().mean(0) <= 1).all()
+
+
 def test_nothing_is_learned_from_iterations_where_all_or_none_are_scored():
     columns = {"length": torch.arange(8.0)}
     assert unscored_evidence(torch.ones(8, dtype=torch.bool), 4, columns) == {}
