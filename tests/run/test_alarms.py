@@ -96,7 +96,11 @@ def test_without_held_out_prompts_two_training_statistics_have_to_change():
     assert sign.startswith("the samples have changed: image/brightness went from 0.500 to ")
     with_held_out = based()
     train(with_held_out, [0.5] * 5, **LOOKS)
-    assert train(with_held_out, [0.5] * 5, **changed) == []
+    assert train(with_held_out, [0.5] * 5, **changed | {"image/diversity": 0.1}) == []
+    alike = Alarms()
+    train(alike, [0.5] * 5, **LOOKS)
+    (sign,) = train(alike, [0.5] * 5, **LOOKS | {"image/diversity": 0.1})
+    assert sign.startswith("image/diversity fell from 0.300 to ")
 
 
 def test_texts_that_no_longer_end_by_themselves_are_told():
