@@ -19,6 +19,7 @@ from flowrl.media.statistics import text_statistics
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
 from flowrl.run import checkpoint, ratio_check
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.session import open_accelerator, open_session

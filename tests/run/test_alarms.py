@@ -96,7 +96,11 @@ def test_without_held_out_prompts_two_training_statistics_have_to_change():
     assert sign.startswith("the samples have changed: image/brightness went from 0.500 to ")
     with_held_out = based()
     train(with_held_out, [0.5] * 5, **LOOKS)
-    assert train(with_held_out, [0.5] * 5, **changed) == []
+    assert train(with_held_out, [0.5] * 5, **changed | {"image/diversity": 0.1}) == []
+    alike = Alarms()
+    train(alike, [0.5] * 5, **LOOKS)
+    (sign,) = train(alike, [0.5] * 5, **LOOKS | {"image/diversity": 0.1})
+    assert sign.startswith("image/diversity fell from 0.300 to ")
 
 
 def test_texts_that_no_longer_end_by_themselves_are_told():
@@ -168,6 +172,18 @@ def test_unscored_samples_that_differ_are_told_and_no_others(kind):
         else []
     )
     assert signs == expected
+
+
+@pytest.mark.parametrize("lost", [1, 6, 12])
+def test_bets_are_fair_whichever_samples_lose_their_scores(lost):
+    """On average over groups of equal samples and over samples, no bet against chance wins."""
+    look = torch.arange(8.0).repeat_interleave(12)
+    outcomes = []
+    for first in range(0, 96, lost):
+        scored = torch.ones(96, dtype=torch.bool)
+        scored[first : first + lost] = False
+        outcomes.append(torch.tensor(unscored_evidence(scored, 12, {"look": look})["look"]))
+    assert (torch.stack(outcomes).exp().mean(0) <= 1).all()
 
 
 def test_nothing_is_learned_from_iterations_where_all_or_none_are_scored():
