@@ -47,7 +47,7 @@ class Progress:
     last: dict[str, float] | None = None
 
 
-_PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
+_PROGRESS = TypeAdapter(Progress)
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
@@ -112,7 +112,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         weights = load_file(checkpoint / POLICIES_FILE)
         optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
         spent = torch.load(checkpoint / "budget.pt", weights_only=True)
-        progress, seen = _checked(state, checkpoint)
+        progress = _progress(state, checkpoint)
         bad = first_not_finite(weights.items())
         if bad is not None:
             raise NotFiniteError(
@@ -123,7 +123,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         session.policies.restore(weights)
         load_state(session.optimizer, parameters, optimizer)
         update_settings(session.optimizer, session.run.train)
-        alarms.restore(seen.state())
+        alarms.restore(state["alarms"])
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)
@@ -138,18 +138,15 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
     return progress
 
 
-def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Alarms]:
-    """Check the types and the sense of a state's numbers. ValueError, in words."""
+def _progress(state: Mapping[str, Any], checkpoint: Path) -> Progress:
+    """Read the counters, of the right types and sense. ValueError, in words."""
     try:
         progress = _PROGRESS.validate_python(state["progress"])
-        alarms = _ALARMS.validate_python(state["alarms"])
     except ValidationError as error:
         raise ValueError(f"state.json: {explain(error)}") from error
     if progress.iteration != int(checkpoint.name) or not 0 <= progress.seconds < math.inf:
         raise ValueError(f"state.json: {progress.iteration} iterations, {progress.seconds} seconds")
-    if len({frozenset(row) for row in alarms.history}) > 1:
-        raise ValueError("state.json: alarms.history has rows of different statistics")
-    return progress, alarms
+    return progress
 
 
 def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) -> None:

@@ -135,7 +135,6 @@ VALUES = (
     {"a": 1},
 )
 METRICS = dict.fromkeys(("reward", "reward_std", "grad_norm", "seconds"), 0.5)
-METRICS |= {"reward/brightness": 0.5, "reward_std/brightness": 0.1}
 NAMES = ("0²", "9" * 30, "000009", "-1", "1.5", ".000003.tmp", "000001.old", "é", "x")
 
 
@@ -201,8 +200,6 @@ def read_folder(folder: Path, kept: Session) -> None:
         cut_back(folder, done, said.append)
         if newest is not None:
             checkpoint.drop_other_best(folder, progress)
-            alarms.watch(0.5, 0.1, dict.fromkeys(alarms.history[0] if alarms.history else (), 0.1))
-            alarms.constant(METRICS)
             kept.terminal.iteration(done + 1, METRICS, progress.seconds)
     for text in said:
         fuzz.one_sentence(text)
