@@ -3,12 +3,14 @@
 import inspect
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
+from flowrl.settings.data import PromptPlace
 from flowrl.settings.read import check_rewards
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
@@ -114,12 +116,16 @@ def _longest_prompt(run: Run) -> int | None:
     return max(len(text.split()) for text in prompts.texts)
 
 
+def _check_prompts(run: Run, place: PromptPlace) -> None:
+    check_texts(run.prompts.read(place), run.model)
+
+
 def open_points(run: Run) -> Iterator[str]:
     """The reasons why this run could not start on this machine, one sentence each."""
     checks = [
         lambda: check_rewards(run),
         *(
-            lambda place=place: check_texts(run.prompts.read(place), run.model)
+            partial(_check_prompts, run, place)
             for place in run.prompts.given
             if not run.prompts.on_hub(place)
         ),

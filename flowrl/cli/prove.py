@@ -38,14 +38,13 @@ def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> 
     else:
         other = [] if given.model is None else ["--model.pipeline", given.model]
         run = override(read_run(find(str(given.config))), [*other, *options])
-        p = run.prompts
-        prompts = PromptSet.read(p.train, p.column, "prompts.train")
-        held_out = p.held_out and PromptSet.read(p.held_out, p.column, "prompts.held_out")
+        prompts = run.prompts.read("train")
+        held_out = None if run.prompts.held_out is None else run.prompts.read("held_out")
     check_plan(run)
     check_model(run.model)
     check_hub(run.model)
     try:
-        _prove(run, prompts, held_out or None, cache)
+        _prove(run, prompts, held_out, cache)
     except UserError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1

@@ -65,12 +65,12 @@ def _message(value: Any, at: str) -> Message:
 def _joined(parts: Sequence[Any], at: str) -> str:
     """The text of content in parts, `{type: text, text: ...}`."""
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-    if wrong := [
-        part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str)
-    ]:
-        kind = wrong[0].get("type") if isinstance(wrong[0], Mapping) else wrong[0]
+    for part, text in zip(parts, texts, strict=True):
+        if isinstance(text, str):
+            continue
+        kind = part.get("type") if isinstance(part, Mapping) else part
         raise UserError(
             f"{at} has a part of type {kind!r:.50}, and language models here take texts only: "
             "leave such rows out (where), or name another column"
         )
-    return "".join(texts)
+    return "".join(str(text) for text in texts)

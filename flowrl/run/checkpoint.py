@@ -48,7 +48,7 @@ class Progress:
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
 
 
-_PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
+_PROGRESS = TypeAdapter(Progress)
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:

@@ -135,7 +135,6 @@ VALUES = (
     {"a": 1},
 )
 METRICS = dict.fromkeys(("reward", "reward_std", "grad_norm", "seconds"), 0.5)
-METRICS |= {"reward/brightness": 0.5, "reward_std/brightness": 0.1}
 NAMES = ("0²", "9" * 30, "000009", "-1", "1.5", ".000003.tmp", "000001.old", "é", "x")
 
 

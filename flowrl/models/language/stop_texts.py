@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 from transformers import StoppingCriteria
 
@@ -64,7 +64,7 @@ class StopAtTexts(StoppingCriteria):
         self.stop, self.width, self.begun = stop, width, begun.tolist()
         self.ends = torch.zeros_like(begun)
 
-    def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Bool[Tensor, " m"]:
+    def __call__(self, input_ids: Tensor, _scores: Any, **_: Any) -> Any:
         new = input_ids.shape[1] - self.width
         live = (self.ends == 0).nonzero()[:, 0].tolist()
         tails = input_ids[:, -self.stop.tail :].tolist()
