@@ -48,7 +48,7 @@ class Progress:
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
 
 
-_PROGRESS = TypeAdapter(Progress)
+_PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 
 
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
