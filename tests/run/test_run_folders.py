@@ -163,6 +163,7 @@ def damage_folder(folder: Path, rng: random.Random) -> None:
     if rng.random() < 0.5:
         for kept in folder.glob("checkpoints/0*"):
             if kept.is_dir() and not (kept / atomic.CONTENTS).is_dir():
+                (kept / atomic.CONTENTS).unlink(missing_ok=True)  # it may be a link to itself
                 (kept / atomic.CONTENTS).write_text(json.dumps(atomic.sums(kept)))
 
 
