@@ -5,7 +5,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 
-Message = Mapping[str, Any]  # role and content; what else a chat template may read
+ChatMessage = Mapping[str, Any]  # role and content; what else a chat template may read
 
 
 class Chat(str):
@@ -15,10 +15,10 @@ class Chat(str):
     their roles if there are several. `at` names its file and row in errors.
     """
 
-    messages: tuple[Message, ...]
+    messages: tuple[ChatMessage, ...]
     at: str
 
-    def __new__(cls, text: str, messages: Sequence[Message] = (), at: str = "") -> "Chat":
+    def __new__(cls, text: str, messages: Sequence[ChatMessage] = (), at: str = "") -> "Chat":
         chat = super().__new__(cls, text)
         chat.messages, chat.at = tuple(messages), at
         return chat
@@ -46,7 +46,7 @@ def read_chat(value: Sequence[Any], at: str, drop_reply: bool) -> Chat:
     return Chat(shown[0]["content"] if len(shown) == 1 else "\n".join(lines), messages, at)
 
 
-def _message(value: Any, at: str) -> Message:
+def _message(value: Any, at: str) -> ChatMessage:
     """A message without its empty keys, and its content as one text."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         have = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"{value!r:.50}"

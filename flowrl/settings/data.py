@@ -108,7 +108,7 @@ def _as_written(sets: tuple[DataSet, ...] | None) -> Any:
     return None if sets is None else short[0] if len(short) == 1 else short
 
 
-Prompts = Annotated[
+DataSets = Annotated[
     tuple[DataSet, ...],
     BeforeValidator(_listed, json_schema_input_type=str | DataSet | list[str | DataSet]),
 ]
@@ -119,8 +119,8 @@ class PromptFiles(Settings):
     data set with settings, such as {source: openai/gsm8k, config: main, column: question}; or a
     list of these."""
 
-    train: Prompts
-    held_out: Prompts | None = None
+    train: DataSets
+    held_out: DataSets | None = None
     per_iteration: int = Field(default=16, ge=1, le=1_000_000)
     """Prompts drawn per iteration; each gets a group of samples."""
     column: str = "prompt"
