@@ -113,7 +113,6 @@ def test_a_whole_sample_that_differs_is_refused(
         ([], "prove: name a file"),
         (["missing.yaml"], "missing.yaml"),
         (["--model", "no/where/at/all"], "no/where/at/all"),
-        (["--steps", "3"], "--steps"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: Any) -> None:

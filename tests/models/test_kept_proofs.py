@@ -108,6 +108,7 @@ def test_a_kept_proof_brings_a_policy_where_a_made_one_would() -> None:
     both = []
     for made in (first, second):
         calls: list[int] = []
+        made.schedule(STEPS)  # visits its steps with stubs
         for denoiser in made.denoisers:
             denoiser.register_forward_hook(lambda *args: calls.append(1))  # noqa: B023
         velocity = made.bind(made.encode(PROMPTS), steps=STEPS, guidance=4.5)
