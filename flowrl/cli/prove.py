@@ -8,11 +8,11 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers import kept_proofs
 from flowrl.models.diffusers.kept_proofs import KeptProof
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, prove_whole, table
+from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, deviations, prove_whole
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
 from flowrl.run.learner import load_policy
-from flowrl.run.model_proof import Rows, proof_digest, proof_prompts, whole_prompts
+from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
 from flowrl.run.origin import Origin
 from flowrl.settings import Run
 from flowrl.settings.arguments import ProveArguments
@@ -68,13 +68,13 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
     whole = kept.whole if kept is not None else ()
     if not whole:
         whole = _whole(run, policy, rows)
-        kept_proofs.write(digest, KeptProof.of(policy, sentences, whole))
-    print(f"{table(whole)}\n{LEGEND}")
+        kept_proofs.keep(digest, KeptProof.of(policy, sentences, whole))
+    print(f"{deviations(whole)}\n{LEGEND}")
     if kept is not None:
         print(kept.line)
 
 
-def _whole(run: Run, policy: PipelinePolicy, rows: Rows) -> tuple[WholeProof, ...]:
+def _whole(run: Run, policy: PipelinePolicy, rows: PromptColumns) -> tuple[WholeProof, ...]:
     """The proofs over whole samples at the run's steps and guidances. UserError if one fails."""
     scales, made = run.model.guidance, []
     pairs = [(run.algorithm().steps, scale) for scale in (scales.sample, scales.train)]
@@ -85,6 +85,6 @@ def _whole(run: Run, policy: PipelinePolicy, rows: Rows) -> tuple[WholeProof, ..
         made.append(prove_whole(policy, *whole_prompts(rows), replay))
         failure = made[-1].failure()
         if failure is not None:
-            print(table(made))
+            print(deviations(made))
             raise UserError(f"{policy.name}: {failure}")
     return tuple(made)

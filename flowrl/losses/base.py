@@ -88,7 +88,7 @@ class Objective(Protocol):
 
 
 @runtime_checkable
-class Clipped(Protocol):
+class ClipsRatio(Protocol):
     """A loss with a clip range, which the noise-floor check compares with."""
 
     @property

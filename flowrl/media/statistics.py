@@ -69,8 +69,8 @@ def _diversity(images: Tensor, group: Tensor) -> tuple[float, Tensor]:
     distances, columns = [], []
     for part in flat.split(sizes.tolist()):
         pairs = torch.pdist(part)
-        one, other = torch.triu_indices(len(part), len(part), 1)
-        sums = torch.zeros(len(part)).index_add(0, one, pairs).index_add(0, other, pairs)
+        one, other = torch.triu_indices(len(part), len(part), 1, device=pairs.device)
+        sums = pairs.new_zeros(len(part)).index_add(0, one, pairs).index_add(0, other, pairs)
         distances.append(pairs)
         columns.append(sums / max(len(part) - 1, 1))
     every, scale = torch.cat(distances), flat.shape[1] ** 0.5

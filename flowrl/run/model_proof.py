@@ -20,16 +20,18 @@ from flowrl.run.session import Session
 from flowrl.settings import Run
 from flowrl.settings.read import dump
 
-Rows = tuple[tuple[str, ...], tuple[Mapping[str, Any], ...]]  # prompts, and their rows of the file
+PromptColumns = tuple[
+    tuple[str, ...], tuple[Mapping[str, Any], ...]
+]  # prompts, and their rows of the file
 
 
-def proof_prompts(prompts: PromptSet, held_out: PromptSet | None) -> Rows:
+def proof_prompts(prompts: PromptSet, held_out: PromptSet | None) -> PromptColumns:
     """All prompts of a run, with their rows of the files."""
     rest = (held_out.texts, held_out.meta) if held_out else ((), ())
     return (*prompts.texts, *rest[0]), (*prompts.meta, *rest[1])
 
 
-def whole_prompts(rows: Rows) -> Rows:
+def whole_prompts(rows: PromptColumns) -> PromptColumns:
     """The shortest, the middle and the longest prompt, with their rows."""
     texts, meta = rows
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
@@ -38,9 +40,14 @@ def whole_prompts(rows: Rows) -> Rows:
 
 
 def proof_digest(
-    run: Run, policy: PipelinePolicy, rows: Rows, held_out: PromptSet | None, origin: Origin,
-    *, sharded: bool = False,
-) -> str:  # fmt: skip
+    run: Run,
+    policy: PipelinePolicy,
+    rows: PromptColumns,
+    held_out: PromptSet | None,
+    origin: Origin,
+    *,
+    sharded: bool = False,
+) -> str:
     """The digest of a run's start: see `kept_proofs`."""
     settings = {
         "model": dump(run)["model"],
@@ -49,7 +56,7 @@ def proof_digest(
         "base": origin.base,
         "processes": [origin.processes, sharded],
     }
-    first: Rows = ((), ()) if held_out is None else (held_out.texts[:1], held_out.meta[:1])
+    first: PromptColumns = ((), ()) if held_out is None else (held_out.texts[:1], held_out.meta[:1])
     used = [(rows[0][:2], rows[1][:2]), whole_prompts(rows), first]
     texts, meta = ([value for part in parts for value in part] for parts in zip(*used, strict=True))
     return kept_proofs.digest(policy, settings, texts, meta)
@@ -104,4 +111,4 @@ class StartProof:
         """Keep a new proof, with those that the base's evaluation has added."""
         policy = self.session.learner.policy
         if self.digest is not None and self.kept is None and isinstance(policy, PipelinePolicy):
-            kept_proofs.write(self.digest, KeptProof.of(policy, self.sentences))
+            kept_proofs.keep(self.digest, KeptProof.of(policy, self.sentences))

@@ -3,7 +3,7 @@
 import torch
 
 from flowrl.errors import UserError
-from flowrl.losses.base import Clipped
+from flowrl.losses.base import ClipsRatio
 from flowrl.run.collect import Experience
 from flowrl.run.learner import Learner
 from flowrl.run.record import Terminal
@@ -38,7 +38,7 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
     loss, anew = learner.algorithm.loss, learner.run.recomputes_old
-    clip = loss.clip if isinstance(loss, Clipped) else None
+    clip = loss.clip if isinstance(loss, ClipsRatio) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
     then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
     terminal.say(

@@ -56,11 +56,14 @@ def begin(seed: int, threads: int) -> tuple[random.Random, Clock]:
     return random.Random(seed), Clock()
 
 
+def megabytes(folder: Path) -> float:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+
+
 def report(out: Path, accuracy: float, judged: str, clock: Clock) -> None:
     """Print the folder's size, the accuracy over the `judged` samples, and the time."""
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
     right = f"{accuracy:.1%} of {judged} of held-out prompts are right"
-    print(f"{out}: {size:.1f} MB, {right}; {clock}")
+    print(f"{out}: {megabytes(out):.1f} MB, {right}; {clock}")
 
 
 def timed(name: str, steps: int, done: int = 0) -> Iterator[tuple[int, Callable[[float], None]]]:

@@ -237,7 +237,7 @@ MUTANTS = [Mutant(*row) for row in (
      "run/test_origin.py"),
     ("checkpoint-best", "flowrl/run/checkpoint.py", "not score > progress.best",
      "not score < progress.best", "run/test_training.py"),
-    ("checkpoint-alarms", "flowrl/run/checkpoint.py", 'alarms.restore(state["alarms"])', "True",
+    ("checkpoint-alarms", "flowrl/run/checkpoint.py", 'alarms.restore(seen)', "True",
      "run/test_training.py"),
     ("checkpoint-optimizer", "flowrl/run/checkpoint.py",
      "load_state(session.learner.optimizer, parameters, optimizer)", "pass", "run/test_training.py"),

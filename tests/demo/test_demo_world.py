@@ -162,7 +162,7 @@ def test_padding_counts_cover_none_to_all(script):
 
 def test_quick_pretraining_runs_and_repeats(script, tmp_path):
     for name in ("a", "b"):
-        script.main(tmp_path / name, seed=3, quick=True, threads=1)
+        script.main(script.PretrainArguments(tmp_path / name, seed=3, quick=True, threads=1))
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
     for file in (tmp_path / "a").rglob("*.safetensors"):
         first, second = (

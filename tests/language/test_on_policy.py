@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.likelihoods.rows import take
-from flowrl.losses.base import Clipped
+from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run import ratio_check, update
 from flowrl.run.checkpoint import Progress
@@ -157,7 +157,7 @@ def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype):
     assert metrics["ratio_min"] < 1 < metrics["ratio_max"], "the second step's have moved"
     assert 0.03 < metrics["mismatch"] < 0.3, "of both steps, before either was taken"
     plain = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
-    same = update.update(plain, collect(plain, 0), Progress())
+    same = update.update(plain.learner, collect(plain, 0), Progress())
     for name in ("ratio", "ratio_min", "ratio_max", "grad_norm"):
         assert same[name] == metrics[name], "the sampler's log-probabilities are not read"
 
@@ -165,7 +165,7 @@ def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype):
 def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, capsys):
     """Also for losses without a clip range."""
     kept = open_run("text_vespo", "bfloat16", rows_per_call=3, recompute_old=False)
-    assert not isinstance(kept.algorithm.loss, Clipped)
+    assert not isinstance(kept.algorithm.loss, ClipsRatio)
     experience = collect(kept, 0)
     disturb(experience)
     assert ratio_check.check_ratio(kept.learner, experience, kept.terminal) > 0.1

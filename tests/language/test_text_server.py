@@ -169,7 +169,7 @@ def test_a_run_with_a_server_trains_evaluates_and_needs_none_afterwards(model, t
 def test_requests_of_one_key_that_begin_apart_have_seeds_apart(model, tmp_path):
     """Later turns and segments of a row come with its own key, further on in its noise."""
     with CompletionsServer(model) as server:
-        sampler = opened(tree(server, tmp_path), tmp_path).policy.server
+        sampler = opened(tree(server, tmp_path), tmp_path).learner.policy.server
         noise = torch.tensor([7, -(2**63), 2**63 - 1])
         asked = TokenRequest([[2]] * 3, noise, torch.tensor([1] * 3), 1.0, 1.0)
         for first in (0, 1, 4, 400):

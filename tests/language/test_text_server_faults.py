@@ -138,7 +138,7 @@ def test_a_token_by_a_word_that_is_no_number_has_no_id(word):
 
 def test_what_the_start_finds_out(model, tmp_path):
     def proofs(server: CompletionsServer, recipe=GRPO, **settings) -> list[str]:
-        return opened(tree(server, tmp_path, recipe, **settings), tmp_path).policy.proofs(
+        return opened(tree(server, tmp_path, recipe, **settings), tmp_path).learner.policy.proofs(
             PROMPTS, 6
         )
 
@@ -194,7 +194,7 @@ def test_vespo_weighs_the_mismatch_of_rows_by_itself_and_pairs_have_no_ratio(mod
 def test_the_fingerprint_is_of_adapters_and_sees_every_change(model, tmp_path):
     settings = text_runs.tree(model, tmp_path, GRPO)
     settings["model"]["lora"] = {"rank": 2}
-    policy = opened(settings, tmp_path).policy
+    policy = opened(settings, tmp_path).learner.policy
     first = fingerprint(policy.model)
     assert first == fingerprint(policy.model)
     with torch.no_grad():

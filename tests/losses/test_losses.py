@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, Rows
-from flowrl.losses.base import Clipped
+from flowrl.losses.base import ClipsRatio
 from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted, clipped_surrogate
 
 finite = st.floats(-2, 2)
@@ -126,7 +126,9 @@ def test_preference_is_minus_log_sigmoid_of_the_margin():
     assert entries.metrics["margin"][:, 0].tolist() == pytest.approx([0.5, 0.5, -1.5, -1.5])
     assert entries.metrics["won"][:, 0].tolist() == [1, 1, 0, 0]
     assert (entries.denominator, Preference(0.5).unit) == ("rows", 2)
-    assert not isinstance(Preference(0.5), Clipped) and isinstance(Surrogate(0.2, 0.2), Clipped)
+    assert not isinstance(Preference(0.5), ClipsRatio) and isinstance(
+        Surrogate(0.2, 0.2), ClipsRatio
+    )
 
 
 def test_preference_sums_gains_over_unmasked_tokens():

@@ -98,7 +98,7 @@ def test_the_source_of_an_own_pipeline_is_in_the_digest(tmp_path: Path) -> None:
 def test_a_kept_proof_brings_a_policy_where_a_made_one_would() -> None:
     first, second = policy(), policy()
     sentences = first.proofs(PROMPTS, STEPS)
-    kept_proofs.write("d", KeptProof.of(first, sentences))
+    kept_proofs.keep("d", KeptProof.of(first, sentences))
     kept = kept_proofs.read("d")
     assert kept is not None and list(kept.sentences) == sentences
     kept.use(second)
@@ -126,7 +126,7 @@ def test_traits_that_only_the_proof_finds_are_kept(name: str) -> None:
     first.proofs(PROMPTS, STEPS)
     KeptProof.of(first, ()).use(second)
     for trait in ("sign", "form", "single"):
-        assert getattr(second.loop, trait) == getattr(first.loop, trait)
+        assert getattr(second.loop.traits, trait) == getattr(first.loop.traits, trait)
 
 
 def cut(text: str) -> str:
@@ -154,7 +154,7 @@ def unknown_field(text: str) -> str:
 @pytest.mark.parametrize("damage", [cut, other_number, other_form, deep, unknown_field, str.upper])
 def test_a_damaged_entry_counts_as_none(damage: Callable[[str], str]) -> None:
     made = policy()
-    kept_proofs.write("d", KeptProof.of(made, made.proofs(PROMPTS, STEPS)))
+    kept_proofs.keep("d", KeptProof.of(made, made.proofs(PROMPTS, STEPS)))
     file = kept_proofs.folder() / "d.json"
     assert kept_proofs.read("d") is not None
     file.write_text(damage(file.read_text()))
@@ -164,7 +164,7 @@ def test_a_damaged_entry_counts_as_none(damage: Callable[[str], str]) -> None:
     file.unlink()
     file.mkdir()
     assert kept_proofs.read("d") is None
-    kept_proofs.write("d", KeptProof.of(made, ()))  # cannot be written, and is no error
+    kept_proofs.keep("d", KeptProof.of(made, ()))  # cannot be written, and is no error
     assert [path.name for path in kept_proofs.folder().iterdir()] == ["d.json"]
 
 

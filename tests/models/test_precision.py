@@ -11,8 +11,9 @@ from flowrl.run import checkpoint, update
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
+from flowrl.run.learner import EVALUATION
 from flowrl.run.policies import Policies
-from flowrl.run.session import EVALUATION, Session
+from flowrl.run.session import Session
 from flowrl.run.train import iterate
 from tests.support import runs
 

@@ -8,7 +8,7 @@ import torch
 from diffusers import EulerAncestralDiscreteScheduler
 
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_proof import WholeProof, prove_whole, table
+from flowrl.models.diffusers.whole_proof import WholeProof, deviations, prove_whole
 from flowrl.models.diffusers.whole_sample import WholeSample
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SIZE
@@ -34,7 +34,7 @@ def test_whole_samples_are_the_pipelines_own(name: str, dtype: torch.dtype) -> N
     assert proof.rounding.latents > 0
     if dtype == torch.float32:
         assert proof.own.media < 5e-5 and proof.alone.media < 5e-5
-    assert len(table([proof]).splitlines()) == 3
+    assert len(deviations([proof]).splitlines()) == 3
 
 
 def test_a_scheduler_that_draws_noise_is_compared_where_latents_are_given() -> None:

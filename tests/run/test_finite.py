@@ -240,6 +240,6 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_not_restored(pipeline,
 def test_begin_keeps_the_base(pipeline, tmp_path):
     """The control: nothing here stops a healthy run."""
     kept = runs.session(pipeline, tmp_path, runs.NFT)
-    progress, alarms = begin(kept, None)
+    progress, alarms = begin(kept, None, cache=False)
     iterate(kept, progress, alarms)
     assert progress.iteration == 1

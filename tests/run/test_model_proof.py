@@ -34,7 +34,7 @@ def test_other_processes_use_what_the_main_one_has_found(
 
     monkeypatch.setattr(model_proof, "broadcast_object_list", received)
     monkeypatch.setattr(kept_proofs, "read", unread)
-    monkeypatch.setattr(kept_proofs, "write", unread)
+    monkeypatch.setattr(kept_proofs, "keep", unread)
     monkeypatch.setattr(type(session.learner.policy), "proofs", unread)
     other = replace(session, parallel=replace(session.parallel, rank=1))
     proof = StartProof(other, cache=True)

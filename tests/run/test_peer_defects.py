@@ -105,12 +105,12 @@ def test_03_what_is_encoded_follows_the_files_content(pipeline, tmp_path):
 
     folder = runs.write_pipeline(tmp_path / "pipeline")
     settings = small(folder, tmp_path)
-    first = runs.opened(settings, tmp_path).policy.encode(["a red ball"]).calls()[0][0]
+    first = runs.opened(settings, tmp_path).learner.policy.encode(["a red ball"]).calls()[0][0]
     encoder = folder / "text_encoder" / "model.safetensors"
     stat, weights = encoder.stat(), load_file(encoder)
     save_file({k: v * 1.5 for k, v in weights.items()}, encoder, metadata={"format": "pt"})
     os.utime(encoder, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    second = runs.opened(settings, tmp_path).policy.encode(["a red ball"]).calls()[0][0]
+    second = runs.opened(settings, tmp_path).learner.policy.encode(["a red ball"]).calls()[0][0]
     assert first.shape == second.shape and not torch.equal(first, second)
 
 

@@ -12,7 +12,7 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
 from rewards import Samples, load
 from rewards.ocr import Ocr
-from samplers import Chain, FlowSDE, roll
+from samplers import Chain, FlowSDE, Latents, roll
 from samplers.noise import normal
 from tests.support import runs, tiny_rewards
 from tests.support.runs import flowrl, lines
@@ -116,7 +116,7 @@ def test_18_a_samples_noise_is_its_own():
     def rolled(group: int, draws: tuple[int, ...]) -> Tensor:
         torch.manual_seed(group)
         plans = Chain(FlowSDE(0.7), group)([1.0, 0.7, 0.4, 0.0], 3, 0)
-        (rollout,) = roll(plans, gaussian_velocity, (4,), draws, seed=0, iteration=3)
+        (rollout,) = roll(plans, gaussian_velocity, Latents((4,)), draws, seed=0, iteration=3)
         return rollout.x0.view(len(draws), group, 4)
 
     whole = rolled(4, (5, 6, 7))

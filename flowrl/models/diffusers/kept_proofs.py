@@ -107,7 +107,7 @@ def read(digest: str) -> KeptProof | None:
         return None
 
 
-def write(digest: str, proof: KeptProof) -> None:
+def keep(digest: str, proof: KeptProof) -> None:
     """Keep a proof, whole or not at all. A folder that cannot be written keeps none."""
     path, plain = _file(digest), json.loads(json.dumps(asdict(proof)))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -27,11 +27,10 @@ from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.proof import Replay
 from flowrl.models.diffusers.proof_checks import largest_difference
-from flowrl.models.diffusers.proof_neighbours import rounding_unit
+from flowrl.models.diffusers.proof_neighbours import ROUNDING_MARGIN, rounding_unit
 from flowrl.models.diffusers.whole_sample import WholeSample
 
-ROUNDING_MARGIN = 4.0  # times what one unit of rounding does
-FLOOR = 1e-4  # of the latents' size, and of media in 0..1: rounding in no dtype is finer
+WHOLE_FLOOR = 1e-4  # of the latents' size, and of media in 0..1: rounding in no dtype is finer
 LEGEND = (
     "largest differences from the pipeline's own call, of latents as a share of their size, of "
     "media in 0..1: (a) its own scheduler with flowrl's velocities; (b) flowrl's steps; alone: a "
@@ -82,7 +81,7 @@ class WholeProof:
         for name, (away, times) in claims.items():
             for what in ("latents", "media") if away is not None else ():
                 ours, rounding = getattr(away, what), getattr(self.rounding, what)
-                if not ours <= times * (ROUNDING_MARGIN * rounding + max(FLOOR, self.unit)):
+                if not ours <= times * (ROUNDING_MARGIN * rounding + max(WHOLE_FLOOR, self.unit)):
                     return (
                         f"over {self.steps} steps at guidance {self.guidance}, {name} {what} that "
                         f"are {ours:.3g} away from the pipeline's own, and rounding explains "
@@ -146,7 +145,7 @@ def prove_whole(
     )
 
 
-def table(proofs: Sequence[WholeProof]) -> str:
+def deviations(proofs: Sequence[WholeProof]) -> str:
     """The deviations as text, a line for latents and one for media of each proof."""
     lines = [HEADER, *(row for proof in proofs for row in proof.rows())]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

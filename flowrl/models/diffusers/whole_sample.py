@@ -27,7 +27,9 @@ from samplers.adapt import from_vp, scale
 from samplers.kernels import per_row
 from samplers.noise import normal
 
-Step = Callable[[Any, inspect.BoundArguments, int], Any]  # (real step, its arguments, its number)
+StepCall = Callable[
+    [Any, inspect.BoundArguments, int], Any
+]  # (real step, its arguments, its number)
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class WholeSample:
         conditioning, steps = self.batch.conditioning, self.batch.steps
         return self.policy.decode(latents, conditioning, steps=steps, guidance=self.guidance)
 
-    def _own_call(self, step: Step, unit: float = 0.0) -> tuple[Tensor, Tensor]:
+    def _own_call(self, step: StepCall, unit: float = 0.0) -> tuple[Tensor, Tensor]:
         """(latents, media) of the pipeline's own call, with `step` around its scheduler's.
 
         On a twin that shares all modules, so that the pipeline's scheduler stays as it is.
@@ -193,7 +195,7 @@ class WholeSample:
         return last if last.shape == shape else last.reshape(shape), media
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-        """What the scheduler's step takes for a flow velocity v at flow states x."""
+        """Return the model output for which the scheduler's step reads the flow velocity v at flow states x."""
         kind, s = self.policy.loop.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
             return self.policy.loop.traits.sign * v
