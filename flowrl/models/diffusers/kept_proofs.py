@@ -40,7 +40,7 @@ import samplers
 from flowrl import models
 from flowrl.models.diffusers import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.proof import Replay
+from flowrl.models.diffusers.replay import Replay
 from flowrl.models.diffusers.signature import Loop
 from flowrl.models.diffusers.whole_proof import Deviation, WholeProof
 

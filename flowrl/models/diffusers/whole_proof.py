@@ -25,9 +25,9 @@ from flowrl.models.diffusers import columns
 from flowrl.models.diffusers.batch import Painting
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.proof import Replay
 from flowrl.models.diffusers.proof_checks import largest_difference
 from flowrl.models.diffusers.proof_neighbours import ROUNDING_MARGIN, rounding_unit
+from flowrl.models.diffusers.replay import Replay
 from flowrl.models.diffusers.whole_sample import WholeSample
 
 WHOLE_FLOOR = 1e-4  # of the latents' size, and of media in 0..1: rounding in no dtype is finer
@@ -123,9 +123,8 @@ def prove_whole(
     whole = sample(len(prompts))
     own, flowrl = whole.own(), whole.flowrl()
     ours = flowrl, whole.media(flowrl)
-    stepped = alone = None
-    if whole.given is not None or not replay.noisy:
-        stepped = whole.stepped()
+    stepped = whole.stepped() if whole.given is not None or not replay.noisy else None
+    alone = None
     if whole.given is not None and len(prompts) > 1:
         single = sample(1)
         latents = single.flowrl()

@@ -195,7 +195,7 @@ class WholeSample:
         return last if last.shape == shape else last.reshape(shape), media
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-        """Return the model output for which the scheduler's step reads the flow velocity v at flow states x."""
+        """Return the output from which the scheduler reads the flow velocity v at flow states x."""
         kind, s = self.policy.loop.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
             return self.policy.loop.traits.sign * v
