@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from flowrl.models.diffusers.schedule import ModelOutput, Way
 
 EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but for rounding
