@@ -49,7 +49,7 @@ ROWS = (
     ("whole-bound", "flowrl/models/diffusers/whole_proof.py", "if not ours <= times *",
      "if False and ours <= times *", "models/test_whole_proof.py::test_a_wrong_number_is_a_failure"),
     ("whole-nudge", "flowrl/models/diffusers/whole_sample.py",
-     'given["latents"] = nudged(self.given, unit) if unit else self.given', 'given["latents"] = self.given',
+     'latents = nudged(self.given, unit) if unit else self.given', 'latents = self.given',
      "models/test_whole_proof.py::test_whole_samples_are_the_pipelines_own"),
     ("kept-sum", "flowrl/models/diffusers/kept_proofs.py",
      'if written["sum"] != _sum(written["proof"]):', "if False:",

@@ -36,7 +36,9 @@ def test_other_processes_use_what_the_main_one_has_found(
     monkeypatch.setattr(kept_proofs, "read", unread)
     monkeypatch.setattr(kept_proofs, "keep", unread)
     monkeypatch.setattr(type(session.learner.policy), "proofs", unread)
-    other = replace(session, parallel=replace(session.parallel, rank=1))
+    other = replace(
+        session, learner=replace(session.learner, parallel=replace(session.parallel, rank=1))
+    )
     proof = StartProof(other, cache=True)
     proof.prove()
     proof.keep()

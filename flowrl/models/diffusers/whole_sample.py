@@ -182,7 +182,8 @@ class WholeSample:
         vars(scheduler)["step"] = around
         given = self._arguments(self.guidance)
         if self.given is not None:
-            given["latents"] = nudged(self.given, unit) if unit else self.given
+            latents = nudged(self.given, unit) if unit else self.given
+            given["latents"] = latents.to(self.policy.loop.start(self.batch.steps).dtype)
         if "generator" in self.policy.loop.driver.parameters:
             seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
             given["generator"] = torch.Generator().manual_seed(seed)
