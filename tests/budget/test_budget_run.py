@@ -109,6 +109,7 @@ def test_a_resumed_run_spends_as_the_unbroken_one(model, tmp_path, name):
         assert total["budget/stored"] > 0
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_pictures_too(pipeline, tmp_path):
     total = resumed_like_unbroken(
         lambda folder: pictures(pipeline, folder, EVERYTHING | {"spread": 0.0018}), tmp_path

@@ -66,7 +66,7 @@ def painted_without_flowrl(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("demo_lora.yaml"), pytest.param("demo.yaml", marks=pytest.mark.slow)]
+    "name", [pytest.param(f"{name}.yaml", marks=pytest.mark.slow) for name in ("demo_lora", "demo")]
 )
 def test_plain_diffusers_paints_the_last_evaluation(tmp_path, name):
     session = opened(name, tmp_path)

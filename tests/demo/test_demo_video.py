@@ -141,6 +141,7 @@ def test_a_film_depends_on_its_words(pipe):
     assert all((films[0] - other).abs().mean() > 0.01 for other in films[1:])
 
 
+@pytest.mark.slow
 def test_plain_diffusers_films_the_last_evaluation(tmp_path):
     session = opened(tmp_path)
     before = evaluate_held_out(session.learner, session.held_out, session.judges)

@@ -114,6 +114,7 @@ def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(
     assert abs(expected - after.metrics["exact_answer"]) < 3 * 0.5 / 400**0.5
 
 
+@pytest.mark.slow
 def test_pre_training_runs(tmp_path):
     command = [sys.executable, "-m", "scripts.demo_models.pretrain_sums", "--quick"]
     command += ["--out", str(tmp_path / "lm"), "--prompts", str(tmp_path / "prompts")]

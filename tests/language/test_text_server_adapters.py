@@ -35,7 +35,9 @@ def words(server: CompletionsServer) -> list[str]:
     return [path.rpartition("/")[2].partition("_")[0] for path, _ in server.told]
 
 
-@pytest.mark.parametrize("sglang", [False, True], ids=["vllm", "sglang"])
+@pytest.mark.parametrize(
+    "sglang", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["vllm", "sglang"]
+)
 def test_a_server_that_was_started_anew_is_told_its_adapter_again(model, tmp_path, sglang):
     with CompletionsServer(model, sglang=sglang) as server:
         kept = opened(tree(server, tmp_path), tmp_path)

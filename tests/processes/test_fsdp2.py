@@ -126,6 +126,7 @@ def trained(pipeline, tmp_path_factory):
     return ended.stdout, folder / "run"
 
 
+@pytest.mark.slow
 def test_the_product_says_what_it_got_and_its_adapter_loads_in_plain_diffusers(
     pipeline, trained, tmp_path
 ):

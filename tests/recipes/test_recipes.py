@@ -135,7 +135,12 @@ def test_every_recipe_is_tested():
     assert SMALL.keys() == RECIPES.keys()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+LONG = ("awm", "ddpo", "loop", "rwr")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in RECIPES]
+)
 def test_learns(name):
     loop = Loop(RECIPES[name](**SMALL[name]))
     log = [loop.iterate() for _ in range(60)]

@@ -181,6 +181,7 @@ WEAK = {
 }
 
 
+@pytest.mark.slow
 def test_rows_whose_tests_pass_for_anything_are_named():
     reward = loaded()
     rows = [*WEAK.values(), PLAIN, ["while True: f(1)"]]

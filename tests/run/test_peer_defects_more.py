@@ -47,6 +47,7 @@ def rank(number: int, port: int) -> dict[str, str]:
     return both | own | {"MASTER_PORT": str(port)}
 
 
+@pytest.mark.slow
 def test_15_evaluations_compare_in_groups_over_all_processes_and_of_any_checkpoint(
     warm, pipeline, tmp_path, capsys
 ):
