@@ -91,7 +91,6 @@ def pair(jobs, tmp_path_factory):
     return folder, together(DDP, jobs, folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wan", "flux"])
 def test_shared_calls_end_in_the_weights_of_whole_ones(jobs, pair, tmp_path, name):
     folder, weights = pair
