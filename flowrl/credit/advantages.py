@@ -197,7 +197,8 @@ class Rescale:
 class Estimator:
     """Advantages from scores: node values, then `transforms` in order.
 
-    A chain without `Sum` starts with one. `fusion` is the rule of `node_values`.
+    A chain without `Sum` starts with one. `fusion`: how `flowrl.credit.values.node_values` makes a
+    node's value from its leaves.
     """
 
     transforms: tuple[Transform, ...]

@@ -2,7 +2,8 @@
 
 They serve trees of denoising steps and of text: uniform ones, and others by `Context.nodes`.
 `flowrl.credit.comparisons` has the difference to the parent (SPO, arXiv:2505.23564) and the one
-among siblings; `Standardize` compares the nodes of one depth (BranchGRPO, arXiv:2509.06040).
+among siblings. BranchGRPO's credit (arXiv:2509.06040) is `flowrl.credit.values.node_values`, then
+`Standardize`, which compares the nodes of one depth.
 """
 
 from dataclasses import dataclass

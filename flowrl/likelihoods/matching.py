@@ -21,7 +21,7 @@ FLOOR = 1e-10  # keeps the gradient of small powers of the error finite
 
 @dataclass(frozen=True)
 class Weighting:
-    """Weights of matching errors by noise level and size: AWM (arXiv:2509.25050).
+    """Weighted matching errors, by noise level and size: AWM (arXiv:2509.25050).
 
         w(e) = scale sigma^a (1 - sigma)^c ((e + 1e-10)^p - 1e-10^p) / p
 

@@ -162,8 +162,8 @@ class NFT:
         loss = (r |x0_good - x0|^2 + (1 - r) |x0_bad - x0|^2) advantage_max / beta
 
     v_good = (1 - beta) v_old + beta v and v_bad = (1 + beta) v_old - beta v predict x0_good and
-    x0_bad, and each squared error is divided by its detached mean size. r = 1/2 + A / 2
-    advantage_max, with A clipped to +-advantage_max and then mapped by `mode`.
+    x0_bad (x0 = x - sigma v); each squared error is divided by its detached mean size.
+    r = 1/2 + A / (2 advantage_max), with A clipped to +-advantage_max and then mapped by `mode`.
 
     mode  all | positive_only (A < 0 is 0) | negative_only (A > 0 is 0) | one_only (A > 0 is 1, all
           others 0) | binary (the sign of A)

@@ -1,4 +1,4 @@
-"""The algorithms, one row each. YAML picks the numbers; a function, the structure.
+"""The algorithms. Each has a row here and a function, which is its choices; YAML picks the numbers.
 
 | recipe          | plan         | advantage                    | likelihood        | loss       |
 | --------------- | ------------ | ---------------------------- | ----------------- | ---------- |

@@ -16,7 +16,9 @@ from typing import Any
 from flowrl.algorithm import Algorithm
 from flowrl.cli.commands import recipe_rows
 from flowrl.credit.trackers import NoTracker
+from flowrl.credit.values import node_values
 from flowrl.recipes import RECIPES
+from samplers.completions import TextPlan
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "recipes.md"
@@ -58,6 +60,10 @@ def parts_table(algorithm: Algorithm) -> str:
 def chosen_parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
     """(choice, part), a part inside another directly after it."""
     choices: list[tuple[str, Any]] = [("plan", algorithm.plan)]
+    if grows_trees(algorithm):
+        choices.append(
+            ("advantage", functools.partial(node_values, fusion=algorithm.advantage.fusion))
+        )
     choices += [("advantage", transform) for transform in algorithm.advantage.transforms]
     choices += [("likelihood", algorithm.likelihood), ("loss", algorithm.loss)]
     choices += [("average", average) for average in algorithm.averages]
@@ -68,6 +74,15 @@ def chosen_parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
         yield from ((f"{choice}: {name}", inner) for name, inner in inner_parts(part))
     if algorithm.behaviour != "current":
         yield "behaviour", algorithm.behaviour
+
+
+def grows_trees(algorithm: Algorithm) -> bool:
+    """Whether a node may have several leaves, so that credit begins with the nodes' values."""
+    return any(
+        len(set(plan.columns.nodes)) > 1
+        or (isinstance(plan, TextPlan) and plan.forking is not None)
+        for plan in algorithm.plans
+    )
 
 
 def inner_parts(part: Any) -> Iterator[tuple[str, Any]]:
@@ -131,7 +146,7 @@ def formula(part: Any) -> str:
 def link(part: Any) -> str:
     if isinstance(part, str):
         return ""
-    kind = class_of(part)
+    kind = inspect.unwrap(class_of(part))  # tests check shapes through wrappers
     path = Path(inspect.getsourcefile(kind) or "").resolve().relative_to(PROJECT)
     line = inspect.getsourcelines(kind)[1]
     return f"[{path.as_posix()}:{line}](../{path.as_posix()}#L{line})"
