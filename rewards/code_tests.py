@@ -77,16 +77,16 @@ def read_tests(given: Any) -> Tests:
         both = zip(given["inputs"], given["outputs"], strict=True)
         given = [{"input": i, "output": o} for i, o in both]
     if not isinstance(given, Sequence) or not given:
-        raise ValueError("tests are a list of Python, or of {input, output}, and not empty")
+        raise ValueError("tests must be a non-empty list of Python code or of {input, output}")
     if all(isinstance(test, str) for test in given):
         for test in given:
             if not test.strip():
-                raise ValueError("a test is empty, so that everything would pass it")
+                raise ValueError("a test is empty, so everything would pass it")
             compile(test, "test", "exec")
         return Tests(python=tuple(given))
     if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
         return Tests(pairs=tuple((str(test["input"]), str(test["output"])) for test in given))
-    raise ValueError("tests are all Python, or all {input, output}")
+    raise ValueError("tests must be all Python, or all {input, output}")
 
 
 def _lines(text: str) -> list[str]:
@@ -236,7 +236,7 @@ def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> 
             "namespaces or run as root, or accept this with isolation: best"
         )
     warnings.warn(
-        f"code_tests: this system cannot isolate a program completely, and one that means harm can "
+        "code_tests: this system cannot isolate a program completely, and a malicious one can "
         f"exploit it: {holes}",
         stacklevel=3,
     )

@@ -38,5 +38,5 @@ class SoftMinimum:
 def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
     """`temperature` is in units of the members' scores."""
     if len(rewards) < 2:
-        raise ValueError(f"soft_minimum: two rewards or more are needed, not {len(rewards)}")
+        raise ValueError(f"soft_minimum: at least two rewards are needed, not {len(rewards)}")
     return SoftMinimum(tuple(rewards), temperature)

@@ -50,7 +50,7 @@ class TextPlan:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"a completion needs a token: length is {self.length}")
+            raise ValueError(f"length must be at least 1 token, not {self.length}")
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(
                 f"temperature {self.temperature} must be at least 0, top_p {self.top_p} in (0, 1]"
@@ -68,7 +68,7 @@ class TextPlan:
             )
         for parents, children in pairwise((1, *self.nodes)):
             if children < 1 or children % parents:
-                raise ValueError(f"{self.nodes} nodes a segment make no tree: each has its parent")
+                raise ValueError(f"nodes {self.nodes}: each must be a multiple of the one before")
 
     @property
     def group(self) -> int:

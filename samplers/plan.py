@@ -57,12 +57,12 @@ class Plan:
         if not 0 < self.steps[0].sigma <= 1 or not 0 <= self.steps[-1].sigma_next <= LAST_LEVEL:
             first, last = self.steps[0].sigma, self.steps[-1].sigma_next
             raise ValueError(
-                f"a plan runs from a level in (0, 1] down to 0, this one from {first} to {last}"
+                f"a plan runs from a level in (0, 1] down to 0, but this one from {first} to {last}"
             )
         if self.roots < 1:
             raise ValueError(f"a plan needs a root, got roots = {self.roots}")
         if self.split is not None and not self.split > 0:
-            raise ValueError(f"split must be positive, got {self.split}: siblings would be one")
+            raise ValueError(f"split must be positive, got {self.split}: siblings would be equal")
         if not 0 <= self.solve_from <= len(self.steps):
             raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
         if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):

@@ -57,8 +57,8 @@ class Particled:
         last = _last(sigmas)
         if late := [k for k in self.how.at if not 0 <= k < last]:
             raise ValueError(
-                f"particles cannot be weighed before the steps {late}: copies part at a noisy step,"
-                f" and those are 0 to {last - 1}"
+                f"particles cannot be weighed before the steps {late}: copies diverge at noisy "
+                f"steps only, 0 to {last - 1}"
             )
         if not self.first <= iteration < self.stop:
             return self.otherwise(sigmas, iteration, seed)

@@ -23,7 +23,7 @@ class WindowPosition(Protocol):
 
 def _check(iteration: int, every: int, stride: int | None) -> None:
     if iteration < 0:
-        raise ValueError(f"an iteration counts from 0, got {iteration}")
+        raise ValueError(f"iterations count from 0, got {iteration}")
     if every < 1 or (stride is not None and stride < 1):
         raise ValueError(
             f"a window moves by a stride >= 1 every >= 1 iterations, got {stride}, {every}"

@@ -21,6 +21,6 @@ def make_output_folder(path: Path, option: str = "--out") -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{option}: no folder can be made at {path}: {error.strerror}") from error
+        raise UserError(f"{option}: cannot make the folder {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK):
-        raise UserError(f"{option}: nothing can be written in {path}; name another folder")
+        raise UserError(f"{option}: cannot write into {path}; name another folder")

@@ -65,7 +65,7 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
     if "sage" in backend:
         raise UserError(
             f"model.attention: {backend} has no backward pass, so no gradient would come through "
-            "attention; flash, flex, xformers and native have"
+            "attention; flash, flex, xformers and native have one"
         )
     for denoiser in denoisers:
         processors = [vars(m).get("processor") for m in denoiser.modules()]

@@ -174,7 +174,7 @@ def held(folder: Path) -> Iterator[str | None]:
         except BlockingIOError as error:
             who = _owner(file) or "another process"
             raise UserError(
-                f"{folder} is being trained by {who}: stop that first, or wait for its end"
+                f"{folder} is being trained by {who}: stop that first, or wait until it ends"
             ) from error
         before = _owner(file)
         os.ftruncate(file, 0)

@@ -109,7 +109,7 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
         warn(f"{checkpoint} is damaged ({wrong}); going back to the one before")
     if checkpoints:
         raise UserError(
-            f"no whole checkpoint in {folder / 'checkpoints'} ({wrong}); "
+            f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); "
             "remove that folder to train from the start"
         )
     return None
@@ -137,7 +137,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         load_state(session.learner.optimizer, parameters, optimizer)
         update_settings(session.learner.optimizer, session.run.train)
         if not alarms.restore(seen):
-            session.terminal.say("the checkpoint is of an older version; alarms begin again")
+            session.terminal.say("the checkpoint is from an older version; alarms start over")
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)

@@ -205,7 +205,7 @@ def resume(run: Run, folder: Path, cache: bool = True) -> Result:
     terminal = record.Terminal(state.is_main_process, run.train.iterations)
     with held_together(folder, state) as before:
         if before:
-            terminal.say(f"{before} had this run and is gone; going on")
+            terminal.say(f"{before} held this run's lock and is gone; continuing")
         newest = checkpoint.newest(folder, terminal.warn)
         for line in agreed(state, lambda: compared(run, folder, newest, state.num_processes)):
             terminal.say(line)

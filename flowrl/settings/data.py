@@ -165,8 +165,8 @@ class PromptFiles(Settings):
         joined = PromptSet.joined(found, weights)
         if weights and (none := joined.never_drawn(self.per_iteration)):
             raise UserError(
-                f"{at}: {sets[none[0]].label} has a weight of {weights[none[0]]:g}, which is no "
-                f"prompt in an iteration of {self.per_iteration}: raise prompts.per_iteration"
+                f"{at}: {sets[none[0]].label} has a weight of {weights[none[0]]:g}, too small for "
+                f"a prompt in an iteration of {self.per_iteration}: raise prompts.per_iteration"
             )
         return joined
 

@@ -41,8 +41,8 @@ class PairBudget:
         least = {"all": 0, "each": 2, "anchors": 1}[self.design]
         if self.count < least:
             raise ValueError(
-                f"pairs: {self.design} needs a count of at least {least}, so that every sample "
-                f"can be compared with every other through others; it is {self.count}"
+                f"pairs: {self.design} needs a count of at least {least}, so that its pairs "
+                f"connect all samples, not {self.count}"
             )
         if self.design == "all" and self.count:
             raise ValueError("pairs: all takes no count; set pairs to each or anchors")

@@ -90,7 +90,7 @@ class Client:
                 answer.raise_for_status()
                 return parse_answer(answer)
             except Malformed as error:
-                raise ValueError(f"the answer at {self.url}{path} is no JSON") from error
+                raise ValueError(f"the answer at {self.url}{path} is not JSON") from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if time.monotonic() > end:
                     why = str(error) or type(error).__name__

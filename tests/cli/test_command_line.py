@@ -95,7 +95,7 @@ def test_the_help_of_train_lists_every_setting(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("trian",), "'trian' is no command; did you mean 'train'?"),
+        (("trian",), "'trian' is not a command; did you mean 'train'?"),
         (("train", DEMO, "--train.lr", "abc"), "train.lr: input should be a valid number"),
         (("train", DEMO, "--learning_rate", "1"), "did you mean --train.lr?"),
         (("train", DEMO, "--track.wiht", "x"), "did you mean --track.with?"),
@@ -112,7 +112,7 @@ def test_the_help_of_train_lists_every_setting(capsys):
         (("serve-reward", "brightness", "--prot", "1"), "did you mean --port?"),
         (("serve-reward", "[1]"), "expected a name or {name: ...}"),
         (("serve-reward",), "serve-reward: REWARD: missing"),
-        (("schema", "x"), "schema takes no words"),
+        (("schema", "x"), "schema takes no arguments"),
         (("score", "."), "score: --rewards: missing"),
     ],
 )

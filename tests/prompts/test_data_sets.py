@@ -283,5 +283,7 @@ def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, 
 def test_a_chat_is_refused_for_a_pipeline(tmp_path):
     prompts = read(file(tmp_path))
     check_texts(prompts, ModelSettings(language="x"))
-    with pytest.raises(UserError, match=r"line 1: the prompt is a list of chat messages, and that"):
+    with pytest.raises(
+        UserError, match=r"line 1: the prompt is a list of chat messages, but model"
+    ):
         check_texts(prompts, ModelSettings(pipeline="x"))

@@ -403,7 +403,7 @@ def test_slips_of_a_client_are_told(monkeypatch):
             ({}, "only_a_judge at .* has no scores"),
             ({"pictures": "gif"}, "pictures: wanted 'png' or 'webp', not 'gif'"),
             ({"batch": 0}, "batch: wanted a number greater than or equal to 1"),
-            ({"url": url + "/docs#"}, "is no JSON|nothing at this address"),
+            ({"url": url + "/docs#"}, "is not JSON|nothing at this address"),
         ):
             with pytest.raises(ValueError, match=message):
                 load("remote", **({"url": url} | changed))

@@ -62,7 +62,7 @@ def refuse_class(kind: type) -> None:
             )
     if "latents" not in parameters and "prepare_latents" not in dir(kind):
         raise UserError(
-            f"{name} takes no `latents` and has no prepare_latents: no state can be put in"
+            f"{name} takes no `latents` and has no prepare_latents: it does not accept a state"
         )
     if not set(ENCODERS) & set(dir(kind)):
         raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
@@ -101,16 +101,16 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
     for setting in ("clip_sample", "thresholding"):
         if config.get(setting):
             raise UserError(
-                f"{owner}: {kind} has {setting} on, which changes what the model says of the clean "
-                f"sample: set {setting} to false in scheduler/scheduler_config.json"
+                f"{owner}: {kind} has {setting} on, which changes the predicted clean sample: set "
+                f"{setting} to false in scheduler/scheduler_config.json"
             )
     if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
         return says
     if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
         return "flow"  # the replay refuses it if its first step is not that of a flow
     raise UserError(
-        f"{owner}: {kind} with prediction_type {says!r} does not say which process its model was "
-        "trained on: use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
+        f"{owner}: {kind} with prediction_type {says!r} does not determine its model's process: "
+        "use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
     )
 
 
@@ -184,8 +184,8 @@ def from_pretrained(source: str, dtype: torch.dtype) -> Any:
         raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
     if not isinstance(index.get("_class_name"), str):
         raise UserError(
-            f"{source}: model_index.json has no class of diffusers as `_class_name` but "
-            f"{index.get('_class_name')!r}: pipelines of own code cannot be loaded"
+            f"{source}: model_index.json names no class of diffusers but "
+            f"{index.get('_class_name')!r}: pipelines of custom code cannot be loaded"
         )
     kind = getattr(diffusers, index["_class_name"], None)
     if kind is None:

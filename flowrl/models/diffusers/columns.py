@@ -52,7 +52,7 @@ def _value(name: str, value: Any, place: str) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
         return value or ""
     if value is None or (isinstance(value, str | list | tuple) and not value):
-        raise UserError(f"{place} has no {name}, and others do")
+        raise UserError(f"{place} has no {name}, but others do")
     try:
         if isinstance(value, str | Path):
             return open_image(str(value))

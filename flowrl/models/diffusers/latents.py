@@ -48,7 +48,7 @@ class Entry:
         if ours.shape != (len(flat), len(index)):
             raise UserError(
                 f"states of shape {tuple(x.shape)} do not fit into prepare_latents' "
-                f"{tuple(prepared.shape)}: another image size, or number of rows?"
+                f"{tuple(prepared.shape)}: did the image size or the number of rows change?"
             )
         if self.index is not None:
             ours = flat.index_copy(1, index.to(flat.device), ours)

@@ -111,7 +111,7 @@ class Loop:
         whole = tuple({**self.traits.shared, **extra} for extra in found)
         if rows and not whole[0] and self.traits.required:
             names = " and ".join(self.traits.required)
-            raise UserError(f"{self.name} needs {names}: give a column of the prompts, or `call`")
+            raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
         return whole if rows and whole[0] else ()
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
