@@ -1,6 +1,6 @@
 """Programs by unit tests: the share of tests that pass, or 1 for all and 0 otherwise.
 
-The program is the last fenced block of the text; a text without one scores 0. Its tests stand in a
+The program is the last fenced block of the text; a text without one scores 0. Its tests are in a
 column of the prompt file, a list of either
 
     Python that must run to its end, such as "assert add(2, 3) == 5"
@@ -13,7 +13,7 @@ That needs Linux with user namespaces (or root). `isolation: full` refuses to st
 `isolation: best` warns, and then a program can read the run's files, its own tests among them, and
 native code in it can write them. A program can always use up the time and memory it is allowed.
 
-A verdict cannot be printed or guessed from inside: expected outputs never enter the process. Python
+A program can neither print nor guess its verdict: expected outputs never enter its process. Python
 tests run in a second process, which calls the program's functions from there. Arguments are copied
 and results travel as plain data, so a test cannot pass a function of its own, catch or subclass a
 class of the program, or compare its objects by their own `==`; and an argument changes in place

@@ -2,7 +2,7 @@
 
 The prompt and the text are the two turns of the tokenizer's chat template, or without a template
 the two parts of a pair (BERT's [SEP] between them, nothing for GPT-2). The score is the model's
-only logit, or that of a `label`. Rows are padded on the right and masked, so the batch has no
+only logit, or the logit of a `label`. Rows are padded on the right and masked, so the batch has no
 effect. Weights without a trained head are an error: their scores would be random.
 """
 

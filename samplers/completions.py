@@ -3,7 +3,7 @@
 A step is a token, so a planner of text is called like one of images; only the number of levels
 counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
 Every node branches after its cut, so "the ancestor of leaf i in segment k" is integer division.
-A completion that has stopped before a cut has children that are its copies. After the last segment
+The children of a completion that stopped before a cut are its copies. After the last segment
 a tree may fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
 """
 
@@ -25,7 +25,7 @@ class TextPlan:
 
     temperature  0 takes the likeliest token: for evaluation, since it has no density
     top_p        draw among the fewest tokens that hold this much probability
-    top_k        draw among so many of the likeliest tokens; 0: all
+    top_k        draw among this many of the likeliest tokens; 0: all
     min_p        draw among tokens of at least this share of the likeliest one's probability
     forking      forks of whole completions: for a plan without cuts
     exact        sample with the current weights only, not by a server that may hold older ones
@@ -172,7 +172,7 @@ class Say:
 
 @dataclass(frozen=True)
 class TextRollout:
-    """Leaves of one draw are contiguous. Entries at positions of at least `ends` are 0.
+    """Leaves of one draw are contiguous. Entries from position `ends` on are 0.
 
     ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
                tokens)

@@ -1,4 +1,4 @@
-"""The commands: words of the command line in, an exit code out."""
+"""The commands: each takes command-line words and returns an exit code."""
 
 import inspect
 import json

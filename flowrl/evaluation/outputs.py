@@ -1,4 +1,4 @@
-"""Checks of output paths, made before hours are spent on their content."""
+"""Checks of output paths before the long work that fills them."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Slow averages of the weights: the policies that losses name beside the trained one."""
+"""Slow averages of the weights, which losses use as further policies."""
 
 import difflib
 from collections.abc import Iterable, Sequence

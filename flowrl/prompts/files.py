@@ -1,4 +1,4 @@
-"""Prompt files as rows: jsonl, json, csv, txt and parquet, with bounds on what they may hold.
+"""Prompt files as rows: jsonl, json, csv, txt and parquet, with bounds on their contents.
 
 A row is a mapping with the same columns for every row; a column that a row lacks is None there.
 """

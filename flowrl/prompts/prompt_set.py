@@ -149,7 +149,7 @@ class PromptSet:
         return Draws.each(ids, rows)
 
     def _counts(self, count: int) -> list[tuple[int, int]]:
-        """Of each data set, its prompts and its part of `count` draws: by largest remainders."""
+        """The prompts of each data set and its part of `count` draws, by largest remainders."""
         if not self.shares:
             return [(len(self), count)]
         whole = sum(weight for _, weight in self.shares)

@@ -1,8 +1,8 @@
 """Folders that exist whole or not at all, and the lock of a run's folder.
 
 A folder is filled under a temporary name, synced to disk, and renamed. A folder to be removed is
-renamed first. So a process may be killed, or the machine lose power, at any moment: every folder
-under its final name is complete.
+renamed first. So every folder under its final name is complete, even if the process is killed or
+the machine loses power.
 """
 
 import errno

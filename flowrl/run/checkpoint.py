@@ -1,4 +1,4 @@
-"""Checkpoints, exported weights and the best ones: folders that are complete or not there."""
+"""Checkpoints, exported and best weights: folders that are complete or absent."""
 
 import json
 import math
@@ -35,7 +35,7 @@ MISFITS = (
 
 @dataclass
 class Progress:
-    """Counters and results of a run; all of it is in every checkpoint."""
+    """Counters and results of a run; every checkpoint holds all of them."""
 
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0

@@ -1,4 +1,4 @@
-"""Checks of a run against what is installed and on this machine, before any weights are read."""
+"""Checks of a run against this machine and its packages, before any weights are read."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -88,12 +88,12 @@ def check_optimizer(name: str) -> None:
 
 
 def check_language(source: str, gguf_file: str | None) -> None:
-    """UserError for what is neither a transformers folder nor a hub name."""
+    """UserError for a value that is neither a transformers folder nor a hub name."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
 
 
 def check_pipeline(source: str) -> None:
-    """UserError for what is neither a diffusers folder nor a hub name."""
+    """UserError for a value that is neither a diffusers folder nor a hub name."""
     _check_source(source, "model_index.json", "model.pipeline", "diffusers")
 
 

@@ -25,7 +25,7 @@ PromptPlace = Literal["train", "held_out"]
 
 
 class DataSet(Settings):
-    """A data set of prompts: a file, a folder or a data set of the hub, and which of its rows."""
+    """A data set of prompts: a file, a folder or a data set of the hub, and the choice of rows."""
 
     source: str = Field(min_length=1)
     """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""

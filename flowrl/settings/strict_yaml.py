@@ -1,4 +1,4 @@
-"""YAML with bounds: its size, its depth, what its aliases expand to, and one value per key."""
+"""YAML with bounds on size, depth and expanded aliases, and with one value per key."""
 
 import reprlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxlevel = 3
 
 
 class _Refusal(Exception):
-    """A sentence on a document, without its source."""
+    """An error in a document, without its source."""
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -1,8 +1,8 @@
 """The format in which samples travel to a reward server: JSON, images in base64.
 
 docs/remote_rewards.md describes it for authors of servers and clients in other languages. Pixels
-travel as 8 bits a channel, so a server sees them rounded to 1/255. Nothing that is received is ever
-run: no pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
+travel as 8 bits a channel, so a server sees them rounded to 1/255. Received data is never run: no
+pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
 """
 
 import json

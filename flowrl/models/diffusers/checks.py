@@ -37,9 +37,9 @@ def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserEr
 
 @dataclass(frozen=True)
 class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
-    """Turns errors of a pipeline's own code into a UserError that names its arguments.
+    """Turns errors in a pipeline's own code into a UserError that names its arguments.
 
-    Some raise a plain Exception, of which everything else is a kind: only itself counts here.
+    Some pipelines raise a plain Exception: it counts here, its subclasses do not.
     """
 
     owner: str
@@ -53,7 +53,7 @@ class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
 
 
 def refuse_class(kind: type) -> None:
-    """Raises UserError for what no pipeline of a class can do, with the reason."""
+    """Raises UserError, with the reason, if no pipeline of this class can be driven."""
     name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
     for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
@@ -74,7 +74,7 @@ def refuse_parts(name: str, parts: Iterable[str]) -> None:
 
 
 def refuse_pipeline(pipe: Any) -> None:
-    """Raises UserError for what cannot be driven, with the reason."""
+    """Raises UserError, with the reason, if the pipeline cannot be driven."""
     name = type(pipe).__name__
     refuse_parts(name, pipe.components)
     refuse_class(type(pipe))
@@ -90,7 +90,7 @@ def refuse_pipeline(pipe: Any) -> None:
 
 
 def prediction(scheduler: Any, owner: str) -> ModelOutput:
-    """Return what the model of a pipeline predicts, by its scheduler's configuration.
+    """Return the kind of a model's prediction, from its scheduler's configuration.
 
     Raises UserError where the configuration does not determine it, or changes the prediction.
     """

@@ -1,6 +1,6 @@
 """Outputs of a pipeline's `encode_prompt`, cut into rows, for any family.
 
-Nothing here knows a name such as `prompt_embeds`. A few probes at load show which outputs have a
+No name such as `prompt_embeds` is hard-coded. A few probes at load show which outputs have a
 row per prompt, which follow the length of the prompts, and which are masks of tokens.
 """
 
@@ -241,7 +241,7 @@ def _take(slot: Slot, value: Any, index: Tensor) -> Any:
 
 
 def _tokens(part: Conditioning) -> int | None:
-    """Length of the longest token axis that follows the prompts."""
+    """Length of the longest token axis that depends on the prompts."""
     pairs = zip(part.layout.slots, part.values, strict=True)
     sizes = [v.shape[s.length] for s, v in pairs if s.length is not None and v is not None]
     return max(sizes) if sizes else None

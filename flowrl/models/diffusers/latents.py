@@ -1,9 +1,9 @@
 """Entry of a state into a pipeline's loop: by `latents`, or in the output of prepare_latents.
 
-Most pipelines take `latents` as their loop sees them. Others pack what they are given, or step a
-part of the state only (the first frame of a video is fixed by an image). There the state goes in
-where `prepare_latents` hands it out, and the numbers that no step moves stay as the pipeline made
-them: they are no part of our states, so noise, density and KL leave them out.
+Most pipelines take `latents` as their loop sees them. Others pack their input, or step only a part
+of the state (an image fixes the first frame of a video). There the state replaces the output of
+`prepare_latents`, and the numbers that no step moves stay as the pipeline made them: our states do
+not have them, so neither do noise, density and KL.
 """
 
 from collections.abc import Callable, Sequence

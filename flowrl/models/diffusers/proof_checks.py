@@ -28,7 +28,7 @@ def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, r
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> None:
-    """Refuse a loop that changes its state between steps (inpainting)."""
+    """UserError for a loop that changes its state between steps (inpainting)."""
     for step, (received, after) in enumerate(pairwise(own)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)

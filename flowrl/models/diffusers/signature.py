@@ -1,6 +1,6 @@
 """A pipeline's denoising loop from outside: states and prompts in, velocities and media out.
 
-Nothing here knows a family. The pipeline's traits are discovered once by trial calls
+No model family is named here. The pipeline's traits are discovered once by trial calls
 (`flowrl.models.diffusers.traits`); everything else is a function of them.
 """
 
@@ -213,7 +213,7 @@ class Loop:
         return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-        """Return the flow's velocity, of the output that a step receives at a state of the loop."""
+        """Convert the model output that a step receives at a loop state to the flow's velocity."""
         kind = self.kind
         if kind in ("flow", "inverted"):
             return output if self.traits.sign > 0 else -output
