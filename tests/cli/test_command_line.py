@@ -225,7 +225,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_at_once(capsys, monkeypatc
 
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
     said = refusal(capsys, "train", DEMO, "--model.pipeline", "owner/name")
-    assert "model.pipeline: owner/name is no folder and not in the hub's cache" in said
+    assert "model.pipeline: owner/name is neither a folder nor in the hub's cache" in said
     assert "cannot be reached (OSError: Name or service not known); `hf download" in said
 
 

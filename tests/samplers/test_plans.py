@@ -253,7 +253,7 @@ def test_a_plan_may_start_below_one_and_is_a_value():
 
 REFUSED = [
     (lambda: Plan(()), "needs a step"),
-    (lambda: Plan(steps_of((1.0, 0.5))), "down to 0, this one from 1.0 to 0.5"),
+    (lambda: Plan(steps_of((1.0, 0.5))), "down to 0, but this one from 1.0 to 0.5"),
     (lambda: Plan(steps_of((1.2, 0.0))), r"from a level in \(0, 1\]"),
     (lambda: Plan(steps_of((0.5, 0.7, 0.0))), "step 0: sigma must fall"),
     (lambda: Plan((Step(1.0, 0.5), Step(0.4, 0.0))), "do not meet: 0.5 then 0.4"),
