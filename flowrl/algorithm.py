@@ -18,7 +18,7 @@ __all__ = ["Algorithm", "Average", "Decay"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The choices of an algorithm. UserError, before weights load, where they cannot train."""
+    """The choices of an algorithm. UserError, before weights load, if they cannot train."""
 
     steps: int  # sampling steps; for text, the most tokens of a completion
     plan: AnyPlanner

@@ -21,7 +21,7 @@ def find(path: str) -> Path:
         below = PROJECT / path
         below.exists()
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path[:100]!r} is no name of a file ({str(error)[:100]})") from error
+        raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
     return near if here or near.is_absolute() else below
 
 
@@ -30,7 +30,7 @@ def _in_package(path: str) -> Path:
     spec = find_spec(name) if name.isidentifier() else None
     places = spec.submodule_search_locations if spec else None
     if not places:
-        raise UserError(f"{path[:100]}: no package {name[:100]!r} is installed here")
+        raise UserError(f"{path[:100]}: the package {name[:100]!r} is not installed")
     return Path(next(iter(places))) / inside
 
 

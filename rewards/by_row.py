@@ -72,7 +72,7 @@ class ByRow:
             elif self.otherwise is None:
                 raise ValueError(
                     f"by_row: row {row + 1} (prompt {prompts[row][:60]!r}) has {value!r} in the "
-                    f"column {self.column!r}, and the rewards are for {', '.join(self.rewards)}: "
+                    f"column {self.column!r}, but the rewards are for {', '.join(self.rewards)}: "
                     "add one, or set `otherwise` to the score of such rows"
                 )
         return found

@@ -1,6 +1,6 @@
 """Programs by unit tests: the share of tests that pass, or 1 for all and 0 otherwise.
 
-The program is the last fenced block of the text; a text without one scores 0. Its tests stand in a
+The program is the last fenced block of the text; a text without one scores 0. Its tests are in a
 column of the prompt file, a list of either
 
     Python that must run to its end, such as "assert add(2, 3) == 5"
@@ -13,7 +13,7 @@ That needs Linux with user namespaces (or root). `isolation: full` refuses to st
 `isolation: best` warns, and then a program can read the run's files, its own tests among them, and
 native code in it can write them. A program can always use up the time and memory it is allowed.
 
-A verdict cannot be printed or guessed from inside: expected outputs never enter the process. Python
+A program can neither print nor guess its verdict: expected outputs never enter its process. Python
 tests run in a second process, which calls the program's functions from there. Arguments are copied
 and results travel as plain data, so a test cannot pass a function of its own, catch or subclass a
 class of the program, or compare its objects by their own `==`; and an argument changes in place
@@ -77,16 +77,16 @@ def read_tests(given: Any) -> Tests:
         both = zip(given["inputs"], given["outputs"], strict=True)
         given = [{"input": i, "output": o} for i, o in both]
     if not isinstance(given, Sequence) or not given:
-        raise ValueError("tests are a list of Python, or of {input, output}, and not empty")
+        raise ValueError("tests must be a non-empty list of Python code or of {input, output}")
     if all(isinstance(test, str) for test in given):
         for test in given:
             if not test.strip():
-                raise ValueError("a test is empty, so that everything would pass it")
+                raise ValueError("a test is empty, so everything would pass it")
             compile(test, "test", "exec")
         return Tests(python=tuple(given))
     if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in given):
         return Tests(pairs=tuple((str(test["input"]), str(test["output"])) for test in given))
-    raise ValueError("tests are all Python, or all {input, output}")
+    raise ValueError("tests must be all Python, or all {input, output}")
 
 
 def _lines(text: str) -> list[str]:
@@ -236,7 +236,7 @@ def start_sandbox(limits: SandboxLimits, isolation: Literal["best", "full"]) -> 
             "namespaces or run as root, or accept this with isolation: best"
         )
     warnings.warn(
-        f"code_tests: this system cannot isolate a program completely, and one that means harm can "
+        "code_tests: this system cannot isolate a program completely, and a malicious one can "
         f"exploit it: {holes}",
         stacklevel=3,
     )

@@ -113,8 +113,8 @@ def load(
 ) -> Reward:
     """A reward of one statistic. `more: false` prefers less of it; `hue` is a name or degrees."""
     if isinstance(hue, str) and hue not in HUES:
-        raise ValueError(f"colour: hue is degrees or one of {', '.join(HUES)}, not {hue!r}")
+        raise ValueError(f"colour: hue must be degrees or one of {', '.join(HUES)}, not {hue!r}")
     if not 0 < width <= 360:
-        raise ValueError(f"colour: width is in 0..360 degrees, not {width}")
+        raise ValueError(f"colour: width must be in 0..360 degrees, not {width}")
     degrees = HUES[hue] if isinstance(hue, str) else float(hue)
     return Colour(kind, 1 if more else -1, degrees, width)

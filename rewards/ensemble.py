@@ -50,7 +50,7 @@ def member_scores(rewards: Sequence[Reward], samples: Samples) -> Float[Tensor, 
 
 def load(rewards: Sequence[Reward], kind: EnsembleKind = "mean", k: float = 1.0) -> Reward:
     if len(rewards) < 2:
-        raise ValueError(f"ensemble: two rewards or more are needed, not {len(rewards)}")
+        raise ValueError(f"ensemble: at least two rewards are needed, not {len(rewards)}")
     if not k >= 0:
         raise ValueError(f"ensemble: k must be 0 or more, not {k}")
     return Ensemble(tuple(rewards), kind, k)

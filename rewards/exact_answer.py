@@ -107,10 +107,10 @@ def load(
     try:
         pattern = re.compile(FIND.get(find, find))
     except re.error as error:
-        raise ValueError(f"exact_answer: find: {find!r} is not a pattern: {error}") from error
+        raise ValueError(f"exact_answer: find: {find!r} is not a valid pattern: {error}") from error
     if pattern.groups < 1:
         raise ValueError(
-            f"exact_answer: find is one of {', '.join(FIND)} or a regular expression with a group "
-            f"in parentheses, not {find!r}"
+            f"exact_answer: find must be one of {', '.join(FIND)} or a regular expression with a "
+            f"group in parentheses, not {find!r}"
         )
     return ExactAnswer(kind, pattern, column)

@@ -84,5 +84,5 @@ def load(kind: FormatKind = "think_answer", pattern: str | None = None) -> Rewar
     try:
         form = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise ValueError(f"format: {pattern!r} is not a pattern: {error}") from error
+        raise ValueError(f"format: {pattern!r} is not a valid pattern: {error}") from error
     return Format(kind, lambda text: form.fullmatch(text) is not None)

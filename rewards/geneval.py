@@ -249,8 +249,8 @@ class GenEval:
 
 @dataclass(frozen=True)
 class GenEvalOverFrames(OverFrames):
-    """The self-test covers the prompts and the CLIP that names colours, not the detector: no object
-    of a synthetic image is certain to be found by every detector."""
+    """The self-test covers the prompts and the CLIP that names colours, not the detector: not every
+    detector finds the objects of a synthetic image."""
 
     parts: Mapping[str, Reward] = field(default_factory=dict)
 

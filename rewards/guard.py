@@ -1,4 +1,4 @@
-"""Calls of rewards and judges that cannot change the run: copies in, a checksum, settings restored.
+"""Calls of rewards and judges that cannot change the run: copies, a checksum, restored settings.
 
 They get copies of the prompts, groups and columns. The media are too large to copy, so their bytes
 are compared before and after the call. Global generators are not compared: the run's own noise

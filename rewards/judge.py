@@ -1,7 +1,7 @@
 """A vision-language model as a judge, behind any server that speaks OpenAI's chat completions.
 
-vLLM and SGLang do. `load` is a pointwise reward, `judge` a judge of pairs for `win_rate`. An answer
-that did not arrive after all tries, or could not be read, is unscored and counted.
+vLLM and SGLang do. `load` is a pointwise reward, `judge` a judge of pairs for `win_rate`. A sample
+without a readable answer after all tries is unscored and counted.
 """
 
 from collections.abc import Mapping

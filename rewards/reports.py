@@ -1,4 +1,4 @@
-"""Numbers that rewards report beside their scores: requests, failures, tokens, spread of votes."""
+"""Numbers that rewards report with their scores: requests, failures, tokens, spread of votes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass

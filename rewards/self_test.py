@@ -28,7 +28,7 @@ _NEAR = 0.02  # how far images of one group are blended towards others
 
 @runtime_checkable
 class Exemplary(Protocol):
-    """A reward with two samples that it must score differently, the better one first."""
+    """A reward with two example samples that it must score differently, the better one first."""
 
     def examples(self) -> Samples | None: ...
 
@@ -43,7 +43,7 @@ class OneCall(Protocol):
 
 @runtime_checkable
 class Made(Protocol):
-    """A reward made of others, each of which is tested."""
+    """A composite reward, whose parts are tested."""
 
     @property
     def parts(self) -> Mapping[str, Reward]: ...

@@ -2,7 +2,7 @@
 
 The prompt and the text are the two turns of the tokenizer's chat template, or without a template
 the two parts of a pair (BERT's [SEP] between them, nothing for GPT-2). The score is the model's
-only logit, or that of a `label`. Rows are padded on the right and masked, so the batch has no
+only logit, or the logit of a `label`. Rows are padded on the right and masked, so the batch has no
 effect. Weights without a trained head are an error: their scores would be random.
 """
 
@@ -117,7 +117,7 @@ def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
     own = min(known, default=None)
     if most is not None and (most < 1 or (own is not None and most > own)):
         room = f"at most {own}" if own is not None else "at least 1"
-        raise ValueError(f"sequence_classifier: `most` is tokens, {room}, not {most}")
+        raise ValueError(f"sequence_classifier: `most` must be {room} tokens, not {most}")
     return own if most is None else most
 
 
@@ -132,7 +132,7 @@ def label_index(model: Any, label: int | str | None) -> int:
     if isinstance(label, str) and label.casefold() in places:
         return places[label.casefold()]
     listed = ", ".join(f"{place} ({name})" for place, name in names.items())
-    raise ValueError(f"sequence_classifier: `label` is one of {listed}, not {label!r}")
+    raise ValueError(f"sequence_classifier: `label` must be one of {listed}, not {label!r}")
 
 
 def load(
@@ -162,7 +162,7 @@ def load(
     if info["missing_keys"]:
         raise ValueError(
             f"sequence_classifier: {model} has no trained {', '.join(sorted(info['missing_keys']))}"
-            ": it is no classifier, so its scores would be random"
+            ": it is not a classifier, so its scores would be random"
         )
     tokenizer = AutoTokenizer.from_pretrained(source)
     limit = limit_of(loaded, tokenizer, most)

@@ -2,7 +2,7 @@
 
 A column of the prompt file names the reference file. kind clip compares CLIP's image vectors
 (semantic content; CLIP-I), dino the class tokens of a DINO or DINOv2 (identity and appearance of
-the subject; DINO-I): both of DreamBooth, arXiv:2208.12242. 1 is the same image.
+the subject; DINO-I): both from DreamBooth, arXiv:2208.12242. 1 is the same image.
 """
 
 import warnings

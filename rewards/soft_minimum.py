@@ -4,7 +4,7 @@ score = -T log( mean_i exp(-s_i / T) ) over the members i: their minimum for T -
 T -> infinity, and s if all are s. A gain in the worst member is worth more than the same gain in a
 better one: the weight of member i in the gradient is softmax(-s / T)_i.
 
-Members must be on one scale, as in `ensemble`. A sample that any could not score is unscored.
+Members must be on one scale, as in `ensemble`. A sample unscored by any member is unscored.
 """
 
 import math
@@ -38,5 +38,5 @@ class SoftMinimum:
 def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
     """`temperature` is in units of the members' scores."""
     if len(rewards) < 2:
-        raise ValueError(f"soft_minimum: two rewards or more are needed, not {len(rewards)}")
+        raise ValueError(f"soft_minimum: at least two rewards are needed, not {len(rewards)}")
     return SoftMinimum(tuple(rewards), temperature)

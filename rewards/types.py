@@ -100,7 +100,7 @@ class Reward(Protocol):
     """Scores, higher is better. NaN marks a sample that the reward cannot score.
 
     Pointwise rewards ignore `samples.group`; groupwise ones compare inside it. Scores are floats on
-    the CPU, without gradient. A reward must not change what it is given.
+    the CPU, without gradient. A reward must not change its inputs.
     """
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]: ...

@@ -90,7 +90,7 @@ class TrlFunction(Own):
             required = parameter.default is parameter.empty and name not in self.settings
             if required and name not in columns:
                 raise ValueError(
-                    f"{self.function.__name__} takes {name!r}, and none of {len(prompts)} prompts "
+                    f"{self.function.__name__} takes {name!r}, but none of {len(prompts)} prompts "
                     f"has it: add a column {name!r} to the prompt file, or give it as a setting of "
                     "the reward"
                 )

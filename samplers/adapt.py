@@ -53,8 +53,8 @@ class VPSchedule:
         high = 2 * levels[-1] - levels[-2]
         if (sigma < 0.5 * levels[0]).any() or (sigma > high).any():
             raise ValueError(
-                f"sigma from {float(sigma.min()):.4f} to {float(sigma.max()):.4f} leaves the levels"
-                f" that the model was trained at, {float(levels[0]):.4f} to {float(levels[-1]):.4f}"
+                f"sigma from {float(sigma.min()):.4f} to {float(sigma.max()):.4f} is outside the "
+                f"model's training levels, {float(levels[0]):.4f} to {float(levels[-1]):.4f}"
             )
         at = sigma.double().cpu()
         above = torch.searchsorted(levels, at).clamp(1, len(levels) - 1)

@@ -3,7 +3,7 @@
 A step is a token, so a planner of text is called like one of images; only the number of levels
 counts. A plan is a level-uniform tree whose levels are *segments*: tokens between two cuts.
 Every node branches after its cut, so "the ancestor of leaf i in segment k" is integer division.
-A completion that has stopped before a cut has children that are its copies. After the last segment
+The children of a completion that stopped before a cut are its copies. After the last segment
 a tree may fork where the model was unsure (`samplers.forks`); its nodes are then ragged.
 """
 
@@ -25,7 +25,7 @@ class TextPlan:
 
     temperature  0 takes the likeliest token: for evaluation, since it has no density
     top_p        draw among the fewest tokens that hold this much probability
-    top_k        draw among so many of the likeliest tokens; 0: all
+    top_k        draw among this many of the likeliest tokens; 0: all
     min_p        draw among tokens of at least this share of the likeliest one's probability
     forking      forks of whole completions: for a plan without cuts
     exact        sample with the current weights only, not by a server that may hold older ones
@@ -50,7 +50,7 @@ class TextPlan:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"a completion needs a token: length is {self.length}")
+            raise ValueError(f"length must be at least 1 token, not {self.length}")
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(
                 f"temperature {self.temperature} must be at least 0, top_p {self.top_p} in (0, 1]"
@@ -68,7 +68,7 @@ class TextPlan:
             )
         for parents, children in pairwise((1, *self.nodes)):
             if children < 1 or children % parents:
-                raise ValueError(f"{self.nodes} nodes a segment make no tree: each has its parent")
+                raise ValueError(f"nodes {self.nodes}: each must be a multiple of the one before")
 
     @property
     def group(self) -> int:
@@ -172,7 +172,7 @@ class Say:
 
 @dataclass(frozen=True)
 class TextRollout:
-    """Leaves of one draw are contiguous. Entries at positions of at least `ends` are 0.
+    """Leaves of one draw are contiguous. Entries from position `ends` on are 0.
 
     ids, logp  the tokens, and their log-probabilities under the sampler (its temperature, its kept
                tokens)

@@ -1,8 +1,8 @@
 """Texts of several turns: an environment answers the model, and the model goes on.
 
-Its replies become tokens of the completion that the model did not draw. Without them a
-completion's turns are a single one. Each turn is a decision, taken in a state that has an id. t
-tokens of a completion.
+Its replies become tokens of the completion that the model did not draw. Without an environment a
+completion has one turn. Each turn is a decision, taken in a state that has an id. t tokens of a
+completion.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 d draws, g leaves of each (n = d g), t tokens, k decision points. Every leaf is a whole completion.
 The `roots` first ones are independent; each later one copies a leaf up to a position and writes on
-from there. So all there is to a tree is `common`: how many first tokens two leaves share because
-one copied them. A node is a run of tokens that the same leaves pass.
+from there. So `common` describes a tree: the number of first tokens that one leaf copied from
+another. A node is a run of tokens that the same leaves pass.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Forking:
     top     positions that each tree forks at in a round: the most uncertain tokens of all its
             completions that no round forked at before
     branch  completions that continue from each, starting with a new draw of that token
-    by      how uncertain a token is: the `entropy` of what it was drawn from, or its `surprise`,
+    by the uncertainty of a token: the `entropy` of its distribution, or its `surprise`,
             minus its log-probability, as the published code has it
     """
 

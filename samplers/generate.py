@@ -69,7 +69,7 @@ class WrittenTokens(NamedTuple):
 class Sampler(Protocol):
     """Draws tokens: the model itself, or a server that holds it.
 
-    exact      with the weights in force
+    exact      with the current weights
     elsewhere  by another engine, so that its log-probabilities are not quite the trainer's
     """
 

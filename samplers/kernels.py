@@ -6,8 +6,8 @@ Convention of the whole repository (rectified flow, arXiv:2209.03003):
     v       = d x_sigma / d sigma = noise - x0      what a flow model predicts
 
 Sampling walks sigma downwards, so h = sigma - sigma_next > 0.
-Shapes: n rows, `*d` the latent's own dims; sigma is one number a row, and rows may differ.
-The arithmetic is float32 or better: a bfloat16 velocity is lifted before it is used.
+Shapes: n rows, `*d` the latent's own dims; sigma is one number per row, and rows may differ.
+The arithmetic is float32 or better: a bfloat16 velocity is converted before use.
 """
 
 import math
@@ -31,7 +31,7 @@ class Gaussian(NamedTuple):
 
 @runtime_checkable
 class Kernel(Protocol):
-    """A stochastic step: a frozen dataclass.
+    """A stochastic denoising step; each kernel is a frozen dataclass.
 
     `bound` returns the kernel for one list of noise levels. It is the kernel itself unless the
     formula needs the list (`WanSDE`).
@@ -139,7 +139,7 @@ class WanSDE:
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = sigma_max sigma
 
-    There is no noise level to set. Unbound (`sigma_max=None`) it refuses to step.
+    There is no noise level to set. Unbound (`sigma_max=None`) it raises an error.
     """
 
     sigma_max: float | None = None

@@ -1,6 +1,6 @@
-"""Noise that depends on what it is for, not on who draws it.
+"""Noise keyed by its purpose, not by the process or batch that draws it.
 
-Every draw of random numbers has a key: integers and words that say what it is for, such as
+Every draw of random numbers has a key: integers and words that name its purpose, such as
 (seed, iteration, draw, "step", plan, step, node). A sample is then the same whatever the batch, the
 order of the prompts or the number of processes, so a run can be split, resumed and compared.
 """

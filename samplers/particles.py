@@ -1,4 +1,4 @@
-"""Particles of Feynman-Kac steering (arXiv:2501.06848): how they are weighed and resampled.
+"""Particles of Feynman-Kac steering (arXiv:2501.06848): their weights and resampling.
 
 Weights are kept as logs, so no reward is too large. A reward that is not finite is ignored on the
 way, and has weight 0 at the end.
@@ -33,7 +33,7 @@ def normalised(log_weights: Float[Tensor, "*n k"]) -> Float[Tensor, "*n k"]:
 def systematic(
     log_weights: Float[Tensor, "n k"], u: Float[Tensor, " n"], count: int
 ) -> Int[Tensor, "n count"]:
-    """`count` rising indices a row in proportion to its weights, from one number in [0, 1) a row.
+    """`count` rising indices per row in proportion to its weights, from one number in [0, 1) each.
 
     Index i comes floor or ceil of count w_i times, and count w_i times on average: less noise than
     independent draws, and the same target.

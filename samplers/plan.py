@@ -39,7 +39,7 @@ class Plan:
     None draws them independently.
     `steer` makes the roots of a draw particles that are weighed by a reward on the way and
     resampled: their samples are not the policy's own, so they have no density to train on.
-    Raises ValueError, with the step's index, for steps that do not meet or cannot be.
+    Raises ValueError, with the step's index, for steps that do not meet or are impossible.
     """
 
     steps: tuple[Step, ...]
@@ -57,12 +57,12 @@ class Plan:
         if not 0 < self.steps[0].sigma <= 1 or not 0 <= self.steps[-1].sigma_next <= LAST_LEVEL:
             first, last = self.steps[0].sigma, self.steps[-1].sigma_next
             raise ValueError(
-                f"a plan runs from a level in (0, 1] down to 0, this one from {first} to {last}"
+                f"a plan runs from a level in (0, 1] down to 0, but this one from {first} to {last}"
             )
         if self.roots < 1:
             raise ValueError(f"a plan needs a root, got roots = {self.roots}")
         if self.split is not None and not self.split > 0:
-            raise ValueError(f"split must be positive, got {self.split}: siblings would be one")
+            raise ValueError(f"split must be positive, got {self.split}: siblings would be equal")
         if not 0 <= self.solve_from <= len(self.steps):
             raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
         if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Nodes a draw after each step; the last entry is the group size."""
+        """Nodes per draw after each step; the last entry is the group size."""
         branches = [s.branch for s in self.steps]
         return tuple(self.roots * prod(branches[: k + 1]) for k in range(len(branches)))
 
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Distinct states a draw before each step, and at the end.
+        """Distinct states per draw before each step, and at the end.
 
         Fewer than nodes where roots share their noise and nothing was drawn yet.
         """
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """Network evaluations a draw of this plan alone."""
+        """Network evaluations per draw of this plan alone."""
         return evaluations((self,))
 
     def trunk(self, k: int) -> tuple[object, ...] | None:
@@ -136,7 +136,7 @@ class Plan:
 class Columns:
     """A rollout's k decision points, as credit assignment reads them.
 
-    Text has one column a completion; a plan has one a step.
+    Text has one column per completion; a plan has one per step.
     """
 
     nodes: tuple[int, ...]  # distinct nodes a draw at each column
@@ -192,7 +192,7 @@ def steps_of(
 
 
 def evaluations(plans: Iterable[Plan]) -> int:
-    """Network evaluations a draw of one iteration's plans; what they share is counted once."""
+    """Network evaluations per draw of one iteration's plans; what they share is counted once."""
     alone, shared = 0, dict[object, int]()
     for plan in plans:
         for k, step in enumerate(plan.steps):

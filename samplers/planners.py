@@ -37,8 +37,8 @@ class Ode:
 
 @dataclass(frozen=True)
 class Particled:
-    """In the iterations `first` <= i < `stop` a draw's group are Feynman-Kac particles (noisy steps
-    of `kernel`, weighed and resampled by the reward on the way), in all others `otherwise`'s.
+    """In iterations `first` <= i < `stop` a draw's group is Feynman-Kac particles (noisy steps of
+    `kernel`, weighed and resampled by the reward on the way), in all others `otherwise` plans.
 
     Better samples to learn from while the policy finds few by itself; for likelihoods that need
     clean samples only. The last resampling is left out, since copies of one sample teach nothing
@@ -57,8 +57,8 @@ class Particled:
         last = _last(sigmas)
         if late := [k for k in self.how.at if not 0 <= k < last]:
             raise ValueError(
-                f"particles cannot be weighed before the steps {late}: copies part at a noisy step,"
-                f" and those are 0 to {last - 1}"
+                f"particles cannot be weighed before the steps {late}: copies diverge at noisy "
+                f"steps only, 0 to {last - 1}"
             )
         if not self.first <= iteration < self.stop:
             return self.otherwise(sigmas, iteration, seed)
@@ -71,8 +71,8 @@ class Chain:
     """Independent SDE trajectories; trains on a random `fraction` of the steps but the last.
 
     The last step is never trained on, as in the published code: std is tiny there, so ratios
-    explode. `noisy_last` makes it noisy all the same. The choice of steps is one for all draws of
-    an iteration (DanceGRPO's code chooses for each sample).
+    explode. `noisy_last` makes it noisy anyway. All draws of an iteration share the choice of steps
+    (DanceGRPO's code chooses for each sample).
     """
 
     kernel: Kernel
@@ -151,7 +151,7 @@ class Window:
 class Fork:
     """At each step in turn, `branch` noisy children leave an ODE trunk: TempFlow, arXiv:2508.04324.
 
-    One plan a step: leaves of a plan differ by that step (and their root) alone, so their rewards
+    One plan per step: leaves of a plan differ only by that step (and their root), so their rewards
     are its credit. The trunk is computed once. `at=None` is every step but the last.
     """
 
@@ -267,7 +267,7 @@ CLEAN = 0.005  # levels below it are the end: noise in the step that reaches one
 def _last(sigmas: Sequence[float]) -> int:
     """The index of the last step that matters; there must be one before it.
 
-    Schedulers without a shift end on levels such as 0.2, 0.001, 0: the step to 0.001 is the last.
+    Unshifted schedules end on levels such as 0.2, 0.001, 0: the step to 0.001 counts as the last.
     """
     if len(sigmas) < 3:
         raise ValueError(f"a planner with noise needs two steps or more, got levels {list(sigmas)}")

@@ -22,7 +22,7 @@ class Rollout:
     """Leaves of one draw are contiguous: leaf i belongs to row i // plan.group of `draws`.
 
     `seed`, `iteration`, `draws` and `index` (the plan's place among its iteration's plans) key all
-    noise that has to do with these samples.
+    noise of these samples.
     """
 
     plan: Plan

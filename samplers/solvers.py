@@ -1,4 +1,4 @@
-"""Solvers: steps without a density. All but Euler remember steps or evaluate twice.
+"""Solvers: steps without a density. All but Euler remember past steps or evaluate the model twice.
 
 A solver is a frozen dataclass. It gets the `Point` that it starts from and what it remembers of
 the steps before, newest first, noisy steps included; it returns the next state and a new memory.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Past(NamedTuple):
-    """A step that was taken."""
+    """A past step."""
 
     sigma: float
     x: Tensor  # the state that it left from, [n *d]
@@ -57,7 +57,7 @@ class Solver(Protocol):
 
 
 class Plain:
-    """Defaults of a solver: one evaluation a step, no memory, no noise."""
+    """Defaults of a solver: one evaluation per step, no memory, no noise."""
 
     @property
     def memory(self) -> int:
@@ -172,7 +172,7 @@ class DPM3M(Plain):
 
 @dataclass(frozen=True)
 class SA(Plain):
-    """SA-Solver (arXiv:2309.05019), predictor and corrector of order 2, one evaluation a step.
+    """SA-Solver (arXiv:2309.05019), predictor and corrector of order 2, one evaluation per step.
 
     Its noise is `noise` for steps that end in [low, high], else 0. The corrector redoes the step
     before with the prediction at its end, at the same noise; the first step stays as it is, and the

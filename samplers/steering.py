@@ -73,7 +73,7 @@ class Steering:
         plan, steps = self.plan, len(self.plan.steps)
         if any(nodes != plan.roots for nodes in plan.nodes) or plan.states[0] != plan.roots:
             raise ValueError(
-                "particles are a plan's roots, each with its own noise, without branches"
+                "particles must be the roots of a plan without branches, each with its own noise"
             )
         if wrong := [k for k in self.how.at if not 0 <= k < steps]:
             raise ValueError(f"steps {wrong} are not among the steps 0 to {steps - 1}")

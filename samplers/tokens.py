@@ -1,4 +1,4 @@
-"""Drawing tokens with keyed noise. The sampler and the trainer warp logits by the same lines.
+"""Drawing tokens with keyed noise. The sampler and the trainer warp logits by the same code.
 
 n rows, v tokens of a vocabulary. A token is argmax(log p + Gumbel noise), which is a draw from p
 (Gumbel 1954; the "Gumbel-max trick"). The noise is a counter-based hash of (row's key, position,

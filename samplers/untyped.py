@@ -1,4 +1,4 @@
-"""Calls that torch's stubs leave untyped, with their types."""
+"""Typed wrappers of calls that torch's stubs leave untyped."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 

@@ -1,4 +1,4 @@
-"""One step of a plan at a time: what `roll` and `steering` are made of."""
+"""One step of a plan at a time: the core of `roll` and `steering`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Begin = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Edges:
-    """The transitions of one trained step, one row a child node; a draw's rows are contiguous."""
+    """The transitions of one trained step, one row per child node; a draw's rows are contiguous."""
 
     step: int
     x: Float[Tensor, "c *d"]  # the parent's state, once a child; no copy where branch is 1
@@ -36,7 +36,7 @@ class Latents:
     device and in every dtype.
 
     shape  of one state
-    begin  makes the first states of noise; None where they are the noise itself
+    begin  turns noise into the first states; None if the noise itself is the first state
     """
 
     shape: tuple[int, ...]

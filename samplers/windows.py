@@ -1,6 +1,6 @@
 """The position of a window of noisy steps: a pure function of (iteration, seed).
 
-Whatever the process, the machine or the resumption, an iteration has one window. Windows start at
+An iteration has the same window on every process and machine, and after a resume. Windows start at
 0, stride, 2 stride, ... and end before `limit`; near the end they shrink, as in MixGRPO's code.
 There the start also reaches `limit` itself, and the window is empty for as long as it stays
 (from iteration 575 on with 25 steps and the defaults). Here it holds the last window that has a
@@ -23,7 +23,7 @@ class WindowPosition(Protocol):
 
 def _check(iteration: int, every: int, stride: int | None) -> None:
     if iteration < 0:
-        raise ValueError(f"an iteration counts from 0, got {iteration}")
+        raise ValueError(f"iterations count from 0, got {iteration}")
     if every < 1 or (stride is not None and stride < 1):
         raise ValueError(
             f"a window moves by a stride >= 1 every >= 1 iterations, got {stride}, {every}"
@@ -50,7 +50,7 @@ class Progressive:
 
 @dataclass(frozen=True)
 class Decaying:
-    """Progressive, but quicker and quicker: `every` iterations at the start, `least` at the end.
+    """Progressive, with rising speed: `every` iterations at the start, `least` at the end.
 
     At l of `limit` it stays max(least, int(every (1 - p) + least p)) iterations with p = l / limit.
     `least=None` is max(1, every // 4). Without roll back it ends at the last window.
@@ -73,7 +73,7 @@ class Decaying:
 
 @dataclass(frozen=True)
 class ExponentiallyDecaying:
-    """Progressive, and from step `after` on quicker by exp(-rate) a step.
+    """Progressive, and from step `after` on quicker by exp(-rate) per step.
 
     At l it stays ceil(every exp(-rate max(0, l - after))) iterations.
     """

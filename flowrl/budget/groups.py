@@ -1,7 +1,7 @@
 """Groups for credit: the draws of one prompt as one group, whatever their number.
 
 Credit needs groups of one size. So draws of one group are contiguous, and smaller groups are padded
-with samples without a score, which no mean and no std counts.
+with unscored samples, which means and stds ignore.
 """
 
 from collections.abc import Sequence

@@ -30,9 +30,7 @@ def knapsack(
     """
     g = len(rates)
     if not g * least <= total <= g * most:
-        raise UserError(
-            f"{total} samples do not go into {g} prompts of {least} to {most} samples each"
-        )
+        raise UserError(f"{total} samples do not fit {g} prompts of {least} to {most} samples each")
     rates = rates.double()
     worth = [gain(rates, n * unit) for n in range(least, most + 1)]
     steps = [(more - less).tolist() for less, more in pairwise(worth)]

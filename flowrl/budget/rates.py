@@ -1,4 +1,4 @@
-"""Success rates of prompts, measured during the run, and the order of drawing that follows."""
+"""Success rates of prompts, measured during the run, and the drawing order based on them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ START_EVIDENCE = 1 / (1 - KEEP)  # evidence that a constant stream of single sam
 
 @dataclass(frozen=True)
 class Difficulty:
-    """`low`..`high` are the rates of prompts that are drawn. `uncertain`: those near even chances
-    come more often. A measurement expires `revisit` iterations after the last visit.
+    """`low`..`high` are the rates of prompts that are drawn. `uncertain`: rates near 1/2 are drawn
+    more often. A measurement expires `revisit` iterations after the last visit.
     """
 
     low: float = 0.0
@@ -54,7 +54,7 @@ class Rates:
         scored: Bool[Tensor, "d n"],
         iteration: int,
     ) -> None:
-        """From n samples of each of d draws."""
+        """Update the rates from n samples of each of d draws."""
         for prompt, won, seen in zip(prompts, successes, scored, strict=True):
             m = int(seen.sum())
             if m == 0:

@@ -68,7 +68,7 @@ class Spending(Protocol):
         ...
 
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
-        """Learn from the scores. Return what is trained on: this process's rollout and all scores,
+        """Update from the scores. Return what to train on: this process's rollout and all scores,
         perhaps with some samples replaced."""
         ...
 
@@ -86,7 +86,7 @@ class Spending(Protocol):
 
 
 class Even:
-    """Each prompt in turn, one group each, and all of it is trained on."""
+    """Draws each prompt in turn, one group each, and trains on all of it."""
 
     def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
         if found:
@@ -142,7 +142,7 @@ class Rationed:
         return Draws(tuple(range(first, first + call.count)), tuple(prompts), merged)
 
     def _prompts(self, call: DrawRequest, number: int, before: set[int]) -> list[int]:
-        """One for each draw; those drawn before in this iteration come last."""
+        """One prompt per draw; those already drawn in this iteration come last."""
         if number == 0 and self.difficulty.indifferent:
             first = call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
             return list(first.rows)

@@ -1,8 +1,8 @@
 """Replay of successes: a prompt whose samples all fail learns from an earlier success.
 
-ARPO (arXiv:2505.16282) and others. What is kept is a sample's part of its rollout, so whatever a
-likelihood reads of it: tokens or states, and the log-probabilities under the policy that drew it.
-The ratio of the new policy to that one is then right, however old it is; losses clip it as ever.
+ARPO (arXiv:2505.16282) and others. A success keeps its part of the rollout, with all that a
+likelihood reads: tokens or states, and the log-probabilities under the policy that drew it. So the
+ratio to that policy is right, however old the success is; losses clip it as usual.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ class Success(NamedTuple):
 
 
 def signature(rollout: Any) -> str:
-    """Names the plan: samples of another one have other steps."""
+    """A name of the plan: samples of another plan have other steps."""
     return hashlib.blake2b(repr(rollout.plan).encode(), digest_size=8).hexdigest()
 
 
@@ -41,7 +41,7 @@ def cut(rollout: Any, sample: int) -> Pieces:
 
 
 def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
-    """The rollout with these samples in place of its own; it keeps which prompt they are of."""
+    """The rollout with these samples in place of its own; their prompts stay."""
 
     def swap(name: str, tensor: Tensor) -> Tensor:
         tensor = tensor.clone()
@@ -67,8 +67,8 @@ def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
 
 @dataclass
 class Successes:
-    """At most `most` of them, one per prompt and plan; the oldest make room. All processes hold the
-    same."""
+    """At most `most` successes, one per prompt and plan; the oldest go first. All processes hold
+    the same."""
 
     most: int
     kept: dict[tuple[int, str], Success] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def _run(words: list[str]) -> int:
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
-        raise UserError(f"{name[:100]!r} is no command; {hint}")
+        raise UserError(f"{name[:100]!r} is not a command; {hint}")
     if set(rest) & set(_HELP[:2]):
         print(command_help(name))
         return 0

@@ -1,4 +1,4 @@
-"""The commands: words of the command line in, an exit code out."""
+"""The commands: each takes command-line words and returns an exit code."""
 
 import inspect
 import json
@@ -224,7 +224,7 @@ def suites(arguments: list[str]) -> int:
 def schema(arguments: list[str]) -> int:
     """`schema`."""
     if arguments:
-        raise UserError(f"schema takes no words, not {' '.join(arguments)[:200]}")
+        raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
     print(json.dumps(Run.model_json_schema(by_alias=True), indent=2))
     return 0
 
@@ -267,7 +267,7 @@ def run_of(folder: Path) -> Run:
     """The settings of a run's folder."""
     file = folder / "run.yaml"
     if not file.is_file():
-        raise UserError(f"{folder} is no run's folder: it has no run.yaml")
+        raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
     return read_run(file)
 
 

@@ -1,6 +1,6 @@
 """Help texts, made from the source of dataclasses and settings without importing them.
 
-Imports of torch take seconds, and `--help` should take none.
+Importing torch takes seconds, which `--help` should not.
 """
 
 import ast

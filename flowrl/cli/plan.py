@@ -1,4 +1,4 @@
-"""An iteration and its costs in words, before any weights are loaded."""
+"""A description of one iteration and its costs, without loading weights."""
 
 import inspect
 import json

@@ -20,7 +20,7 @@ Method = Literal["best", "importance", "particles"]
 
 @dataclass(frozen=True)
 class SteeredSampler:
-    """Selection of one among `particles` samples, by the sum of the rewards.
+    """Selects one of `particles` samples by the sum of the rewards.
 
     best         the highest
     importance   drawn with weights exp(strength * reward)

@@ -1,6 +1,6 @@
-"""The choices of an algorithm as its parts see each other, and how a part refuses a mixture.
+"""The choices of an algorithm as its parts see them, and how a part refuses a combination.
 
-Each check belongs to the higher of the two rooms that it is about: credit checks plans,
+Each check belongs to the higher of the two rooms that it compares: credit checks plans,
 likelihoods check plans and credit, losses check credit and likelihoods. Samplers check nothing.
 """
 
@@ -49,7 +49,7 @@ class Choices(Protocol):
 
 @runtime_checkable
 class Refusing(Protocol):
-    """A part that does not fit all others. A part without this method fits any."""
+    """A part that may refuse others. A part without this method fits all."""
 
     def refuses(self, choices: Choices) -> str | None:
         """One sentence that names the problem and the way out, or None where the part fits."""
@@ -91,8 +91,8 @@ def text_plans(choices: Choices) -> list[TextPlan]:
 
 
 def independent(planner: AnyPlanner, plans: Sequence[AnyPlan]) -> bool:
-    """Whether all samples are drawn alike and independently: no trees, no particles, and no
-    greedy completions."""
+    """Whether all samples are drawn independently and in the same way: no trees, no particles, and
+    no greedy completions."""
     return not isinstance(planner, Particled) and all(
         set(plan.columns.nodes) == {plan.group}
         and not (isinstance(plan, TextPlan) and (plan.forking or plan.greedy))

@@ -47,7 +47,7 @@ class MaxVariance:
         kept = argmax_{|S| = keep} var(values of S)
 
     arXiv:2504.13818. The subset has the j highest and the keep - j lowest values, for the best j.
-    Put it behind transforms that normalise, so that their statistics are those of all samples.
+    Put it after transforms that normalise, so that their statistics cover all samples.
     """
 
     keep: int

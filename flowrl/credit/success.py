@@ -222,11 +222,11 @@ class RiskPO:
         draws, group, r = value.shape
         if draws % self.bundle:
             raise UserError(
-                f"RiskPO bundles {self.bundle} draws, and {draws} do not divide by it: make "
+                f"RiskPO bundles {self.bundle} draws, but {draws} are not a multiple of it: make "
                 "prompts.per_iteration a multiple"
             )
         if not mask.all():
-            raise UserError("RiskPO sums the scores of a bundle, and a sample of it has none")
+            raise UserError("RiskPO sums the scores of a bundle, but one of its samples has none")
         each = value.view(-1, self.bundle, group, r)
         score = each.sum(1)
         q, upper = self._quantiles(score, tracked)

@@ -1,7 +1,7 @@
 """Statistics that credit keeps between iterations. They are saved in every checkpoint.
 
-A tracker adds its statistics to the credit's context, and updates them from the scores afterwards.
-All processes see all scores, so all hold the same. g draws, n samples, r rewards.
+A tracker adds its statistics to the context of credit, then updates them from the scores. All
+processes see all scores, so their trackers agree. g draws, n samples, r rewards.
 """
 
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ class Tracker(Protocol):
 
 
 class NoTracker:
-    """No statistics: every iteration starts from nothing."""
+    """No statistics: iterations are independent."""
 
     def weights(self, prompts: int) -> Float[Tensor, " p"] | None:
         return None

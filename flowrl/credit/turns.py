@@ -58,7 +58,7 @@ class LengthBaseline:
 
         A_i = value_i - sum_j length_j value_j / sum_j length_j
 
-    The baseline of least variance where a sample's gradient grows with its length.
+    It has the least variance if a sample's gradient grows with its length.
     """
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
@@ -192,7 +192,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class Discount:
-    """Returns of turns: the outcome, discounted by the turns that follow (arXiv:2510.01051).
+    """Returns of turns: the outcome, discounted once per later turn (arXiv:2510.01051).
 
     value_k <- gamma^(turns after k) value_k
     """

@@ -1,4 +1,4 @@
-"""The world of the demo of several turns: find the way through a maze, one move per turn.
+"""The world of the multi-turn demo: find the way through a maze, one move per turn.
 
 The maze has 25 cells, A to Y in rows of five from the north-west, and walls. A prompt such as `CH:`
 names the start and the goal. A turn is a move, n, e, s or w; a wall stops it, and the reply is the

@@ -57,7 +57,7 @@ def write_moving_prompts(folder: Path) -> None:
 def wanted_actors(prompt: str) -> tuple[Actor, ...]:
     actors = parse_motion(prompt)
     if actors is None:
-        raise ValueError(f"{prompt!r} is no prompt of this world; see all_prompts()")
+        raise ValueError(f"{prompt!r} is not a prompt of this world; see all_prompts()")
     return actors
 
 

@@ -1,8 +1,8 @@
 """The worlds of the text demos: sums of two numbers, and writers who forget the carry.
 
 A problem is a prompt such as `37+45=`; its answer is `82`. Held-out problems are chosen by a hash,
-and neither pre-training nor training sees them. For a model that knows English there are questions
-such as `5 + 9`, of numbers up to 12.
+and neither pre-training nor training sees them. Models that know English get questions
+such as `5 + 9`, with numbers up to 12.
 """
 
 from dataclasses import dataclass

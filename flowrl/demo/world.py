@@ -82,7 +82,7 @@ def write_prompts(folder: Path) -> None:
 def wanted_shapes(prompt: str) -> WantedShapes:
     wanted = parse_shapes(prompt)
     if wanted is None:
-        raise ValueError(f"{prompt!r} is no prompt of this world; see all_prompts()")
+        raise ValueError(f"{prompt!r} is not a prompt of this world; see all_prompts()")
     return wanted
 
 

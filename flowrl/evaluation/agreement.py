@@ -1,9 +1,9 @@
 """Agreement of scores with the preferences of people: pure functions on arrays.
 
-p pairs, n samples, c prompts. Of a pair (a, b):
+p pairs, n samples, c prompts. For a pair (a, b):
 
 margin  score of a minus score of b, for a judge P(a preferred) - 1/2; NaN where there is none
-label   P(a preferred) by people: 1, 0, or 1/2 for a tie; between them for shares of voters
+label   P(a preferred) by people: 1, 0, 1/2 for a tie, or the share of voters
 cluster the prompt's number. Pairs of one prompt are not independent, so prompts are resampled
 
 Intervals are percentile bootstraps over prompts (Efron 1979), the quantiles widened for few prompts

@@ -78,8 +78,8 @@ def _from_table(folder: Path, table: Path) -> list[tuple[Path, str, Mapping[str,
     )
     if file is None or prompt is None:
         raise UserError(
-            f"{table}: a column of files ({', '.join(FILE_COLUMNS)}) and one of prompts "
-            f"({', '.join(PROMPT_COLUMNS)}) are needed; it has {', '.join(rows[0])}"
+            f"{table}: needs a column of files ({', '.join(FILE_COLUMNS)}) and one of prompts "
+            f"({', '.join(PROMPT_COLUMNS)}), but has {', '.join(rows[0])}"
         )
     paths = []
     for i, row in enumerate(rows):

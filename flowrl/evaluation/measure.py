@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
 @dataclass
 class Gallery:
-    """The samples of a data set, read on demand and kept while they are few."""
+    """The samples of a data set, read on demand, and cached if there are few."""
 
     items: Sequence[Item]
     frames: int = 16
@@ -170,8 +170,8 @@ def verdicts(
 
 @dataclass
 class Clock:
-    """Wall seconds, and the growth of the memory in use: of the GPU if there is one, otherwise of
-    the process, if the system (Linux) knows its peak.
+    """Wall seconds and the growth of memory in use: the GPU's if there is one, otherwise the
+    process's where the system (Linux) reports a peak.
 
     The first of several calls, which imports and allocates, does not count.
     """

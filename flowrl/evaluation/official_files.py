@@ -58,7 +58,7 @@ def download_official(suite: str, out: Path) -> str:
     """
     if suite not in OFFICIAL_FILES:
         known = ", ".join(OFFICIAL_FILES)
-        raise UserError(f"--get: no address is known for {suite!r}; there are {known}")
+        raise UserError(f"--get: no known address for {suite!r}; there are {known}")
     check_output_file(out, "--get")
     official = OFFICIAL_FILES[suite]
     try:
@@ -68,8 +68,8 @@ def download_official(suite: str, out: Path) -> str:
         raise UserError(f"--get: no file from {official.url} ({error})") from error
     if hashlib.sha256(content).hexdigest() != official.sha256:
         raise UserError(
-            f"--get: {official.url} is not the file that flowrl knows: it has changed, or is cut "
-            f"short. Look at https://github.com/{official.repository} and download it by hand"
+            f"--get: {official.url} is not the file that flowrl knows: it has changed or is "
+            f"incomplete. Look at https://github.com/{official.repository} and download it by hand"
         )
     out.write_bytes(content)
     return f"{out}: {official.url}; licence: see https://github.com/{official.repository}"

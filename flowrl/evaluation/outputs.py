@@ -1,4 +1,4 @@
-"""Checks of output paths, made before hours are spent on their content."""
+"""Checks of output paths before the long work that fills them."""
 
 import os
 from pathlib import Path
@@ -21,6 +21,6 @@ def make_output_folder(path: Path, option: str = "--out") -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{option}: no folder can be made at {path}: {error.strerror}") from error
+        raise UserError(f"{option}: cannot make the folder {path}: {error.strerror}") from error
     if not os.access(path, os.W_OK):
-        raise UserError(f"{option}: nothing can be written in {path}; name another folder")
+        raise UserError(f"{option}: cannot write into {path}; name another folder")

@@ -1,6 +1,6 @@
-"""Edits that leave an image as good as it is, or make it worse, and that no reward should pay for.
+"""Edits that do not improve an image, so that no reward should pay for them.
 
-A policy learns any of them that its reward pays for: this is how rewards are hacked. Sizes are
+A policy learns every edit that its reward pays for: this is reward hacking. Sizes are
 shares of the image's shorter side, so that a thumbnail and a photograph change by the same amount.
 """
 
@@ -36,7 +36,7 @@ def noise(image: Image.Image, rng: Rng) -> Image.Image:
 
 
 def crop(image: Image.Image, _rng: Rng) -> Image.Image:
-    """The central 80 % of both sides, enlarged to the old size."""
+    """Cut out the central 80 % of both sides, and enlarge it to the original size."""
     width, height = image.size
     box = (width * 0.1, height * 0.1, width * 0.9, height * 0.9)
     return image.resize((width, height), Image.Resampling.BICUBIC, box=box)

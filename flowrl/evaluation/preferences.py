@@ -84,7 +84,7 @@ def _ranked(media: str, ranks: str) -> Callable[[PreferenceRow, str, str], Judge
     def read(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow | None:
         given = row[ranks]
         if not isinstance(given, list) or len(given) != len(row[media]):
-            raise UserError(f"{place}: {ranks} and {media} are not two lists of one length")
+            raise UserError(f"{place}: {ranks} and {media} are not two lists of equal length")
         return JudgedRow(row["prompt"], row[media], ranks=[float(rank) for rank in given])
 
     return read
@@ -209,7 +209,7 @@ def layout_of(columns: Sequence[str], place: str) -> str:
         if set(layout.columns) <= set(columns):
             return name
     wanted = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
-    raise UserError(f"{place}: the columns {', '.join(columns)} are of no known layout ({wanted})")
+    raise UserError(f"{place}: the columns {', '.join(columns)} match no known layout ({wanted})")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 `flowrl suites` lists them. Our own are files of `configs/suites`; the published ones are read from
 the user's copy of the official file: `geneval:path/to/evaluation_metadata.jsonl`. Rows have a
-`prompt` and a `category`; all other columns go to the rewards.
+`prompt` and a `category`; rewards receive all other columns.
 """
 
 import json

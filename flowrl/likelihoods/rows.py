@@ -67,7 +67,7 @@ class TokenRows(Rows):
     """Completions of prompts that the policy holds: row `prompt` of its batch.
 
     mask       the tokens in the loss, stop tokens included
-    lengths    number of the model's own tokens. Positions from `ends` on are padding, and 0
+    lengths    number of the model's own tokens. Positions from `ends` on are padding (0)
     kept       the tokens that the sampler's top-p, top-k and min-p kept, as bits; None: all
     sampled    log-probabilities by another engine that sampled; None: the model itself did
     `told`     tokens of an environment, which are context only; None: there are none

@@ -60,7 +60,7 @@ class Token:
         """Refuses plans of images, and completions without a density."""
         plans = text_plans(choices)
         if len(plans) < len(choices.plans):
-            return "the Token likelihood needs a plan of text: Completions or Segments"
+            return "the Token likelihood needs a text plan: Completions or Segments"
         if any(plan.temperature == 0 for plan in plans):
             return "at temperature 0 nothing is random, so nothing can be learned"
         counts = greedy_baselines(choices.transforms)

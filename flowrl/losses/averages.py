@@ -1,4 +1,4 @@
-"""Slow averages of the weights: the policies that losses name beside the trained one."""
+"""Slow averages of the weights, which losses use as further policies."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ def check_policies(averages: Sequence[str], behaviour: str, roles: Iterable[str]
     """UserError for averages whose names clash, and for policies that are asked for but missing."""
     for name in averages:
         if name in _RESERVED or averages.count(name) > 1:
-            raise UserError(f"an average is called {name!r}, a name taken: choose another")
+            raise UserError(f"the name {name!r} of an average is taken: choose another")
     if behaviour != "current":
         _check_known(behaviour, ["current", *averages], "behaviour")
     for role in sorted(roles):

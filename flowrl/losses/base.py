@@ -99,8 +99,7 @@ def check_units(loss: Objective, likelihood: Likelihood) -> None:
     """UserError where the likelihood's rows do not come in the loss's units."""
     if loss.unit != likelihood.unit:
         raise UserError(
-            "Preference learns from pairs, and no other loss does: set Matching(paired=True) with "
-            "Preference, and leave paired out with every other loss"
+            "only the loss Preference learns from pairs: set paired=True with it, and with no other"
         )
 
 
@@ -191,7 +190,7 @@ class RatioLoss(ABC):
         if self.entropy < 0:
             raise UserError(f"an entropy bonus must be at least 0, got {self.entropy}")
         if sum(isinstance(weight, EntropyShare) for weight in self.weights) > 1:
-            raise UserError("a loss keeps one selection of tokens by entropy: leave the others out")
+            raise UserError("a loss takes one selection of tokens by entropy: remove the others")
 
     @property
     def roles(self) -> frozenset[str]:

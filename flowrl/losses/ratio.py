@@ -1,8 +1,8 @@
 """Losses: pure functions of policies' evaluations. No model is called in this file.
 
 `new` is the policy being trained, `old` the one that sampled, `ref` the frozen start; other roles
-are named averages. Their base is in `flowrl/losses/base.py`, and further losses on ratios, known
-from language models, in `flowrl/losses/token.py`.
+are named averages. Their base is in `flowrl/losses/base.py`; losses on ratios that come from
+language models are in `flowrl/losses/token.py`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Losses on ratios known from language models.
+"""Losses on ratios that come from language models.
 
 All but VESPO and GMPO read only a likelihood's ratios, so they train image models too: a ratio is
 then that of one denoising step.

@@ -1,4 +1,4 @@
-"""Cheap statistics of samples. They show at a negligible cost how samples change in training."""
+"""Cheap statistics of samples, to see how they change during training."""
 
 from collections import Counter
 from collections.abc import Sequence

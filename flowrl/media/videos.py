@@ -1,4 +1,4 @@
-"""Videos as GIFs that any browser shows: one video, or a page of them, repeated."""
+"""Videos as looping GIFs for any browser: one video, or a page of them."""
 
 from collections.abc import Sequence
 from pathlib import Path

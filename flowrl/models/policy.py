@@ -97,7 +97,7 @@ class Batch(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """A model with trainable weights. `rows_per_call` bounds what one call of it sees."""
+    """A model with trainable weights. `rows_per_call` bounds the rows in one call."""
 
     rows_per_call: int | None
 

@@ -1,6 +1,6 @@
 """Savings of memory or time that diffusers and transformers offer.
 
-They change a model's outputs by rounding alone. The proof at load
+They change a model's outputs only by rounding. The proof at load
 (`flowrl.models.diffusers.proof`) runs with them on, and the check of the first ratio reports their
 effect on it.
 """
@@ -65,7 +65,7 @@ def attention(denoisers: Iterable[Any], backend: str) -> None:
     if "sage" in backend:
         raise UserError(
             f"model.attention: {backend} has no backward pass, so no gradient would come through "
-            "attention; flash, flex, xformers and native have"
+            "attention; flash, flex, xformers and native have one"
         )
     for denoiser in denoisers:
         processors = [vars(m).get("processor") for m in denoiser.modules()]

@@ -1,4 +1,4 @@
-"""Context parallelism: processes share each call of the denoiser, a part of its tokens each.
+"""Context parallelism: processes split the tokens of each denoiser call among them.
 
 diffusers' plan of a model (`_cp_plan`) names the places where tokens are split and gathered. In
 attention each process has all tokens of a part of the heads (Ulysses, arXiv:2309.14509). Processes
@@ -169,7 +169,7 @@ class Shared:
 
 
 class SplitTensor(ContextParallelSplitHook):
-    """diffusers' hook, active while calls are shared; its refusal names the numbers."""
+    """diffusers' hook, active while calls are shared; its error names the numbers."""
 
     def __init__(self, plan: Any, shared: Shared) -> None:
         super().__init__(plan, shared.config.context_parallel_config)

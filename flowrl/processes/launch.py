@@ -1,4 +1,4 @@
-"""Compares the launcher's options with the processes that it started; some launchers start fewer.
+"""Compares the launcher's options with the processes it started; some launchers start fewer.
 
 `accelerate launch --cpu --num_processes 2` silently starts one process, and accelerate's FSDP
 settings on CPUs result in plain data parallelism. So the launcher's command line is parsed again

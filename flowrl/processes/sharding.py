@@ -24,7 +24,7 @@ BUCKET = 2**24  # elements per all-reduce
 
 @dataclass(frozen=True)
 class Sharding:
-    """The two of accelerate's FSDP settings that are used."""
+    """The two FSDP settings of accelerate that flowrl uses."""
 
     reshard: bool = True  # free a block's gathered weights after its forward
     offload: bool = False  # keep shards on the CPU

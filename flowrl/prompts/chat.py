@@ -36,8 +36,8 @@ def read_chat(value: Sequence[Any], at: str, drop_reply: bool) -> Chat:
         raise UserError(f"{at}: the prompt has no messages")
     if messages[-1]["role"] == "assistant":
         raise UserError(
-            f"{at}: the chat ends with the assistant's message, and the model writes that one: set "
-            "drop_reply: true for this data set, or name another column"
+            f"{at}: the chat ends with the assistant's message, but the model has to write that "
+            "one: set drop_reply: true for this data set, or name another column"
         )
     shown = [message for message in messages if message["role"] != "system"]
     if not shown:
@@ -57,7 +57,7 @@ def _message(value: Any, at: str) -> ChatMessage:
     if content is None and value.get("tool_calls"):
         content = ""
     if not isinstance(content, str):
-        raise UserError(f"{at}: its content is {content!r:.50}, and not a text")
+        raise UserError(f"{at}: its content is {content!r:.50}, not a text")
     rest = {key: each for key, each in value.items() if each is not None}
     return {**rest, "content": content}
 
@@ -70,7 +70,7 @@ def _joined(parts: Sequence[Any], at: str) -> str:
             continue
         kind = part.get("type") if isinstance(part, Mapping) else part
         raise UserError(
-            f"{at} has a part of type {kind!r:.50}, and language models here take texts only: "
+            f"{at} has a part of type {kind!r:.50}, but only texts are supported: "
             "leave such rows out (where), or name another column"
         )
     return "".join(str(text) for text in texts)

@@ -1,4 +1,4 @@
-"""Prompt files as rows: jsonl, json, csv, txt and parquet, with bounds on what they may hold.
+"""Prompt files as rows: jsonl, json, csv, txt and parquet, with bounds on their contents.
 
 A row is a mapping with the same columns for every row; a column that a row lacks is None there.
 """
@@ -109,7 +109,7 @@ def _json(text: str, place: str) -> Any:
     except RecursionError as error:
         raise _Damage(f"{place}lists and mappings are nested too deep") from error
     except ValueError as error:
-        raise _Damage(f"{place}no JSON ({_short(error)})") from error
+        raise _Damage(f"{place}not valid JSON ({_short(error)})") from error
 
 
 def _object(value: Any, place: str) -> Row:
@@ -176,7 +176,7 @@ def _read_csv(path: Path) -> PromptRows:
             rows.append(dict(cells))
             places.append(f"line {reader.line_num}")
     except csv.Error as error:
-        raise _Damage(f"no CSV ({_short(error)})") from error
+        raise _Damage(f"not valid CSV ({_short(error)})") from error
     for name in names:
         _convert(rows, name)
     return PromptRows(rows, places)
@@ -214,7 +214,7 @@ def _read_parquet(path: Path) -> PromptRows:
             raise _Damage(f"more than {_MOST_ROWS} rows")
         rows = file.read().to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise _Damage(f"no parquet ({_short(error)})") from error
+        raise _Damage(f"not valid parquet ({_short(error)})") from error
     return PromptRows(rows, [f"row {i}" for i in range(1, len(rows) + 1)])
 
 

@@ -106,8 +106,8 @@ class PromptSet:
         for key, each in sets.items():
             if any(row.get(DATA_SET, key) != key for row in each.meta):
                 raise UserError(
-                    f"prompts: the data set {key} has a column {DATA_SET!r}, in which the rows of "
-                    "several data sets hold the name of theirs: leave it out with `keep`"
+                    f"prompts: the data set {key} has a column {DATA_SET!r}, which must hold the "
+                    "key of each row's data set: leave it out with `keep`"
                 )
             for row in each.meta:
                 place = row.place if isinstance(row, PromptRow) else key
@@ -149,7 +149,7 @@ class PromptSet:
         return Draws.each(ids, rows)
 
     def _counts(self, count: int) -> list[tuple[int, int]]:
-        """The prompts of each data set, and its part of `count` draws: by largest remainders."""
+        """The prompts of each data set and its part of `count` draws, by largest remainders."""
         if not self.shares:
             return [(len(self), count)]
         whole = sum(weight for _, weight in self.shares)
@@ -193,13 +193,13 @@ def _prompt(text: Any, at: str, drop_reply: bool) -> str:
     if isinstance(text, list):
         text = read_chat(text, at, drop_reply)
     if text is not None and not isinstance(text, str):
-        raise UserError(f"{at}: the prompt is {text!r:.50}, and not a text")
+        raise UserError(f"{at}: the prompt is {text!r:.50}, not a text")
     if text is None or not text.strip():
         raise UserError(f"{at}: the prompt is empty")
     if len(text) > _MOST_CHARACTERS:
-        raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} letters")
+        raise UserError(f"{at}: the prompt has more than {_MOST_CHARACTERS} characters")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UserError(f"{at}: the prompt has half a surrogate pair, which is no text")
+        raise UserError(f"{at}: the prompt has half a surrogate pair, which is not valid text")
     return text
 
 

@@ -1,4 +1,4 @@
-"""A data set of prompts as asked for: where its rows are, and which of them count."""
+"""A data set of prompts as specified: where its rows are, and which of them count."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

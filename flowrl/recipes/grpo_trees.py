@@ -1,6 +1,6 @@
 """Recipes whose samples branch on the way: forks and trees. Defaults are the published numbers.
 
-What `flowrl/recipes/grpo.py` says of all recipes holds here too.
+The common rules of `flowrl/recipes/grpo.py` hold here too.
 """
 
 from typing import Literal

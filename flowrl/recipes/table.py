@@ -49,9 +49,9 @@
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
 nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
-(arXiv:2508.20751) is flow_grpo with the reward `win_rate`: it needs no line here.
-The transition recipes are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the
-matching ones in `flowrl/recipes/matching.py`. Those of language models are presets, in
+(arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
+are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
+`flowrl/recipes/matching.py`. Those of language models are presets, in
 `flowrl/recipes/text_presets.py`, of the recipe `text` in `flowrl/recipes/text.py`.
 """
 

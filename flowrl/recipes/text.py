@@ -73,8 +73,8 @@ _READERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 @dataclass(frozen=True, kw_only=True)
 class TextMixture:
     """Any mixture of published parts: GSPO's ratio with Dr. GRPO's advantage, for example, is
-    `ratio: sequence, advantage: mean`. The other text recipes are presets of it. Numbers are ours.
-    A setting that no chosen part reads is refused.
+    `ratio: sequence, advantage: mean`. The other text recipes are presets of it. The defaults are
+    ours. A setting that no chosen part reads is an error.
 
     plan         completions  `group` independent completions of a prompt
                  segments     `roots` completions that branch into `branch` after `at` tokens each

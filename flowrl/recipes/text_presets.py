@@ -265,9 +265,9 @@ TEXT_FUNCTIONS = (
         arXiv:2510.11062, for one agent. A turn that no other sample of the prompt has trains
         nothing. Needs `model.environment`.
 
-        Differences: there a group's turns are drawn from one history, several at a time, and have
-        rewards of their own; here trajectories are drawn independently, and all turns have the
-        outcome. The numbers are ours."""),
+        Differences: the paper samples a group's turns from one history, each with its own reward;
+        here trajectories are independent, and all turns share the outcome. The numbers are
+        ours."""),
     _preset("text_rebn", {"advantage": "returns"},
         {"length": 4096, "group": 8, "gamma": 0.9, "clip": 0.2, "kl": 0.0},
         """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,

@@ -1,1 +1,1 @@
-"""A run from start to end: the loop, its checkpoints, and what watches over it."""
+"""A run from start to end: the loop, its checkpoints, and its monitoring."""

@@ -1,4 +1,4 @@
-"""Alarms: signs in a run's metrics that it collapses, hacks its reward or loses scores.
+"""Alarms: signs in a run's metrics of collapse, reward hacking or lost scores.
 
 docs/alarms.md has the reasons, the runs that the thresholds were chosen on, and what to do.
 """
@@ -55,7 +55,7 @@ class Gain(NamedTuple):
 
 @dataclass
 class Alarms:
-    """Compares evaluations with the base's, and training with its start and its best.
+    """Compares evaluations with the base's, and training with its start and best state.
 
     The state is plain numbers, for checkpoints.
     """

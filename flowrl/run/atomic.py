@@ -1,8 +1,8 @@
 """Folders that exist whole or not at all, and the lock of a run's folder.
 
 A folder is filled under a temporary name, synced to disk, and renamed. A folder to be removed is
-renamed first. So a process may be killed, or the machine lose power, at any moment: every folder
-under its final name is complete.
+renamed first. So every folder under its final name is complete, even if the process is killed or
+the machine loses power.
 """
 
 import errno
@@ -174,7 +174,7 @@ def held(folder: Path) -> Iterator[str | None]:
         except BlockingIOError as error:
             who = _owner(file) or "another process"
             raise UserError(
-                f"{folder} is being trained by {who}: stop that first, or wait for its end"
+                f"{folder} is being trained by {who}: stop that first, or wait until it ends"
             ) from error
         before = _owner(file)
         os.ftruncate(file, 0)

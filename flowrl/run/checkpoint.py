@@ -1,4 +1,4 @@
-"""Checkpoints, exported weights and the best ones: folders that are complete or not there."""
+"""Checkpoints, exported and best weights: folders that are complete or absent."""
 
 import json
 import math
@@ -35,7 +35,7 @@ MISFITS = (
 
 @dataclass
 class Progress:
-    """Counters and results of a run; all of it is in every checkpoint."""
+    """Counters and results of a run; every checkpoint holds all of them."""
 
     iteration: int = 0  # iterations done
     optimizer_steps: int = 0
@@ -109,7 +109,7 @@ def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
         warn(f"{checkpoint} is damaged ({wrong}); going back to the one before")
     if checkpoints:
         raise UserError(
-            f"no whole checkpoint in {folder / 'checkpoints'} ({wrong}); "
+            f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); "
             "remove that folder to train from the start"
         )
     return None
@@ -137,7 +137,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         load_state(session.learner.optimizer, parameters, optimizer)
         update_settings(session.learner.optimizer, session.run.train)
         if not alarms.restore(seen):
-            session.terminal.say("the checkpoint is of an older version; alarms begin again")
+            session.terminal.say("the checkpoint is from an older version; alarms start over")
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)

@@ -22,7 +22,7 @@ from samplers.noise import normal
 
 @dataclass(frozen=True)
 class Trial:
-    """Samples of an evaluation: `group` for each of some prompts, from keyed noise."""
+    """Samples of an evaluation: `group` per prompt, from keyed noise."""
 
     prompts: PromptSet
     rows: tuple[int, ...]

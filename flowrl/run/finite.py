@@ -1,4 +1,4 @@
-"""Checks that no NaN and no infinity passes: samples, scores, losses, weights, averages, files."""
+"""Checks for NaN and infinity in samples, scores, losses, weights, averages and files."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _METRICS = {"reward": "the reward", "reward_std": "the reward's spread", "loss":
 
 
 class NotFiniteError(UserError):
-    """NaN or infinity where a run cannot go on from it. A run turns it into `Stopped`, exit 3."""
+    """NaN or infinity that a run cannot continue from. A run turns it into `Stopped`, exit 3."""
 
 
 def refuse(what: str, plural: bool = False) -> NoReturn:

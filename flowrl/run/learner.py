@@ -22,7 +22,7 @@ EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps 
 
 @dataclass(frozen=True)
 class Learner:
-    """The part of a run that losses and updates see: no prompts, no rewards and no folder."""
+    """The part of a run that losses and updates see, without prompts, rewards and folder."""
 
     run: Run
     algorithm: Algorithm

@@ -43,7 +43,7 @@ NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes. `parts` are held all the time; of `phases`, one at a time."""
+    """Bytes. `parts` are held all the time, `phases` one at a time."""
 
     parts: Mapping[str, int]
     phases: Mapping[str, int]

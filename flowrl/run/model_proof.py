@@ -1,4 +1,4 @@
-"""The proof of the model at the start of a run: made, or kept from an earlier start.
+"""The proof of the model at the start of a run: new, or kept from an earlier start.
 
 The main process alone looks for a kept proof and writes one, and broadcasts what it found: a proof
 calls the model, which under FSDP2 all processes must do together or not at all.
@@ -63,8 +63,8 @@ def proof_digest(
 
 
 class StartProof:
-    """Finds the kept proof of a run's start on all processes. `kept` is None where there is none;
-    without `cache` none is looked for, but a new one is kept."""
+    """Finds the kept proof of a run's start on all processes. `kept` is None if there is none.
+    Without `cache` it is not looked up, but a new one is kept."""
 
     def __init__(self, session: Session, cache: bool) -> None:
         self.session = session

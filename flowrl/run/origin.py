@@ -1,7 +1,7 @@
 """The record of a run's start: settings, base weights, prompts, and source files.
 
 Every checkpoint holds one. A resume compares it with the present files: `flowrl.settings.base` says
-which settings may change. Large files are sampled, so the check reads a few megabytes.
+which settings may change. Large files are sampled, so that the check reads a few megabytes.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class Origin:
 
 
 def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
-    """Compare a run with its checkpoint, and return what to say about it: a sentence each.
+    """Compare a run with its checkpoint, and return the differences: a sentence each.
 
     UserError for a change that a run cannot go on with.
     """

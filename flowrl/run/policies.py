@@ -2,7 +2,7 @@
 
 Only this file changes weights outside of the optimizer. All policies are the same modules with
 other values in the trainable parameters: adapters, or all weights. `using(name)` swaps them in and
-out, so the reference of a LoRA run costs an adapter, not a second model.
+out, so the reference of a LoRA run costs one adapter, not a second model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ NamedWeights = dict[str, Tensor]
 class Policies:
     """Names: "current", "ref" (the frozen start), and those of `averages`.
 
-    `keep_start` is false where nothing reads "ref": full weights are then not held twice.
+    `keep_start` is false if nothing reads "ref": full weights are then held once.
     The optimizer and the averages follow `parameters`: float32 masters where the network's own
     weights, `network`, have half precision. `changed` is called after every change of the
     network's weights. Under FSDP2 each process holds its own shards only.

@@ -1,4 +1,4 @@
-"""The rounds of an iteration as one: scores, gathered columns and rows of all kept draws.
+"""The merged rounds of an iteration: scores, gathered columns and rows of all kept draws.
 
 An iteration has one round unless `budget.flat: resample` draws more prompts. Merging, dropping and
 encoding again happen here; credit and the update see one set of draws.

@@ -14,8 +14,8 @@ class ScoreAhead(Generic[R]):
     """Media and scores of an iteration's rollouts, in their order.
 
     `on_rollout` is called for every rollout but the last. It decodes at once, since decoding needs
-    the model, and a thread scores. With one thread a reward never runs twice at a time. A single
-    rollout, or the last one, is scored on the main thread. Use with `contextlib.closing`.
+    the model, and a thread scores. There is one thread, so a reward never runs twice at a time. A
+    single rollout, or the last one, is scored on the main thread. Use with `contextlib.closing`.
     """
 
     def __init__(self, decode: Callable[[R], Samples], score: Callable[[Samples], Scores]) -> None:

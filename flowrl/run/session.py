@@ -69,7 +69,7 @@ def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Sampl
 
 
 def check_reward_sources(specs: Sequence[RewardSpec]) -> None:
-    """UserError if a reward's model is in no folder and no cache and the hub does not answer."""
+    """UserError if a reward's model is in no folder or cache and the hub does not answer."""
     for spec in specs:
         try:
             check_sources(spec.name, spec.settings)
@@ -104,7 +104,7 @@ def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -
 
 
 def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
-    """Load the model, prompts and rewards of a run. UserError for what cannot run."""
+    """Load the model, prompts and rewards of a run. UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
     return Session(
         learner=learner,

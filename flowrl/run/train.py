@@ -1,4 +1,4 @@
-"""The training loop: collect, update, average, evaluate. No algorithm is named in this file."""
+"""The training loop: collect, update, average, evaluate. It names no algorithm."""
 
 import math
 import shutil
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass
 class Result:
-    """End of a run: evaluations of the base and of the last weights, or the signal."""
+    """The result of a run: evaluations of the base and of the last weights, or the signal."""
 
     folder: Path
     signal: int | None = None  # that interrupted it
@@ -58,7 +58,7 @@ class Result:
 def train(session: Session, resume: Path | None = None, cache: bool = True) -> Result:
     """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder.
 
-    Without `cache` the model is proven though a proof of it is kept.
+    Without `cache` the model is proven again even if a proof is kept.
     """
     main = session.accelerator.is_main_process
     failures, explained = resumable(session.folder), memory.explained(session.run)
@@ -205,7 +205,7 @@ def resume(run: Run, folder: Path, cache: bool = True) -> Result:
     terminal = record.Terminal(state.is_main_process, run.train.iterations)
     with held_together(folder, state) as before:
         if before:
-            terminal.say(f"{before} had this run and is gone; going on")
+            terminal.say(f"{before} held this run's lock and is gone; continuing")
         newest = checkpoint.newest(folder, terminal.warn)
         for line in agreed(state, lambda: compared(run, folder, newest, state.num_processes)):
             terminal.say(line)

@@ -14,9 +14,8 @@ from flowrl.settings.base import Settings
 
 
 class BudgetSettings(Settings):
-    """Choice of prompts, of their number of samples, and of the samples that are trained on.
-
-    For images, videos and texts, with every recipe that `around` does not refuse.
+    """Choice of prompts, of samples per prompt, and of the samples to train on. For images, videos
+    and texts, with every recipe that `around` accepts.
     """
 
     success: float = 1.0

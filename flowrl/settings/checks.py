@@ -1,4 +1,4 @@
-"""Checks of a run against what is installed and on this machine, before any weights are read."""
+"""Checks of a run against this machine and its packages, before any weights are read."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,8 +33,8 @@ def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
     chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)
     if chat is not None and m.pipeline is not None:
         raise UserError(
-            f"{chat.at}: the prompt is a list of chat messages, and that of model.pipeline is a "
-            "text: name another column (prompts.column)"
+            f"{chat.at}: the prompt is a list of chat messages, but model.pipeline takes a text: "
+            "name another column (prompts.column)"
         )
 
 
@@ -73,7 +73,7 @@ def check_hub(m: ModelSettings) -> None:
     except Exception as error:  # whatever the installed HTTP library raises
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
         raise UserError(
-            f"{place}: {source} is no folder and not in the hub's cache, and the hub cannot be "
+            f"{place}: {source} is neither a folder nor in the hub's cache, and the hub cannot be "
             f"reached ({why}); `hf download {source}` brings it where there is a network"
         ) from error
 
@@ -88,12 +88,12 @@ def check_optimizer(name: str) -> None:
 
 
 def check_language(source: str, gguf_file: str | None) -> None:
-    """UserError for what is neither a transformers folder nor a hub name."""
+    """UserError for a value that is neither a transformers folder nor a hub name."""
     _check_source(source, gguf_file or "config.json", "model.language", "transformers")
 
 
 def check_pipeline(source: str) -> None:
-    """UserError for what is neither a diffusers folder nor a hub name."""
+    """UserError for a value that is neither a diffusers folder nor a hub name."""
     _check_source(source, "model_index.json", "model.pipeline", "diffusers")
 
 
@@ -108,7 +108,7 @@ def _check_source(source: str, wanted: str, place: str, library: str) -> None:
             "that `save_pretrained` writes"
         )
     elif source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UserError(f"{place}: no folder {source}, and it is no hub name (owner/name)")
+        raise UserError(f"{place}: no folder {source}, and not a hub name (owner/name)")
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ PromptPlace = Literal["train", "held_out"]
 
 
 class DataSet(Settings):
-    """A data set of prompts: a file, a folder or a data set of the hub, and which of its rows."""
+    """A data set of prompts: a file, a folder or a data set of the hub, and the choice of rows."""
 
     source: str = Field(min_length=1)
     """A file (jsonl, json, csv, txt, parquet), a folder, or a hub name (owner/name)."""
@@ -165,8 +165,8 @@ class PromptFiles(Settings):
         joined = PromptSet.joined(found, weights)
         if weights and (none := joined.never_drawn(self.per_iteration)):
             raise UserError(
-                f"{at}: {sets[none[0]].label} has a weight of {weights[none[0]]:g}, which is no "
-                f"prompt in an iteration of {self.per_iteration}: raise prompts.per_iteration"
+                f"{at}: {sets[none[0]].label} has a weight of {weights[none[0]]:g}, too small for "
+                f"a prompt in an iteration of {self.per_iteration}: raise prompts.per_iteration"
             )
         return joined
 

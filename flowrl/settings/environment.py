@@ -16,7 +16,7 @@ from samplers.completions import TextPlan
 class EnvironmentSettings(Settings):
     """A user's function, `reply(prompt, meta, turns, **settings)`.
 
-    `meta` is the prompt's row of the file, `turns` are the texts that the model has written so far.
+    `meta` is the prompt's row of the file, `turns` are the model's texts so far.
     It returns the reply, or None to end the text, and must be deterministic.
 
     It may also return {"reply": text, "state": name}: recipes with an advantage per turn compare
@@ -57,7 +57,7 @@ class EnvironmentSettings(Settings):
         )
 
     def check(self, algorithm: Algorithm) -> None:
-        """UserError for trees: their branches share text, and replies do not."""
+        """UserError for trees: their branches share text, but replies differ."""
         for plan in algorithm.plan([0.0] * (algorithm.steps + 1), 0, 0):
             assert isinstance(plan, TextPlan)
             if plan.cuts or plan.forking is not None:

@@ -115,8 +115,8 @@ class ModelSettings(Settings):
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
         if self.context_parallel > 1 and (self.compile or self.attention not in (None, "native")):
             raise ValueError(
-                f"context_parallel: {self.context_parallel} needs diffusers' native attention, not "
-                "compiled: leave attention and compile out"
+                f"context_parallel: {self.context_parallel} needs diffusers' native attention, "
+                "uncompiled: leave attention and compile out"
             )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(

@@ -91,7 +91,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             name, equals, value = word.removeprefix("--").partition("=")
             values = [value] if equals else []
         elif name is None:
-            raise UserError(f"{word[:100]!r} is no option; write --SECTION.SETTING VALUE")
+            raise UserError(f"{word[:100]!r} is not an option; write --SECTION.SETTING VALUE")
         else:
             values.append(word)
     if name is not None:

@@ -93,7 +93,7 @@ def dump(run: Run) -> dict[str, Any]:
 
 
 def check_plan(run: Run) -> None:
-    """Refuse what no machine can run: a recipe that does not fit its settings or its model."""
+    """UserError for a recipe that does not fit its settings or its model, on any machine."""
     try:
         algorithm = run.algorithm()
     except ValueError as error:
@@ -114,7 +114,7 @@ def check_rewards(run: Run) -> None:
 
 
 def check_run(run: Run) -> None:
-    """Refuse what cannot run here, in about a second and before any weights are read."""
+    """UserError for a run that cannot work here, in about a second and without reading weights."""
     check_plan(run)
     check_rewards(run)
     for place in run.prompts.given:

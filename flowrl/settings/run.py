@@ -180,5 +180,5 @@ class Run(Settings):
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:
             known = ", ".join(spec.label for spec in self.judges)
-            raise ValueError(f"checkpoint.best: {best!r} is no held-out reward; one of {known}")
+            raise ValueError(f"checkpoint.best: {best!r} is not a held-out reward; one of {known}")
         return self

@@ -1,4 +1,4 @@
-"""Errors of pydantic as sentences: where, what was given, and what would do."""
+"""pydantic's errors as sentences: the place, the given value, and valid ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""YAML with bounds: its size, its depth, what its aliases expand to, and one value per key."""
+"""YAML with bounds on size, depth and expanded aliases, and with one value per key."""
 
 import reprlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxlevel = 3
 
 
 class _Refusal(Exception):
-    """A sentence on a document, without its source."""
+    """An error in a document, without its source."""
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -46,7 +46,7 @@ def _checked(kind: str, construct: Callable[..., Any]) -> Callable[..., Any]:
             value = construct(loader, node)
         except (ValueError, IndexError, KeyError, AttributeError, OverflowError) as error:
             place = f"line {node.start_mark.line + 1}"
-            raise _Refusal(f"{place}: {short_repr(node.value)} is no {kind}") from error
+            raise _Refusal(f"{place}: {short_repr(node.value)} is not of type {kind}") from error
         if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
             raise _Refusal(f"line {node.start_mark.line + 1}: the integer is too large")
         return value
@@ -121,7 +121,7 @@ def _check_node(node: Any, place: str, sizes: dict[int, int], above: tuple[int, 
         for i, value in enumerate(node.value):
             total += _check_node(value, f"{place}.{i}", sizes, inside)
     if total > _MOST_VALUES:
-        raise _Refusal(f"more than {_MOST_VALUES} values, its aliases written out")
+        raise _Refusal(f"more than {_MOST_VALUES} values with its aliases expanded")
     sizes[id(node)] = total
     return total
 

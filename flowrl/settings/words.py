@@ -1,4 +1,4 @@
-"""The table of words: flowrl's settings, and what other libraries call them.
+"""The table of words: flowrl's settings and their names in other libraries.
 
 Error messages use it to suggest the right setting, and the README prints it.
 """

@@ -1,8 +1,8 @@
 """The pairs of a group to compare, and scores of samples from the verdicts.
 
-A group of G has G (G - 1) / 2 pairs; a judge that takes seconds cannot compare all of them for
-large G. Designs with fewer pairs are random, keyed by the prompt's text: they do not depend on the
-batch, and in a tree of samples they do not favour neighbours.
+A group of G has G (G - 1) / 2 pairs, too many for a slow judge if G is large. Designs with fewer
+pairs are random, keyed by the prompt's text: they do not depend on the batch, and in a tree of
+samples they do not favour neighbours.
 """
 
 import random
@@ -41,8 +41,8 @@ class PairBudget:
         least = {"all": 0, "each": 2, "anchors": 1}[self.design]
         if self.count < least:
             raise ValueError(
-                f"pairs: {self.design} needs a count of at least {least}, so that every sample "
-                f"can be compared with every other through others; it is {self.count}"
+                f"pairs: {self.design} needs a count of at least {least}, so that its pairs "
+                f"connect all samples, not {self.count}"
             )
         if self.design == "all" and self.count:
             raise ValueError("pairs: all takes no count; set pairs to each or anchors")
@@ -77,8 +77,8 @@ def _groups(group: Sequence[int]) -> list[list[int]]:
 def _ring(n: int, count: int, rng: random.Random) -> list[Pair]:
     """A circulant graph: each sample meets those at a few distances around a ring, on both sides.
 
-    Distance 1 connects the ring; the others are random, which makes the paths short. 2 <= count
-    < n - 1. An odd count takes half the pairs of the longest distance: opposite ones for even n,
+    Distance 1 connects the ring; the others are random, which keeps paths short. Needs 2 <= count <
+    n - 1. An odd count takes half the pairs of the longest distance: opposite ones for even n,
     every second pair along its cycle for odd n.
     """
     longest = n // 2

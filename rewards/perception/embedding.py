@@ -52,7 +52,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device is auto, cpu, cuda or cuda:0, not {name!r}") from error
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:0, not {name!r}") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {name}: {torch.cuda.device_count()} GPUs are visible")
     return device

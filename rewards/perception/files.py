@@ -1,4 +1,4 @@
-"""Images from files. A file that cannot be read is named; the others are read."""
+"""Images from files. Unreadable files are reported; the others are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -50,7 +50,7 @@ def _hub_path(model: str, *files: str) -> str:
     try:
         cached = [try_to_load_from_cache(model, file) for file in files]
     except HFValidationError as error:
-        raise ValueError(f"there is no folder {model}, and it is no name on the hub") from error
+        raise ValueError(f"there is no folder {model}, and it is not a hub name") from error
     if hub_reachable():
         return model
     folders = [str(Path(found).parent) for found in cached if isinstance(found, str)]

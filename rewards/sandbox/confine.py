@@ -1,11 +1,11 @@
 """Drop the rights that this process does not need, before it runs untrusted code.
 
-On Linux, where user namespaces are permitted (or as root): no network, no sight of other
-processes, and of the file system only the interpreter and the system's libraries, read-only; all
-that it starts ends with it. Memory is bounded per process by its addresses, and in sum by a watch
-that ends all of them; where no watch is possible, only one process is allowed. Elsewhere a filter
-of system calls (Linux) and a hook on Python's own events refuse what they can: files can then be
-read, and native code can write them.
+On Linux, where user namespaces are permitted (or as root): no network, no view of other processes,
+and a file system of the interpreter and the system's libraries only, read-only; its children end
+with it. Memory is bounded per process by its addresses, and in sum by a watch that ends all of
+them; where no watch is possible, only one process is allowed. Elsewhere a filter of system calls
+(Linux) and a hook on Python's own events refuse what they can: files can then be read, and native
+code can write them.
 """
 
 import ctypes
@@ -226,7 +226,7 @@ REFUSED = (
 
 
 def _guard(folder: str) -> None:
-    """Refuse in Python what no namespace prevents. A hook cannot be removed again."""
+    """Refuse events in Python that no namespace prevents. The hook cannot be removed."""
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     inside = folder + os.sep
 

@@ -1,4 +1,4 @@
-"""Python tests in the judge's process. The completion is reached through proxies alone.
+"""Python tests in the judge's process. They reach the completion only through proxies.
 
 The names that a test binds or imports, Python's builtin names and modules never come from the
 completion. All other names do; but if the tests of the row use a name that Python's library does

@@ -1,4 +1,4 @@
-"""The process of the completion: it runs the code, then does what the tests of the judge ask."""
+"""The completion's process: it runs the code, then serves the requests of the judge's tests."""
 
 import builtins
 import itertools

@@ -1,10 +1,9 @@
 """The judge's view of the completion: proxies whose every result is plain data.
 
-An object that could answer for itself would pass tests whose answer it does not know: `3 in f(2)`
-where it says that it contains everything. So a proxy has attributes and can be called, an iterator
-can be read once, and only objects that the test itself constructs, from a class whose name begins
-with a capital letter, answer `len`, `in`, `[]`, `bool`, `str` and iteration: there these methods
-are what is tested.
+An object with its own methods could cheat: pass `3 in f(2)` by claiming to contain everything. So a
+proxy has attributes and can be called, an iterator can be read once, and only objects that the test
+itself constructs, from a class whose name begins with a capital letter, answer `len`, `in`, `[]`,
+`bool`, `str` and iteration: there these methods are what is tested.
 """
 
 import builtins
@@ -54,7 +53,7 @@ class RemoteProgram:
 
 
 class RemoteObject:
-    """An object that stayed in the completion's process. It equals nothing but itself."""
+    """An object that stayed in the completion's process. It equals only itself."""
 
     def __init__(self, program: RemoteProgram, number: int, role: Role, name: str) -> None:
         self._program, self._number, self._role, self._name = program, number, role, name
@@ -140,7 +139,7 @@ def _argument(value: Any) -> Any:
 
 
 def call_in_place(function: Any, /, *arguments: Any, **named: Any) -> Any:
-    """Call a function whose result the test ignores: what it does to its arguments is kept."""
+    """Call a function whose result the test ignores, and keep its changes to the arguments."""
     if type(function) is not RemoteObject:
         return function(*arguments, **named)
     value, after = function._call(arguments, named)

@@ -1,6 +1,6 @@
 """A seccomp filter of system calls, which then fail with EPERM in this process and its children.
 
-It refuses calls whose memory no limit counts (System V and POSIX queues and shared memory, files
+It refuses calls whose memory escapes the limits (System V and POSIX queues and shared memory, files
 in memory), new namespaces and mounts, and calls that look into other processes. A process without
 namespaces of its own can also not connect, nor signal, start or become another process.
 """

@@ -1,4 +1,4 @@
-"""Requests that wait together become one call of a reward or a judge."""
+"""Joins waiting requests into one call of a reward or a judge."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,7 @@
 """Many requests to one HTTP server: a cap in flight, deadlines, retries with backoff, a log.
 
 A request ends in one of two ways: the value that `read` took from its answer, or a `Failure` with
-its reason. It is counted once, however often it was tried, and no answer is ever invented for it.
+its reason. It counts once, however often it was tried, and never gets an invented answer.
 
 `Client.ask` waits for all answers. A loop that scores one batch while it samples the next may call
 it in a thread: it has an event loop of its own and shares nothing but the counts.
@@ -90,7 +90,7 @@ class Client:
                 answer.raise_for_status()
                 return parse_answer(answer)
             except Malformed as error:
-                raise ValueError(f"the answer at {self.url}{path} is no JSON") from error
+                raise ValueError(f"the answer at {self.url}{path} is not JSON") from error
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 if time.monotonic() > end:
                     why = str(error) or type(error).__name__

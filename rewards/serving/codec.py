@@ -98,7 +98,7 @@ def decode_mp4(text: str) -> Tensor:
 
 
 def announced_pixels(container: Any) -> int:
-    """Pixels of all frames, as the header of an MP4 says."""
+    """Pixels of all frames, from the header of an MP4."""
     stream = container.streams.video[0]
     if stream.frames < 1:
         raise ValueError("an MP4 whose header has no number of frames")

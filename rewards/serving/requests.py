@@ -1,4 +1,4 @@
-"""Requests to a server, the retry policy, and the ways in which a request fails."""
+"""Requests to a server, the retry policy, and the kinds of failures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Again(Exception):
 
 
 class Malformed(Again):
-    """An answer that is not of the format, such as that of a proxy or a crashing server."""
+    """An answer in another format, such as that of a proxy or a crashing server."""
 
     def __init__(self) -> None:
         super().__init__("malformed")

@@ -1,8 +1,8 @@
 """The format in which samples travel to a reward server: JSON, images in base64.
 
 docs/remote_rewards.md describes it for authors of servers and clients in other languages. Pixels
-travel as 8 bits a channel, so a server sees them rounded to 1/255. Nothing that is received is ever
-run: no pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
+travel as 8 bits a channel, so a server sees them rounded to 1/255. Received data is never run: no
+pickles, and PIL reads only PNG and WebP, whose sizes are bounded before they are decoded.
 """
 
 import json
@@ -120,7 +120,7 @@ def count_pixels(batch: WireSamples, most: int) -> int:
             total += _header_pixels(entry, batch.kind)
         if total > most:
             raise ValueError(
-                f"the media have more than {most} pixels in sum; send fewer samples (the setting "
+                f"the media have more than {most} pixels in total; send fewer samples (the setting "
                 "batch), or start the server with a larger --pixels"
             )
     return total
@@ -173,14 +173,14 @@ def _parts(entry: str | WireVideo, kind: str) -> list[str] | str:
     """The images of an entry in base64; or a string: its text, or its MP4 in base64."""
     if kind == "video":
         if not isinstance(entry, WireVideo) or (entry.frames is None) == (entry.mp4 is None):
-            raise ValueError("a video is {frames: [...]} or {mp4: ...}")
+            raise ValueError("a video must be {frames: [...]} or {mp4: ...}")
         if entry.mp4 is not None:
             return entry.mp4
         if not entry.frames:
             raise ValueError("a video without frames")
         return entry.frames
     if not isinstance(entry, str):
-        raise ValueError(f"an entry of kind {kind} is a string")
+        raise ValueError(f"an entry of kind {kind} must be a string")
     return entry if kind == "text" else [entry]
 
 
@@ -193,7 +193,7 @@ def _item(entry: str | WireVideo, kind: str) -> Any:
     if kind == "image":
         return images[0]
     if len({image.shape for image in images}) > 1:
-        raise ValueError("a video has frames of one size")
+        raise ValueError("the frames of a video must have one size")
     return torch.stack(images)
 
 

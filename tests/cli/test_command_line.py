@@ -95,7 +95,7 @@ def test_the_help_of_train_lists_every_setting(capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("trian",), "'trian' is no command; did you mean 'train'?"),
+        (("trian",), "'trian' is not a command; did you mean 'train'?"),
         (("train", DEMO, "--train.lr", "abc"), "train.lr: input should be a valid number"),
         (("train", DEMO, "--learning_rate", "1"), "did you mean --train.lr?"),
         (("train", DEMO, "--track.wiht", "x"), "did you mean --track.with?"),
@@ -112,7 +112,7 @@ def test_the_help_of_train_lists_every_setting(capsys):
         (("serve-reward", "brightness", "--prot", "1"), "did you mean --port?"),
         (("serve-reward", "[1]"), "expected a name or {name: ...}"),
         (("serve-reward",), "serve-reward: REWARD: missing"),
-        (("schema", "x"), "schema takes no words"),
+        (("schema", "x"), "schema takes no arguments"),
         (("score", "."), "score: --rewards: missing"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_at_once(capsys, monkeypatc
 
     monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
     said = refusal(capsys, "train", DEMO, "--model.pipeline", "owner/name")
-    assert "model.pipeline: owner/name is no folder and not in the hub's cache" in said
+    assert "model.pipeline: owner/name is neither a folder nor in the hub's cache" in said
     assert "cannot be reached (OSError: Name or service not known); `hf download" in said
 
 

@@ -96,7 +96,7 @@ def test_what_samples_are_worth():
     assert gain(rates, 8)[1] > 0.99 * 0.125 and gain(rates, 99)[2:].eq(0).all()
     assert gain(rates, 0).eq(0).all() and gain(rates, 1).abs().max() < 1e-15
     assert knapsack(rates, 40)[0] > knapsack(rates, 40)[1] > 2
-    with pytest.raises(UserError, match="do not go into"):
+    with pytest.raises(UserError, match="do not fit"):
         knapsack(rates, 7)
 
 

@@ -111,9 +111,9 @@ def test_the_best_of_a_group_gets_its_lead():
 
 
 def test_riskpo_needs_whole_bundles():
-    with pytest.raises(UserError, match="do not divide"):
+    with pytest.raises(UserError, match="are not a multiple"):
         credit((RiskPO(bundle=2),), rewards())
     scored = torch.ones(12).bool()
     scored[5] = False
-    with pytest.raises(UserError, match="a sample of it has none"):
+    with pytest.raises(UserError, match="one of its samples has none"):
         credit((RiskPO(bundle=3),), rewards(), scored=scored)

@@ -48,7 +48,7 @@ def test_films_repeat_by_seed_and_are_in_order():
     assert one.shape == (2, 5, 3, 32, 32) and torch.equal(one, again)
     assert torch.equal(one[1], one[1, :1].expand_as(one[1]))
     assert moving_world.render_videos([], random.Random(0)).shape[0] == 0
-    with pytest.raises(ValueError, match="no prompt of this world"):
+    with pytest.raises(ValueError, match="not a prompt of this world"):
         moving_world.wanted_actors("a red circle")
 
 

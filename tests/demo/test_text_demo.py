@@ -67,7 +67,7 @@ def test_questions_are_split_too_and_files_hold_them():
 def test_a_package_is_a_place_for_a_model_and_a_missing_one_is_said():
     assert find("package:flowrl/demo/sums-lm") == FOLDER
     for missing in ("package:no_such_models", "package:", "package:no-name/part"):
-        with pytest.raises(UserError, match="no package"):
+        with pytest.raises(UserError, match="is not installed"):
             find(missing)
 
 

@@ -58,7 +58,7 @@ def test_the_official_file_is_written_and_its_source_printed(
     [
         ("parti", "main/parti.tsv", "is not the file that flowrl knows"),
         ("parti", "main/gone.tsv", r"no file from http.* \(HTTP Error 404"),
-        ("shapes", "", "no address is known for 'shapes'; there are geneval"),
+        ("shapes", "", "no known address for 'shapes'; there are geneval"),
     ],
 )
 def test_another_file_or_none_is_one_sentence(

@@ -140,7 +140,7 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
         path = write(tmp_path, "bad.jsonl", [good, good | bad])
         with pytest.raises(UserError, match=said):
             load_preferences(path, ANY)
-    with pytest.raises(UserError, match="of no known layout"):
+    with pytest.raises(UserError, match="match no known layout"):
         load_preferences(write(tmp_path, "odd.jsonl", [{"prompt": "p", "chosen": "x"}]), ANY)
     with pytest.raises(UserError, match="layout hpdv2 needs image_path, rank"):
         load_preferences(path, ReadOptions(layout="hpdv2"))
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path):
         load_preferences(path, ReadOptions(layout="pick"))
     with pytest.raises(UserError, match="needs Harmony"):
         load_preferences(path, ReadOptions(dimension="Harmony"))
-    with pytest.raises(UserError, match="two lists of one length"):
+    with pytest.raises(UserError, match="two lists of equal length"):
         short = {"prompt": "p", "generations": ["x", "y"], "ranking": [1]}
         load_preferences(write(tmp_path, "short.json", [short]), ANY)
     with pytest.raises(UserError, match="no such file"):

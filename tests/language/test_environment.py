@@ -200,7 +200,7 @@ def test_a_template_s_own_end_of_a_turn_is_not_said_twice(tmp_path):
         "{% endif %}{{ m['content'] }}{% endfor %}"
     )
     how = policy.environment.how.model_copy(update={"role": "tool"})
-    with pytest.raises(UserError, match="no turn of the tool"):
+    with pytest.raises(UserError, match="no tool turn"):
         Replies(how, policy.tokenizer, (1,))
     policy.tokenizer.chat_template = "{{ messages[0]['content'] }}"
     with pytest.raises(UserError, match="omits the model's turns"):

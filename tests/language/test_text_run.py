@@ -275,7 +275,7 @@ def test_a_picture_recipe_s_likelihood_and_a_plan_of_text_do_not_mix():
     parts = {"steps": 4, "advantage": Estimator((Standardize(),)), "loss": Surrogate(0.2, 0.2)}
     with pytest.raises(UserError, match="needs the Token likelihood"):
         Algorithm(plan=Completions(4), likelihood=Transition(), **parts)
-    with pytest.raises(UserError, match="needs a plan of text"):
+    with pytest.raises(UserError, match="needs a text plan"):
         Algorithm(plan=Ode(4), likelihood=Token(), **parts)
 
 

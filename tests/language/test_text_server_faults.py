@@ -56,7 +56,7 @@ def early(choice):
         (put(token_ids=[99] * 4, logprobs={"token_logprobs": [-1.0] * 4}), "returned token 99"),
         (
             lambda choice: (early(choice), choice.update(finish_reason="stop")),
-            "is no stop token here",
+            "is not a stop token here",
         ),
         (lambda choice: (early(choice), choice.update(finish_reason="length")), "max-model-len"),
     ],

@@ -131,7 +131,7 @@ def test_what_changes_the_prediction_is_refused() -> None:
         policy(**ZERO_SNR).schedule(STEPS)
     pipe = sd15()
     pipe.scheduler = IPNDMScheduler()
-    with pytest.raises(UserError, match="does not say which process"):
+    with pytest.raises(UserError, match="does not determine its model's process"):
         PipelinePolicy(pipe, call=SIZE)
 
 

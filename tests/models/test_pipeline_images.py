@@ -190,5 +190,5 @@ def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> Non
         velocities.append(velocity(x, torch.full((2,), 0.6), torch.tensor([0, 1])))
     assert torch.equal(*velocities)
     made = policy("Wan 2.1 image to video")
-    with pytest.raises(UserError, match="needs image: give a column of the prompts, or `call`"):
+    with pytest.raises(UserError, match="needs image: add a prompt column, or set it in `call`"):
         made.encode(PROMPTS)

@@ -233,7 +233,7 @@ def test_driven_calls_do_not_repeat_the_pipelines_warnings() -> None:
 
 def test_a_class_that_is_not_diffusers_own_is_named(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": ["pipeline", "MyPipeline"]}')
-    with pytest.raises(UserError, match="pipelines of own code cannot be loaded"):
+    with pytest.raises(UserError, match="pipelines of custom code cannot be loaded"):
         checks.from_pretrained(str(tmp_path), torch.float32)
 
 

@@ -261,7 +261,7 @@ def test_media_in_the_forms_that_pipelines_have() -> None:
     )
     array = torch.rand(2, 3, 5, 3, generator=draws)
     assert torch.equal(media_of(array.numpy()), array.movedim(-1, -3))
-    with pytest.raises(UserError, match="three colours"):
+    with pytest.raises(UserError, match="rewards need RGB"):
         proof_checks.coloured("Some", torch.rand(2, 1, 4, 4))
 
 

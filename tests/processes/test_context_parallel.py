@@ -201,8 +201,8 @@ def test_activations_are_estimated_for_a_part_of_the_tokens(pipes, tmp_path):
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        ({"compile": True}, "native attention, not compiled: leave attention and compile out"),
-        ({"attention": "flash"}, "native attention, not compiled"),
+        ({"compile": True}, "native attention, uncompiled: leave attention and compile out"),
+        ({"attention": "flash"}, "native attention, uncompiled"),
         ({"pipeline": None, "language": "x"}, "context_parallel is a setting of pipeline models"),
     ],
 )

@@ -82,7 +82,7 @@ def test_rows_are_filtered_then_shuffled_then_limited(tmp_path):
         ({"where": {"level": 99}}, "no row has level: 99; its values are 0, 1, 2, 3, 4, ..."),
         ({"keep": ["a"]}, r"has no column 'a' \(keep\)"),
         ({"split": "train"}, "is a file, which has no split: leave it out"),
-        ({"column": "level"}, "line 1, level: the prompt is 0, and not a text"),
+        ({"column": "level"}, "line 1, level: the prompt is 0, not a text"),
     ],
 )
 def test_what_cannot_be_read_names_the_file_the_row_and_the_column(tmp_path, settings, words):
@@ -101,7 +101,7 @@ def assert_in(words: str, sentence: str) -> None:
         ([], "the prompt has no messages"),
         ([{"from": "human", "value": "x"}], "message 1 has from, value; a message is {role: user"),
         (["x"], "message 1 has 'x'; a message is"),
-        ([{"role": "user", "content": 3}], "its content is 3, and not a text"),
+        ([{"role": "user", "content": 3}], "its content is 3, not a text"),
         ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'"),
         ([{"role": "user", "content": " "}], "the prompt is empty"),
     ],
@@ -214,7 +214,7 @@ def test_several_data_sets_are_drawn_by_their_sizes_or_weights(tmp_path):
 
 def test_what_several_data_sets_cannot_be(tmp_path):
     sets = two(tmp_path, sums=1, code=99)
-    assert "sums has a weight of 1, which is no prompt in an iteration of 16" in refused(sets)
+    assert "sums has a weight of 1, too small for a prompt in an iteration of 16" in refused(sets)
     with pytest.raises(ValueError, match="all of its data sets a weight, or none"):
         PromptFiles(train=[sets[0], {"source": sets[1]["source"]}])
     with pytest.raises(ValueError, match="not distinct; give each data set a `name`"):
@@ -283,5 +283,7 @@ def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, 
 def test_a_chat_is_refused_for_a_pipeline(tmp_path):
     prompts = read(file(tmp_path))
     check_texts(prompts, ModelSettings(language="x"))
-    with pytest.raises(UserError, match=r"line 1: the prompt is a list of chat messages, and that"):
+    with pytest.raises(
+        UserError, match=r"line 1: the prompt is a list of chat messages, but model"
+    ):
         check_texts(prompts, ModelSettings(pipeline="x"))

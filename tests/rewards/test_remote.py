@@ -267,7 +267,7 @@ def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded(monkeypatch):
     with serving(Served.of("brightness", {}, Brightness()), limits) as url:
         body = wire.encode_samples(pictures(6))  # 6 of 4 x 5 pixels
         answer = httpx.post(f"{url}/score", json=body)
-        assert answer.status_code == 422 and "more than 100 pixels in sum" in answer.text
+        assert answer.status_code == 422 and "more than 100 pixels in total" in answer.text
         assert not decoded
         clip = {"frames": [body["media"][0]] * 6}
         answer = httpx.post(f"{url}/score", json=body | {"kind": "video", "media": [clip] * 6})
@@ -403,7 +403,7 @@ def test_slips_of_a_client_are_told(monkeypatch):
             ({}, "only_a_judge at .* has no scores"),
             ({"pictures": "gif"}, "pictures: wanted 'png' or 'webp', not 'gif'"),
             ({"batch": 0}, "batch: wanted a number greater than or equal to 1"),
-            ({"url": url + "/docs#"}, "is no JSON|nothing at this address"),
+            ({"url": url + "/docs#"}, "is not JSON|nothing at this address"),
         ):
             with pytest.raises(ValueError, match=message):
                 load("remote", **({"url": url} | changed))

@@ -114,5 +114,5 @@ def test_a_server_that_asks_for_hours_has_failed():
 
 def test_a_greeting_that_is_no_json_is_one_sentence():
     for body in (ODD["nested brackets"], b"\xff"):
-        with answering((200, body, {})) as url, pytest.raises(ValueError, match="no JSON"):
+        with answering((200, body, {})) as url, pytest.raises(ValueError, match="not JSON"):
             Client(url).get("/health")

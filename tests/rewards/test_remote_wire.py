@@ -90,7 +90,7 @@ class Bomb:
         ("%%%", r"media\[1\]: not base64"),
         (base64.b64encode(GIF).decode(), "neither PNG nor WebP"),
         (codec.encode_image(torch.arange(192.0).view(3, 8, 8) / 192)[:80], "damaged image"),
-        ({"frames": ["x"]}, "entry of kind image is a string"),
+        ({"frames": ["x"]}, "entry of kind image must be a string"),
     ],
     ids=["pickle", "no base64", "GIF", "damaged", "no picture"],
 )

@@ -137,7 +137,7 @@ def test_a_model_without_a_trained_head_is_refused(tmp_path):
 
 def test_wrong_settings_are_told(tmp_path):
     folder = written(tmp_path, labels=2)
-    with pytest.raises(ValueError, match=r"`label` is one of 0 \(LABEL_0\), 1 .*not None"):
+    with pytest.raises(ValueError, match=r"`label` must be one of 0 \(LABEL_0\), 1 .*not None"):
         load("sequence_classifier", model=folder)
     with pytest.raises(ValueError, match="not 'good'"):
         load("sequence_classifier", model=folder, label="good")

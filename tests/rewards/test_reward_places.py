@@ -48,7 +48,7 @@ def test_the_model_and_its_inputs_go_where_they_are_told():
 
 @pytest.mark.parametrize(
     ("device", "sentence"),
-    [("gpu", "device is auto, cpu, cuda or cuda:0, not 'gpu'"), ("cuda:99", r"\d+ GPUs are vis")],
+    [("gpu", "device must be auto, cpu, cuda or cuda:0"), ("cuda:99", r"\d+ GPUs are vis")],
 )
 def test_a_device_that_is_not_there_is_an_error(device, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -63,7 +63,9 @@ def test_what_is_local_is_found_without_a_network(offline, tmp_path):
 
 
 def test_a_path_that_is_no_name_on_the_hub_is_refused(offline):
-    with pytest.raises(ValueError, match="there is no folder /none/at/all, and it is no name"):
+    with pytest.raises(
+        ValueError, match="there is no folder /none/at/all, and it is not a hub name"
+    ):
         hub.model_path("/none/at/all")
 
 

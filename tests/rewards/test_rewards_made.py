@@ -117,10 +117,10 @@ def test_a_picture_is_centred_on_a_file_and_a_damaged_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("ensemble", {"rewards": ["jpeg"]}, "two rewards or more are needed, not 1"),
+        ("ensemble", {"rewards": ["jpeg"]}, "at least two rewards are needed, not 1"),
         ("ensemble", {"rewards": ["jpeg", "jpeg"], "kind": "best"}, "kind: wanted 'mean', 'worst'"),
         ("ensemble", {"rewards": ["jpeg", "jpeg"], "k": -1}, "k must be 0 or more"),
-        ("soft_minimum", {"rewards": ["jpeg"]}, "two rewards or more"),
+        ("soft_minimum", {"rewards": ["jpeg"]}, "at least two rewards"),
         ("soft_minimum", {"rewards": ["jpeg", "jpeg"], "temperature": 0}, "greater than 0"),
         ("clipped", {"reward": "jpeg", "low": 1.0, "high": 1.0}, "low must be below high"),
         ("clipped", {"reward": "jpeg", "low": 1.0, "unit": True}, "unit needs both"),

@@ -249,7 +249,7 @@ def test_a_damaged_checkpoint_is_passed_over(warm, unbroken, tmp_path):
         assert checkpoint.newest(folder, heard.append) == first
         assert len(heard) == 1 and words in heard[0] and str(last) in heard[0]
         harm(first / name)
-        with pytest.raises(UserError, match="no whole checkpoint"):
+        with pytest.raises(UserError, match="no intact checkpoint"):
             checkpoint.newest(folder, heard.append)
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
@@ -272,7 +272,7 @@ def test_one_process_at_a_time_trains_in_a_folder(unbroken, tmp_path, capsys):
         assert f"is being trained by process {os.getpid()}" in said and said.count("\n") == 1
     (folder / ".lock").write_text("process 999999 on elsewhere")  # a killed process leaves it
     assert flowrl("train", "--resume", folder) == 0
-    assert "process 999999 on elsewhere had this run and is gone" in capsys.readouterr().out
+    assert "process 999999 on elsewhere held this run's lock and is gone" in capsys.readouterr().out
     with held(folder) as before:
         assert before is None
 

@@ -100,9 +100,9 @@ def test_mistakes_are_one_sentence_and_exit_code_2(pipeline, tmp_path, capsys):
         ("train", config, "--folder", tmp_path / "there"): "exists",
         ("train", tmp_path / "no.yaml"): "no such file",
         ("train",): "name a file",
-        ("train", "--resume", tmp_path / "there"): "is no run",
+        ("train", "--resume", tmp_path / "there"): "is not a run",
         ("trian", config): "did you mean 'train'",
-        ("sample", tmp_path / "there", "a red ball"): "is no run",
+        ("sample", tmp_path / "there", "a red ball"): "is not a run",
         ("train", config, "--prompts.train", "missing.txt"): "no such file",
     }
     for words, message in slips.items():

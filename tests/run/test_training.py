@@ -165,7 +165,7 @@ def test_a_checkpoint_brings_everything_back_and_the_newest_are_kept(pipeline, t
     fresh = Alarms()
     checkpoint.restore(second, newest, fresh)
     assert fresh.state() == Alarms().state()
-    assert capsys.readouterr().out.count("of an older version; alarms begin again") == 1
+    assert capsys.readouterr().out.count("from an older version; alarms start over") == 1
 
 
 def test_the_best_is_the_highest_so_far(pipeline, tmp_path):

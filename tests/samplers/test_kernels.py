@@ -248,5 +248,5 @@ def test_a_schedule_finds_its_times_and_refuses_others():
     assert sigmas[-1] == 0 and all(a > b for a, b in pairwise(sigmas))
     assert SCHEDULE.timestep(torch.tensor(sigmas[:-1])).tolist() == list(times)
     for outside in (1.0, 1e-3):
-        with pytest.raises(ValueError, match="levels that the model was trained at"):
+        with pytest.raises(ValueError, match="outside the model's training levels"):
             SCHEDULE.timestep(torch.tensor([outside]))

@@ -253,7 +253,7 @@ def test_a_plan_may_start_below_one_and_is_a_value():
 
 REFUSED = [
     (lambda: Plan(()), "needs a step"),
-    (lambda: Plan(steps_of((1.0, 0.5))), "down to 0, this one from 1.0 to 0.5"),
+    (lambda: Plan(steps_of((1.0, 0.5))), "down to 0, but this one from 1.0 to 0.5"),
     (lambda: Plan(steps_of((1.2, 0.0))), r"from a level in \(0, 1\]"),
     (lambda: Plan(steps_of((0.5, 0.7, 0.0))), "step 0: sigma must fall"),
     (lambda: Plan((Step(1.0, 0.5), Step(0.4, 0.0))), "do not meet: 0.5 then 0.4"),
@@ -275,7 +275,7 @@ REFUSED = [
     (lambda: Window(SDE, 4, 4, Random(0, 9))(SIGMAS, 0, 0), "from 0 to 9"),
     (lambda: Window(SDE, 4, 4, Random(6))(SIGMAS, 0, 0), "no window of 4 steps fits"),
     (lambda: Window(SDE, 4, 4, Progressive(0))(SIGMAS, 0, 0), "every >= 1"),
-    (lambda: Window(SDE, 4)(SIGMAS, -1, 0), "counts from 0"),
+    (lambda: Window(SDE, 4)(SIGMAS, -1, 0), "count from 0"),
     (lambda: Window(SDE, 4, flash=Flash(0.0))(SIGMAS, 0, 0), r"ratio of the steps in \(0, 1\]"),
     (lambda: Fork(SDE, 2, at=(10,))(SIGMAS, 0, 0), "out of range"),
     (lambda: Fork(SDE, 2, at=())(SIGMAS, 0, 0), "a step to fork at"),

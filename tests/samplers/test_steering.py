@@ -134,7 +134,7 @@ def test_what_cannot_be_steered_is_refused():
     chain = Chain(ConstantSDE(), 4)(SIGMAS, 0, 0)[0]
     run = lambda how, plan: steer(how, plan, gaussian_velocity, first, Latents((1,)), [0], seed=0)
     for plan in (tree, shared):
-        with pytest.raises(ValueError, match="its own noise, without branches"):
+        with pytest.raises(ValueError, match="without branches, each with its own noise"):
             run(FeynmanKac((1,)), plan)
     with pytest.raises(ValueError, match="not among the steps 0 to 29"):
         run(FeynmanKac((1, 30)), chain)

@@ -94,7 +94,7 @@ def test_neither_the_batch_nor_the_draw_changes_a_state(tmp_path):
     [
         ({"answer": "hi"}, "env.py:f returned 'answer'; the known keys are 'reply' and 'state'"),
         ({"reply": "hi", 3: ""}, "env.py:f returned 3; the known"),
-        ({"state": "a"}, "returned no 'reply'; None there ends"),
+        ({"state": "a"}, "returned no 'reply'; None would end"),
         ({}, "returned no 'reply'"),
         ({"reply": "hi", "state": 3}, "must name the state as a text, not 3"),
         ({"reply": "hi", "state": None}, "must name the state as a text, not None"),

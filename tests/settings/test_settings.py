@@ -56,7 +56,7 @@ def put(tree: dict, where: str, value: object) -> dict:
         ("train.schedule", {"nam": "linear"}, "train.schedule.nam: .*did you mean 'name'"),
         ("model.lora", {"rnk": 4}, "model.lora.rnk: 'rnk' is not known; did you mean 'rank'"),
         ("rewards", [], "rewards: .*at least 1"),
-        ("checkpoint.best", "ocr", "checkpoint.best: 'ocr' is no held-out reward"),
+        ("checkpoint.best", "ocr", "checkpoint.best: 'ocr' is not a held-out reward"),
         ("prompts", {}, "prompts.train: missing"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Any diffusers pipeline as a policy: its own call is driven from outside, and that is proven."""
+"""Any diffusers pipeline as a policy: flowrl drives the pipeline's own call, and proves that."""

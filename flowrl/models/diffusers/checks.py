@@ -37,9 +37,9 @@ def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserEr
 
 @dataclass(frozen=True)
 class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
-    """Turns errors of a pipeline's own code into a UserError that names its arguments.
+    """Turns errors in a pipeline's own code into a UserError that names its arguments.
 
-    Some raise a plain Exception, of which everything else is a kind: only itself counts here.
+    Some pipelines raise a plain Exception: it counts here, its subclasses do not.
     """
 
     owner: str
@@ -53,7 +53,7 @@ class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
 
 
 def refuse_class(kind: type) -> None:
-    """Raises UserError for what no pipeline of a class can do, with the reason."""
+    """Raises UserError, with the reason, if no pipeline of this class can be driven."""
     name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
     for argument in ("prompt", "num_inference_steps", "output_type"):
         if argument not in parameters:
@@ -62,7 +62,7 @@ def refuse_class(kind: type) -> None:
             )
     if "latents" not in parameters and "prepare_latents" not in dir(kind):
         raise UserError(
-            f"{name} takes no `latents` and has no prepare_latents: no state can be put in"
+            f"{name} takes no `latents` and has no prepare_latents: it does not accept a state"
         )
     if not set(ENCODERS) & set(dir(kind)):
         raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
@@ -74,7 +74,7 @@ def refuse_parts(name: str, parts: Iterable[str]) -> None:
 
 
 def refuse_pipeline(pipe: Any) -> None:
-    """Raises UserError for what cannot be driven, with the reason."""
+    """Raises UserError, with the reason, if the pipeline cannot be driven."""
     name = type(pipe).__name__
     refuse_parts(name, pipe.components)
     refuse_class(type(pipe))
@@ -90,7 +90,7 @@ def refuse_pipeline(pipe: Any) -> None:
 
 
 def prediction(scheduler: Any, owner: str) -> ModelOutput:
-    """Return what the model of a pipeline predicts, by its scheduler's configuration.
+    """Return the kind of a model's prediction, from its scheduler's configuration.
 
     Raises UserError where the configuration does not determine it, or changes the prediction.
     """
@@ -101,16 +101,16 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
     for setting in ("clip_sample", "thresholding"):
         if config.get(setting):
             raise UserError(
-                f"{owner}: {kind} has {setting} on, which changes what the model says of the clean "
-                f"sample: set {setting} to false in scheduler/scheduler_config.json"
+                f"{owner}: {kind} has {setting} on, which changes the predicted clean sample: set "
+                f"{setting} to false in scheduler/scheduler_config.json"
             )
     if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
         return says
     if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
         return "flow"  # the replay refuses it if its first step is not that of a flow
     raise UserError(
-        f"{owner}: {kind} with prediction_type {says!r} does not say which process its model was "
-        "trained on: use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
+        f"{owner}: {kind} with prediction_type {says!r} does not determine its model's process: "
+        "use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
     )
 
 
@@ -184,8 +184,8 @@ def from_pretrained(source: str, dtype: torch.dtype) -> Any:
         raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
     if not isinstance(index.get("_class_name"), str):
         raise UserError(
-            f"{source}: model_index.json has no class of diffusers as `_class_name` but "
-            f"{index.get('_class_name')!r}: pipelines of own code cannot be loaded"
+            f"{source}: model_index.json names no class of diffusers but "
+            f"{index.get('_class_name')!r}: pipelines of custom code cannot be loaded"
         )
     kind = getattr(diffusers, index["_class_name"], None)
     if kind is None:

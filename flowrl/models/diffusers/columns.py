@@ -1,8 +1,8 @@
-"""A prompt's own arguments: columns of its file that are named as the pipeline's own arguments.
+"""A prompt's own arguments: columns of its file named like arguments of the pipeline.
 
 `negative_prompt`, `prompt_2` and their like are texts; `image`, `mask_image`, `control_image`,
 `video` and their like are paths, lists of paths (several reference images, the frames of a video)
-or images. Only rewards read the other columns. `call` may give arguments that all rows share.
+or images. Only rewards read the other columns. `call` may hold arguments that all rows share.
 """
 
 import re
@@ -52,7 +52,7 @@ def _value(name: str, value: Any, place: str) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
         return value or ""
     if value is None or (isinstance(value, str | list | tuple) and not value):
-        raise UserError(f"{place} has no {name}, and others do")
+        raise UserError(f"{place} has no {name}, but others do")
     try:
         if isinstance(value, str | Path):
             return open_image(str(value))

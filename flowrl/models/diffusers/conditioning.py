@@ -1,6 +1,6 @@
 """Outputs of a pipeline's `encode_prompt`, cut into rows, for any family.
 
-Nothing here knows a name such as `prompt_embeds`. A few probes at load show which outputs have a
+No name such as `prompt_embeds` is hard-coded. A few probes at load show which outputs have a
 row per prompt, which follow the length of the prompts, and which are masks of tokens.
 """
 
@@ -74,7 +74,7 @@ class Conditioning:
         """Return the given rows, in that order; rows may repeat."""
         index = torch.as_tensor(rows, dtype=torch.long).cpu()
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
-            raise IndexError(f"rows {index.tolist()} of a conditioning with {self.rows} rows")
+            raise IndexError(f"rows {index.tolist()} are not all among the {self.rows} rows")
         pairs = zip(self.layout.slots, self.values, strict=True)
         values = tuple(_take(s, v, index) for s, v in pairs)
         extras = tuple(self.extras[i] for i in index.tolist()) if self.extras else ()
@@ -144,7 +144,7 @@ def check_constants(layout: EncodingLayout, values: Sequence[Any], owner: str) -
         if slot.absent and value is not None:
             raise UserError(
                 f"{owner}: output {i} of encode_prompt is {type(value).__name__} for these prompts "
-                "and was None for all that were probed: its rows are unknown"
+                "but was None for all probed prompts: its rows are unknown"
             )
 
 
@@ -208,7 +208,7 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
         raise UserError(f"{name} of encode_prompt changes along axes {grows} with the prompt")
     if axis is None:
         if grows or not torch.equal(one, three):
-            raise UserError(f"{name} of encode_prompt follows the prompts but has no rows")
+            raise UserError(f"{name} of encode_prompt depends on the prompts but has no rows")
         return Slot()
     length = grows[0] if grows else None
     # the pipeline's own padding of the short prompt is what ours must be
@@ -224,7 +224,7 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
         alone = torch.stack(second, axis)
         if length is not None or not torch.allclose(alone, one, rtol=1e-2, atol=1e-3):
             raise UserError(
-                f"{name} of encode_prompt has {blocks} rows per prompt, in no known order"
+                f"{name} of encode_prompt has {blocks} rows per prompt, in an unknown order"
             )
     return Slot(axis, blocks=blocks, length=length)
 
@@ -241,7 +241,7 @@ def _take(slot: Slot, value: Any, index: Tensor) -> Any:
 
 
 def _tokens(part: Conditioning) -> int | None:
-    """Length of the longest token axis that follows the prompts."""
+    """Length of the longest token axis that depends on the prompts."""
     pairs = zip(part.layout.slots, part.values, strict=True)
     sizes = [v.shape[s.length] for s, v in pairs if s.length is not None and v is not None]
     return max(sizes) if sizes else None

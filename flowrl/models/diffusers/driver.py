@@ -2,8 +2,8 @@
 
 The pipeline's `__call__` runs as it is. Two ways lead to a timestep: *pinned*, the loop's
 `timesteps` is that one value; *forward*, the full list stays, and a stubbed denoiser returns zeros
-until the wanted index. `step()` ends the call by an exception. Three tricks make that possible,
-because pipelines have no other joints that all of them share, and each call takes them back:
+until the wanted index. `step()` ends the call by an exception. Pipelines share no other interface,
+so this takes three tricks, which each call undoes:
 
 Swapped classes   The scheduler is replaced by a deep copy whose class is a subclass of its own, so
                   that `isinstance`, its config, signatures and later settings still hold

@@ -1,4 +1,4 @@
-"""A cache of encoded conditioning images, with one fixed sample of each posterior.
+"""A cache of encoded conditioning images with one fixed sample per posterior.
 
 A pipeline encodes its image in every call, and several draw a new sample of the posterior each
 time: the ratio of new to old would not be 1. While a pipeline is driven (and for the call that the

@@ -1,8 +1,8 @@
 """The start of a loop: at noise alone, or at an image with noise on it (image to image).
 
 A `strength` below 1 cuts the list of steps and starts from the given image, noised to the first
-level. Our plans draw that noise themselves, so the image's part is found here: the first state
-of a call whose noise is 0. The rest must be noise of the level's size, or the start is refused.
+level. Our plans draw that noise themselves, so this file finds the image's part: the first state of
+a call whose noise is 0. The rest must be noise of the level's size.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Proofs of earlier starts, kept by a digest, so that a start does not repeat them.
+"""Proofs of earlier starts, kept by digest, so that later starts need not repeat them.
 
 The digest holds everything that a proof depends on:
 
@@ -9,8 +9,8 @@ versions        of torch, diffusers, transformers and peft, and flowrl's own cod
 settings        the model's, dtype, steps, guidance, the processes, the device
 prompts         those that the proof uses, with their images, pixel by pixel
 weights         of the base, as the digests that a run records of its files. They change no
-                structure, but how far rounding carries, which the bounds on neighbours and on
-                whole samples are measured by; other weights are proven again
+                structure, but the effect of rounding, which sets the bounds on neighbours and on
+                whole samples; other weights are proven again
 
 Trained weights are not in it: a proof is about the base, and a resumed run uses it too. Refusals
 are not kept. An entry that is damaged or cannot be read counts as none.
@@ -52,7 +52,7 @@ FOLDER_VARIABLE = "FLOWRL_CACHE"
 class KeptProof:
     """The proofs of one start: what it printed, by which way each (steps, guidance) is driven.
 
-    `traits` are those that only the proof's own call settles. `whole` are the proofs over whole
+    `traits` are those that only the proof's own call shows. `whole` are the proofs over whole
     samples, which `flowrl prove` makes.
     """
 

@@ -1,9 +1,9 @@
 """Entry of a state into a pipeline's loop: by `latents`, or in the output of prepare_latents.
 
-Most pipelines take `latents` as their loop sees them. Others pack what they are given, or step a
-part of the state only (the first frame of a video is fixed by an image). There the state goes in
-where `prepare_latents` hands it out, and the numbers that no step moves stay as the pipeline made
-them: they are no part of our states, so noise, density and KL leave them out.
+Most pipelines take `latents` as their loop sees them. Others pack their input, or step only a part
+of the state (an image fixes the first frame of a video). There the state replaces the output of
+`prepare_latents`, and the numbers that no step moves stay as the pipeline made them: our states do
+not have them, so neither do noise, density and KL.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Entry:
         if ours.shape != (len(flat), len(index)):
             raise UserError(
                 f"states of shape {tuple(x.shape)} do not fit into prepare_latents' "
-                f"{tuple(prepared.shape)}: another image size, or number of rows?"
+                f"{tuple(prepared.shape)}: did the image size or the number of rows change?"
             )
         if self.index is not None:
             ours = flat.index_copy(1, index.to(flat.device), ours)

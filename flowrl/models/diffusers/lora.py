@@ -43,7 +43,7 @@ def add_lora(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> None:
     the order of modules changes it. Raises UserError for targets that name nothing.
     """
     if spec.rank < 1:
-        raise UserError(f"lora rank {spec.rank}: must be at least 1")
+        raise UserError(f"lora rank must be at least 1, not {spec.rank}")
     if has_lora(denoisers):
         raise UserError("the model has adapters already: add_lora is for a model without any")
     _check_saving(pipe, denoisers, spec)
@@ -163,7 +163,7 @@ def _targets(denoiser: nn.Module, wanted: Sequence[str] | None) -> list[str]:
             ends = {".".join(n.split(".")[-k:]) for n in names for k in (1, 2)}
             close = get_close_matches(target, sorted(ends), n=1)
             hint = f": did you mean {close[0]}?" if close else ""
-            raise UserError(f"lora target {target!r} names no linear of the model{hint}")
+            raise UserError(f"lora target {target!r} matches no linear layer of the model{hint}")
     return _shortest(denoiser, list(wanted), _matches(denoiser, wanted))
 
 

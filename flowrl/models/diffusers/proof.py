@@ -1,6 +1,6 @@
-"""The proof that a driven pipeline is the pipeline: replay its own call and compare, to the bit.
+"""The proof that a driven pipeline equals its own call: replay the call and compare, to the bit.
 
-Two claims are not the same. The pipeline's own scheduler, stepped with flowrl's velocities from
+Two claims differ. The pipeline's own scheduler, stepped with flowrl's velocities from
 flowrl's first state, reproduces its latents and media: shown by the first state, every prediction
 and the decoder. Flowrl's own solver does so too only where its steps are the scheduler's.
 `whole_proof` compares whole samples.
@@ -36,7 +36,7 @@ class Subject:
     """A loop to be proved, with two prompts (and their images), steps and guidance.
 
     `complete`: also check what is the same at every guidance, the first state, and that rows do
-    not depend on each other. `gradient`: also check that one comes through.
+    not depend on each other. `gradient`: also check that a gradient comes through.
     """
 
     loop: Loop

@@ -16,8 +16,8 @@ def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, r
     """Check that there is one state per prompt, and as many steps as scheduled."""
     if len(own) != visits:
         raise UserError(
-            f"{owner} calls scheduler.step {len(own)} times in {steps} steps, its loop {visits} "
-            "times: pipelines of several states or loops cannot be driven"
+            f"{owner} calls scheduler.step {len(own)} times in {steps} steps, but its loop "
+            f"{visits} times: pipelines of several states or loops cannot be driven"
         )
     seen = {len(tensor) for step in own for tensor in (step.sample, step.output)}
     if seen != {rows}:
@@ -28,7 +28,7 @@ def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, r
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> None:
-    """Refuse a loop that changes its state between steps (inpainting)."""
+    """UserError for a loop that changes its state between steps (inpainting)."""
     for step, (received, after) in enumerate(pairwise(own)):
         assert received.following is not None
         shapes = tuple(received.following.shape), tuple(after.sample.shape)
@@ -49,8 +49,8 @@ def coloured(owner: str, media: Tensor) -> None:
     """Raise UserError for media that no reward can score."""
     if media.ndim not in (4, 5) or media.shape[-3] != 3:
         raise UserError(
-            f"{owner} makes {tuple(media.shape)} of {len(media)} prompts: images are of three "
-            "colours, [n 3 h w] or [n f 3 h w]"
+            f"{owner} makes {tuple(media.shape)} of {len(media)} prompts: rewards need RGB, [n 3 h "
+            "w] or [n f 3 h w]"
         )
 
 

@@ -1,9 +1,9 @@
 """Whether a row's prediction depends on the other rows of its batch.
 
 Another batch is another computation, so two predictions of one row differ by rounding, which deep
-networks in half precision and guidance multiply. How much is measured here, not chosen: what one
-unit of rounding in the state does to the prediction, and what another place in a batch of equal
-rows does. A dependence is what is clearly above that.
+networks in half precision and guidance amplify. The bound is measured, not chosen: the effect of
+one unit of rounding in the state, and of another place in a batch of equal rows. A clearly larger
+difference is a dependence.
 """
 
 from collections.abc import Sequence

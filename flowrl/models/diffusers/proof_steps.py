@@ -145,7 +145,7 @@ class StepProof:
         if type(self.scheduler) is FLOW_EULER and away > self.tolerance * size:
             raise UserError(
                 f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, in "
-                f"states of size {size:.3g}: its loop steps by something else"
+                f"states of size {size:.3g}: its loop steps in another way"
             )
         return away / size
 

@@ -117,7 +117,7 @@ class PipelineSchedule:
         ours, times = (1 - known if self.inverted else known) * self.train, self.timesteps.float()
         if bool(((ours - times).abs() > 1).any()):
             raise UserError(
-                f"the loop's timesteps {times.tolist()} are no multiple of its sigmas: it has "
+                f"the loop's timesteps {times.tolist()} are not a multiple of its sigmas: it has "
                 "velocities at its own levels only, so choose matching times from the plan's grid"
             )
         return 1 - sigma if self.inverted else sigma

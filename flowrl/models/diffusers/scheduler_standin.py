@@ -1,4 +1,4 @@
-"""The stand-in for a pipeline's scheduler while it is driven, and what its `step` receives."""
+"""The stand-in for a pipeline's scheduler during a driven call, and what its `step` receives."""
 
 import copy
 import inspect
@@ -97,7 +97,7 @@ class OneStep(list):
 
 
 class Unmoved(tuple):
-    """A step that was not made, in every form in which pipelines take a step's result.
+    """The result of a step that was not made, in every form that pipelines read.
 
     CogVideoX's takes two values: the state, and the last prediction of the clean sample.
     """

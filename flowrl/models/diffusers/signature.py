@@ -1,6 +1,6 @@
 """A pipeline's denoising loop from outside: states and prompts in, velocities and media out.
 
-Nothing here knows a family. The pipeline's traits are discovered once by trial calls
+No model family is named here. The pipeline's traits are discovered once by trial calls
 (`flowrl.models.diffusers.traits`); everything else is a function of them.
 """
 
@@ -111,7 +111,7 @@ class Loop:
         whole = tuple({**self.traits.shared, **extra} for extra in found)
         if rows and not whole[0] and self.traits.required:
             names = " and ".join(self.traits.required)
-            raise UserError(f"{self.name} needs {names}: give a column of the prompts, or `call`")
+            raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
         return whole if rows and whole[0] else ()
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
@@ -213,7 +213,7 @@ class Loop:
         return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-        """Return the flow's velocity, of the output that a step receives at a state of the loop."""
+        """Convert the model output that a step receives at a loop state to the flow's velocity."""
         kind = self.kind
         if kind in ("flow", "inverted"):
             return output if self.traits.sign > 0 else -output

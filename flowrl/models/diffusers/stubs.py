@@ -13,7 +13,7 @@ from flowrl.models.diffusers.scheduler_standin import Control, Patch
 
 @dataclass(frozen=True)
 class Stubs:
-    """Zeros of the form that each denoiser returns, which its first call with such inputs shows."""
+    """Zeros in the form that each denoiser returned in its first call with such inputs."""
 
     denoisers: Mapping[str, nn.Module]
     forms: dict[tuple[str, str], Any] = field(default_factory=dict)  # of outputs, by inputs' forms

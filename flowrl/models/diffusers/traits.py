@@ -1,9 +1,8 @@
 """Discovery of a pipeline's traits: everything that later calls depend on, found by trial calls.
 
-Nothing here knows a family. What a pipeline needs (an image, one prompt per call, a packed state)
-shows in whether it can be called so: a trial call either works or fails in the pipeline's own code.
-All such trials are here, each ends before its first step or at it, and the result is one frozen
-record.
+No model family is named here. Trial calls show what a pipeline needs (an image, one prompt per
+call, a packed state): each works or fails in the pipeline's own code. All trials are here, each
+ends at its first step or before it, and the result is one frozen record.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,8 +72,8 @@ class Traits:
     stubs      its loop runs with denoisers that return zeros
     entry      the place where a state enters its loop
 
-    Some traits show only in the pipeline's own call with two prompts. It runs all steps, so no
-    trial makes it: the call that the proof compares with settles these three.
+    Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
+    it is no trial: the proof makes it and settles these three.
 
     single     one prompt per call, because it takes no batch
     form       `output_type`: "np" where a pipeline scales tensors otherwise than images

@@ -7,8 +7,8 @@ up over all steps, as they do in a run. Two claims, kept separate:
      reproduces its latents and media;
 (b)  flowrl's own Euler steps do, where the scheduler's are Euler's (`Replay.own_steps`).
 
-How far rounding carries is measured, not chosen: the own call is made again from a first state that
-is off by one unit of rounding of the network.
+The effect of rounding is measured, not chosen: the pipeline's own call is repeated from a first
+state that is off by one unit of rounding of the network.
 
 Not covered: claim (a) of a scheduler that draws noise, in a pipeline that takes no `latents` (one
 generator serves both draws, so they cannot be repeated); claim (b) of schedulers that flowrl's

@@ -97,7 +97,7 @@ class WholeSample:
             seen = self._try(latents)
             if seen is not None and torch.equal(seen, self.noise.to(seen)):
                 return latents
-        raise ValueError(f"{loop.name} takes its latents in no known form")
+        raise ValueError(f"{loop.name} takes its latents in an unknown form")
 
     def own(self, unit: float = 0.0) -> tuple[Tensor, Tensor]:
         """(latents, media) of the pipeline's own call.
@@ -196,7 +196,7 @@ class WholeSample:
         return last if last.shape == shape else last.reshape(shape), media
 
     def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
-        """Return the output from which the scheduler reads the flow velocity v at flow states x."""
+        """The model output that the scheduler reads as a flow velocity v at flow states x."""
         kind, s = self.policy.loop.kind, per_row(sigma, x)
         if kind in ("flow", "inverted"):
             return self.policy.loop.traits.sign * v

@@ -28,5 +28,5 @@ def chat_tokens(tokenizer: Any, prompt: str, system: str | None) -> list[int]:
         at = prompt.at if isinstance(prompt, Chat) else f"the prompt {prompt[:40]!r}"
         raise UserError(
             f"{at}: the chat template of model.language refuses messages of {roles} ({error}); "
-            "bring them into the order that it wants, or leave model.system out"
+            "put them in the order that it expects, or remove model.system"
         ) from error

@@ -76,8 +76,8 @@ class Replies:
             )
         except TemplateError as error:
             raise UserError(
-                f"model.environment: the chat template takes no turn of the {self.how.role} after "
-                f"the model's ({error}); set model.environment.role"
+                f"model.environment: the chat template accepts no {self.how.role} turn after the "
+                f"model's ({error}); set model.environment.role"
             ) from error
         _, turn, rest = whole.partition(TURN)
         if not turn:
@@ -129,7 +129,7 @@ def read_reply(found: Any, name: str) -> tuple[str, str] | None:
             "the known keys are 'reply' and 'state'"
         )
     if "reply" not in parts:
-        raise UserError(f"model.environment: {name} returned no 'reply'; None there ends the text")
+        raise UserError(f"model.environment: {name} returned no 'reply'; None would end the text")
     reply = parts["reply"]
     if reply is None:
         return None

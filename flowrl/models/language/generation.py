@@ -1,7 +1,7 @@
 """transformers' `generate` as a sampler of tokens, with its cache and left padding.
 
-`generate` itself has no noise per row. A last logits processor adds Gumbel noise keyed by the row;
-the most likely token is then a sample. m rows, u new tokens.
+`generate` itself has no noise per row, so a last logits processor adds Gumbel noise keyed by the
+row; the most likely token is then a sample. m rows, u new tokens.
 """
 
 from collections.abc import Sequence

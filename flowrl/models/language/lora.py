@@ -89,7 +89,7 @@ def load_text_lora(model: Any, folder: Path) -> None:
     """Load files of `save_text_lora` or `save_pretrained`; adapters must have been added before."""
     if (folder / WEIGHTS).is_file():
         if not has_text_lora(model):
-            raise UserError(f"{folder} holds an adapter, and the model has none: set model.lora")
+            raise UserError(f"{folder} holds an adapter, but the model has none: set model.lora")
         prefix = "base_model.model."
         state = {k.removeprefix(prefix): v for k, v in load_peft_weights(str(folder)).items()}
         found = set_peft_model_state_dict(model, state, adapter_name=ADAPTER)

@@ -102,9 +102,9 @@ class CausalPolicy:
             ids = chat_tokens(self.tokenizer, prompt, self.system)
         elif isinstance(prompt, Chat):
             raise UserError(
-                f"{prompt.at}: the prompt is a list of chat messages, and the tokenizer of "
+                f"{prompt.at}: the prompt is a list of chat messages, but the tokenizer of "
                 "model.language has no chat template: name a column of texts (prompts.column), or "
-                "take a model that has one"
+                "use a model that has one"
             )
         else:
             ids = self.tokenizer(prompt).input_ids

@@ -207,7 +207,7 @@ class CompletionsServer:
                 "limit for prompt and completion (vLLM: --max-model-len)"
             )
         raise UserError(
-            f"model.server: a completion ended ({finish}) at token {ids[-1]}, which is no stop "
+            f"model.server: a completion ended ({finish}) at token {ids[-1]}, which is not a stop "
             "token here; add it to model.stop, or start the server without stop tokens of its own "
             "(vLLM: --generation-config vllm)"
         )

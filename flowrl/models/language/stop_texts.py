@@ -52,7 +52,7 @@ class StopTexts:
         return [any(text in tail for text in self.texts) for tail in tails]
 
     def before(self, text: str) -> str:
-        """The part before the stop text of a completion that ended at one."""
+        """The text of a completion before the stop text that ended it."""
         at = max(text.rfind(stop) for stop in self.texts)
         return text if at < 0 else text[:at]
 
