@@ -98,7 +98,7 @@ def replay(name: str, hacked: bool, lines: list[dict[str, float]]) -> Replayed:
     held = {line["iteration"]: line[ACCURACY] for line in lines if ACCURACY in line}
     for line in lines:
         signs = [] if line["iteration"] == 0 else [*alarms.unscored(line, {}), *alarms.watch(line)]
-        signs += alarms.compare(line) if ACCURACY in line else []
+        signs += alarms.compare(line, int(line["iteration"])) if ACCURACY in line else []
         if signs and first is None:
             first, sentence = int(line["iteration"]), "; ".join(signs)
     lost = next((int(at) for at, score in held.items() if score < LOST * held[0]), None)
@@ -132,7 +132,7 @@ def write_page(page: Path, name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", choices=("decide", "tune"), required=True)
+    parser.add_argument("--table", choices=("decide", "decide_2", "tune"), required=True)
     parser.add_argument("--out", type=Path, default=PROJECT / "runs" / "alarms")
     parser.add_argument("--replay", action="store_true", help="make no run, print the table")
     parser.add_argument("--page", type=Path, help="write the table into this page")
