@@ -1,6 +1,7 @@
 """Runs that are hacked, and healthy ones: does an alarm come in time, and is nobody accused?
 
     python scripts/benchmarks/alarm_runs.py --table decide      the twenty that decide
+    python scripts/benchmarks/alarm_runs.py --table decide_2    twenty fresh ones, likewise
     python scripts/benchmarks/alarm_runs.py --table tune        others, to choose thresholds on
     python scripts/benchmarks/alarm_runs.py --table tune --replay
 
