@@ -13,10 +13,11 @@ from flowrl.run.unscored import TILTS, Evidence, differing
 
 Metrics = Mapping[str, float]
 DIVERSITY = ("image/diversity", "text/distinct")
-STATISTICS = ("image/brightness", "image/saturation", "image/edges", "image/entropy", *DIVERSITY)
-STATISTICS += ("text/length", "text/stopped")
+LOOKS = ("image/brightness", "image/saturation", "image/edges", "image/entropy", "image/diversity")
+STATISTICS = (*LOOKS, "text/distinct", "text/length", "text/stopped")
 _KEPT = ("reward", "reward_std", "unscored_share", *STATISTICS)
 _ERROR = "held_out_gain_error/"
+_ITERATION = "iteration"
 
 
 class Sign(NamedTuple):
@@ -33,8 +34,10 @@ class Thresholds:
     slip_errors: float = 2.0  # the second, likewise
     rise: float = 0.3  # of the training reward, in its spreads at the start
     gain: float = 2.0  # standard errors of a held-out gain that excuses changed statistics
-    shift: float = 0.6  # of a statistic, in standard deviations of the base's samples
+    shift: float = 0.75  # of a statistic, in standard deviations of the base's samples
     shifted: int = 2  # statistics that have to shift
+    speed: float = 0.09  # of an image's statistics on average, in such spreads per iteration
+    speed_errors: float = 2.0  # the same change, in standard errors of a held-out score
     change: float = 0.5  # relative, of a training statistic in a run without held-out prompts
     alike: float = 0.6  # of the diversity at the start
     stopped: float = 0.5  # of the share of texts that ended by themselves at the start
@@ -51,6 +54,7 @@ class Gain(NamedTuple):
     now: float
     size: float  # in standard deviations of the samples, the larger of the base's and today's
     errors: float  # in standard errors of the paired difference
+    error: float  # that standard error, in the same standard deviations
 
 
 @dataclass
@@ -62,6 +66,7 @@ class Alarms:
 
     at: Thresholds = Thresholds()
     base: dict[str, float] = field(default_factory=dict)  # the first evaluation
+    last: dict[str, float] = field(default_factory=dict)  # the last one, and its iteration
     start: list[dict[str, float]] = field(default_factory=list)  # the first iterations
     recent: list[dict[str, float]] = field(default_factory=list)  # the last ones
     best: list[float] = field(default_factory=list)  # rewards of the window with the highest mean
@@ -117,16 +122,18 @@ class Alarms:
             self.best = rewards
         return self._new([*self._reward_fall(rewards), *self._training_shifts()])
 
-    def compare(self, metrics: Metrics) -> list[str]:
-        """Add an evaluation, to be compared with the first one; return the new signs as clauses."""
+    def compare(self, metrics: Metrics, iteration: int) -> list[str]:
+        """Add the evaluation after some iterations, to be compared with the first and the last one;
+        return the new signs as clauses."""
         now = {name: value for name, value in metrics.items() if name.startswith("held_out")}
+        before, self.last = self.last, now | {_ITERATION: float(iteration)}
         if not self.base:
             self.base = now
             return []
         gains = [self._gain(name, now) for name in self._judges(now)]
         signs = [sign for gain in gains for sign in self._fall(gain)]
         if not any(gain.errors > self.at.gain for gain in gains):
-            signs += self._shifts(now)
+            signs += [*self._shifts(now), *self._speed(before, gains)]
         return self._new(signs + self._alike(_unprefixed(self.base), _unprefixed(now)))
 
     def _new(self, signs: Sequence[Sign]) -> list[str]:
@@ -142,8 +149,9 @@ class Alarms:
     def _gain(self, name: str, now: Metrics) -> Gain:
         key, std = f"held_out/{name}", f"held_out_std/{name}"
         gain, spread = now[key] - self.base[key], max(self.base[std], now[std])
-        size, errors = _ratio(gain, spread), _ratio(gain, now[_ERROR + name])
-        return Gain(name, self.base[key], now[key], size, errors)
+        error = now[_ERROR + name]
+        size, errors = _ratio(gain, spread), _ratio(gain, error)
+        return Gain(name, self.base[key], now[key], size, errors, _ratio(error, spread))
 
     def _fall(self, gain: Gain) -> list[Sign]:
         at = self.at
@@ -170,6 +178,22 @@ class Alarms:
         if len(shifted) < self.at.shifted:
             return []
         return [Sign("shifts", f"held-out scores gain nothing, and {', '.join(shifted)}")]
+
+    def _speed(self, before: Metrics, gains: Sequence[Gain]) -> list[Sign]:
+        """Statistics of held-out images since the evaluation `before`, where no score gains."""
+        moved = [
+            abs(self.last[f"held_out/{name}"] - before[f"held_out/{name}"]) / spread
+            for name in LOOKS
+            if (spread := self.base.get(f"held_out_std/{name}"))
+        ]
+        iterations = self.last[_ITERATION] - before[_ITERATION]
+        # few samples move by chance; the scores' paired differences say by how much
+        noise = self.at.speed_errors * max((gain.error for gain in gains), default=0.0)
+        if not moved or fmean(moved) <= max(self.at.speed * iterations, noise):
+            return []
+        share = 100 * fmean(moved) / iterations
+        text = f"images change by {share:.0f} % of their spread per iteration"
+        return [Sign("speed", f"held-out scores gain nothing, and {text}")]
 
     def _training_shifts(self) -> list[Sign]:
         if self.base:  # evaluations are compared instead: a plan may move over the run
@@ -212,8 +236,8 @@ class Alarms:
             setattr(self, name, value)
         return True
 
-    def check(self) -> None:
-        """ValueError for a state whose parts contradict each other."""
+    def check(self, iteration: int) -> None:
+        """ValueError for a state after `iteration` whose parts contradict each other."""
         if len({frozenset(row) for row in (*self.start, *self.recent)}) > 1:
             raise ValueError("state.json: alarms have iterations of different statistics")
         if any(len(bets) != len(TILTS) for bets in self.evidence.values()):
@@ -221,6 +245,10 @@ class Alarms:
         for name in self.base:
             if name.startswith("held_out_std/") and _held_out(name) not in self.base:
                 raise ValueError(f"state.json: alarms.base has {name} without a score")
+            if name.removeprefix("held_out_std/") in LOOKS and _held_out(name) not in self.last:
+                raise ValueError(f"state.json: alarms.last has no {_held_out(name)}")
+        if self.base and not 0 <= self.last.get(_ITERATION, -1) <= iteration:
+            raise ValueError("state.json: alarms.last has no iteration before the checkpoint")
 
 
 def _held_out(std: str) -> str:

@@ -159,7 +159,7 @@ def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapp
     try:
         progress = _PROGRESS.validate_python(state["progress"])
         if alarms.keys() == Alarms().state().keys():
-            _ALARMS.validate_python(alarms).check()
+            _ALARMS.validate_python(alarms).check(progress.iteration)
     except ValidationError as error:
         raise ValueError(f"state.json: {explain(error)}") from error
     if progress.iteration != int(checkpoint.name) or not 0 <= progress.seconds < math.inf:

@@ -50,7 +50,7 @@ def guard_held_out(
     """Warn about signs of trouble in an evaluation, or stop before the next iteration."""
     if session.run.train.alarms == "off":
         return
-    signs = alarms.compare(metrics)
+    signs = alarms.compare(metrics, progress.iteration)
     metrics["alarms"] = metrics.get("alarms", 0.0) + len(signs)
     _warn_or_stop(session, progress, metrics, alarms, _collapse(session, signs))
 

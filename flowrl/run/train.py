@@ -93,7 +93,7 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
         prove_pipeline(session, proof)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
-        alarms.compare(base)
+        alarms.compare(base, progress.iteration)
         session.accelerator.log(base, step=0)
         checkpoint.save_checkpoint(session, progress, alarms)
     proof.keep()

@@ -1,6 +1,7 @@
 """Runs that are hacked, and healthy ones: does an alarm come in time, and is nobody accused?
 
     python scripts/benchmarks/alarm_runs.py --table decide      the twenty that decide
+    python scripts/benchmarks/alarm_runs.py --table decide_2    twenty fresh ones, likewise
     python scripts/benchmarks/alarm_runs.py --table tune        others, to choose thresholds on
     python scripts/benchmarks/alarm_runs.py --table tune --replay
 
@@ -98,7 +99,7 @@ def replay(name: str, hacked: bool, lines: list[dict[str, float]]) -> Replayed:
     held = {line["iteration"]: line[ACCURACY] for line in lines if ACCURACY in line}
     for line in lines:
         signs = [] if line["iteration"] == 0 else [*alarms.unscored(line, {}), *alarms.watch(line)]
-        signs += alarms.compare(line) if ACCURACY in line else []
+        signs += alarms.compare(line, int(line["iteration"])) if ACCURACY in line else []
         if signs and first is None:
             first, sentence = int(line["iteration"]), "; ".join(signs)
     lost = next((int(at) for at, score in held.items() if score < LOST * held[0]), None)
@@ -132,7 +133,7 @@ def write_page(page: Path, name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", choices=("decide", "tune"), required=True)
+    parser.add_argument("--table", choices=("decide", "decide_2", "tune"), required=True)
     parser.add_argument("--out", type=Path, default=PROJECT / "runs" / "alarms")
     parser.add_argument("--replay", action="store_true", help="make no run, print the table")
     parser.add_argument("--page", type=Path, help="write the table into this page")

@@ -27,36 +27,36 @@ def evaluation(score: float, error: float = 0.02, **looks: float) -> dict[str, f
 
 def based(score: float = 0.7) -> Alarms:
     alarms = Alarms()
-    assert alarms.compare(evaluation(score)) == []
+    assert alarms.compare(evaluation(score), 0) == []
     return alarms
 
 
 def test_a_held_out_fall_is_told_once():
     alarms = based()
-    assert alarms.compare(evaluation(0.69)) == []
-    (sign,) = alarms.compare(evaluation(0.6))
+    assert alarms.compare(evaluation(0.69), 20) == []
+    (sign,) = alarms.compare(evaluation(0.6), 20)
     assert sign == "the held-out score strict fell from 0.700 to 0.600"
-    assert alarms.compare(evaluation(0.5)) == []
+    assert alarms.compare(evaluation(0.5), 20) == []
 
 
 @pytest.mark.parametrize("score, error", [(0.6, 0.04), (0.66, 0.005), (0.8, 0.02)])
 def test_noise_small_falls_and_gains_are_not_told(score, error):
     """2.5 standard errors; eight standard errors, but a tenth of the spread; a gain."""
-    assert based().compare(evaluation(score, error)) == []
+    assert based().compare(evaluation(score, error), 20) == []
 
 
 def test_a_fall_of_all_samples_from_a_perfect_score_is_told():
     """Neither evaluation has a spread."""
     none = {"held_out_std/strict": 0.0}
     alarms = Alarms()
-    alarms.compare(evaluation(1.0) | none)
-    assert alarms.compare(evaluation(1.0, 0.0) | none) == []
-    assert len(alarms.compare(evaluation(0.0, 0.0) | none)) == 1
+    alarms.compare(evaluation(1.0) | none, 0)
+    assert alarms.compare(evaluation(1.0, 0.0) | none, 20) == []
+    assert len(alarms.compare(evaluation(0.0, 0.0) | none, 20)) == 1
 
 
 def test_only_rewards_that_scored_the_base_are_compared():
     new = {"held_out/new": 0.1, "held_out_std/new": 0.4, "held_out_gain_error/new": 0.01}
-    assert based().compare(evaluation(0.7) | new) == []
+    assert based().compare(evaluation(0.7) | new, 20) == []
 
 
 def test_a_smaller_fall_is_told_where_the_training_reward_rises():
@@ -64,31 +64,67 @@ def test_a_smaller_fall_is_told_where_the_training_reward_rises():
     train(still, [0.5] * 15)
     train(rising, [0.5 + 0.02 * i for i in range(15)])
     small = evaluation(0.65)
-    assert still.compare(small) == []
-    (sign,) = rising.compare(small)
+    assert still.compare(small, 20) == []
+    (sign,) = rising.compare(small, 20)
     assert sign.startswith("the reward rises, but the held-out score strict fell")
 
 
 def test_changed_samples_are_told_where_held_out_scores_gain_nothing():
     changed = {"image/brightness": 0.6, "image/saturation": 0.4}
-    (sign,) = based().compare(evaluation(0.71, **changed))
+    (sign,) = based().compare(evaluation(0.71, **changed), 20)
     assert "gain nothing" in sign and "image/brightness went from 0.500 to 0.600" in sign
-    assert based().compare(evaluation(0.8, **changed)) == []  # a confirmed gain excuses them
-    assert based().compare(evaluation(0.71, **{"image/brightness": 0.6})) == []  # one alone
+    assert based().compare(evaluation(0.8, **changed), 20) == []  # a confirmed gain excuses them
+    assert based().compare(evaluation(0.71, **{"image/brightness": 0.6}), 20) == []  # one alone
     near = {"image/brightness": 0.53, "image/saturation": 0.33}
-    assert based().compare(evaluation(0.71, **near)) == []
+    assert based().compare(evaluation(0.71, **near), 20) == []
+
+
+FAST = {"image/brightness": 0.55, "image/saturation": 0.35}  # a third of a spread on average
+
+
+def test_images_that_change_fast_are_told_where_held_out_scores_gain_nothing():
+    (sign,) = based().compare(evaluation(0.71, **FAST), 3)
+    assert sign == (
+        "held-out scores gain nothing, and images change by 11 % of their spread per iteration"
+    )
+    assert based().compare(evaluation(0.71, **FAST), 4) == []
+    assert based().compare(evaluation(0.8, **FAST), 3) == []  # a confirmed gain excuses them
+
+
+def test_speed_is_measured_from_the_last_evaluation():
+    alarms = based()
+    assert alarms.compare(evaluation(0.71, **FAST), 10) == []
+    alarms = restored(alarms)
+    (sign,) = alarms.compare(evaluation(0.71), 13)  # back at the base's
+    assert "11 % of their spread per iteration" in sign
+
+
+@pytest.mark.parametrize("error, told", [(0.06, 1), (0.07, 0)])
+def test_few_samples_move_by_chance(error, told):
+    """A third of a spread is 2.2 and 1.9 standard errors of the held-out score."""
+    assert len(based().compare(evaluation(0.71, error, **FAST), 3)) == told
+
+
+def test_a_state_without_its_last_evaluation_is_refused():
+    alarms = based()
+    alarms.check(0)
+    last = dict(alarms.last)
+    for wrong in ({}, last | {"iteration": 1.0}, {"iteration": 0.0}):
+        alarms.last = wrong
+        with pytest.raises(ValueError, match=r"alarms\.last"):
+            alarms.check(0)
 
 
 def test_samples_that_become_alike_are_told_whatever_the_scores():
-    (sign,) = based().compare(evaluation(0.9, **{"image/diversity": 0.17}))
+    (sign,) = based().compare(evaluation(0.9, **{"image/diversity": 0.17}), 20)
     assert sign == "image/diversity fell from 0.300 to 0.170"
-    assert based().compare(evaluation(0.9, **{"image/diversity": 0.19})) == []
+    assert based().compare(evaluation(0.9, **{"image/diversity": 0.19}), 20) == []
 
 
 def test_without_held_out_prompts_two_training_statistics_have_to_change():
     one, two = Alarms(), Alarms()
     for alarms in (one, two):
-        assert alarms.compare({}) == []
+        assert alarms.compare({}, 0) == []
         train(alarms, [0.5] * 5, **LOOKS)
     assert train(one, [0.5] * 5, **LOOKS | {"image/brightness": 0.9}) == []
     changed = LOOKS | {"image/brightness": 0.9, "image/saturation": 0.1}
@@ -108,9 +144,9 @@ def test_texts_that_no_longer_end_by_themselves_are_told():
     train(alarms, [0.5] * 5, **{"text/stopped": 0.9})
     (sign,) = train(alarms, [0.5] * 5, **{"text/stopped": 0.4})
     assert sign.startswith("text/stopped fell from 0.900 to ")
-    (sign,) = based_on_texts().compare(texts(0.4))
+    (sign,) = based_on_texts().compare(texts(0.4), 20)
     assert sign == "text/stopped fell from 0.900 to 0.400"
-    assert based_on_texts().compare(texts(0.5)) == []
+    assert based_on_texts().compare(texts(0.5), 1) == []  # however fast
 
 
 def texts(stopped: float) -> dict[str, float]:
@@ -119,7 +155,7 @@ def texts(stopped: float) -> dict[str, float]:
 
 def based_on_texts() -> Alarms:
     alarms = Alarms()
-    alarms.compare(texts(0.9))
+    alarms.compare(texts(0.9), 0)
     return alarms
 
 
@@ -209,10 +245,10 @@ def restored(alarms: Alarms) -> Alarms:
 def test_alarms_go_on_after_a_checkpoint():
     rewards = [0.8] * 10 + [0.8 - 0.05 * i for i in range(10)]
     whole, first = based(), based()
-    signs = train(whole, rewards) + whole.compare(evaluation(0.5))
+    signs = train(whole, rewards) + whole.compare(evaluation(0.5), 20)
     before = train(first, rewards[:12])
     again = restored(first)
-    assert signs == before + train(again, rewards[12:]) + again.compare(evaluation(0.5))
+    assert signs == before + train(again, rewards[12:]) + again.compare(evaluation(0.5), 20)
     assert len(signs) == 2
 
 
