@@ -246,8 +246,6 @@ def test_further_stop_tokens_end_a_text(policy):
     found = rollout(stopping, Completions(30))
     last = found.ids.gather(1, found.lengths[:, None] - 1)[:, 0][found.stopped]
     assert set(last.tolist()) == {1, 2 + tiny_lm.LETTERS.index(":")}
-    with pytest.raises(UserError, match=r"'ab' is 2 tokens"):
-        stopping.configure(system=None, stop=["ab"], temperature=1.0)
 
 
 def test_the_chat_template_frames_prompts_and_plain_text_is_left_alone():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from flowrl.media.statistics import Alarms
+from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.session import open_accelerator, open_session
 from flowrl.run.train import iterate
@@ -154,10 +154,10 @@ def test_a_public_layout_trains_for_an_iteration(name, model, tmp_path):
     check_run(run)
     session = open_session(run, tmp_path, open_accelerator(run, tmp_path))
     assert len(session.prompts) == count
-    policy: Any = session.policy
+    policy: Any = session.learner.policy
     wanted = policy.tokenizer(opening).input_ids
     assert policy.encode(session.prompts.texts[0])[: len(wanted)] == wanted
-    before = {key: value.detach().clone() for key, value in session.policies.network.items()}
+    before = {key: value.detach().clone() for key, value in session.learner.policies.network.items()}
     found = iterate(session, Progress(), Alarms())
     assert found["ratio"] == pytest.approx(1, abs=1e-4) and found["reward"] > 0
-    assert any((before[key] != value).any() for key, value in session.policies.network.items())
+    assert any((before[key] != value).any() for key, value in session.learner.policies.network.items())

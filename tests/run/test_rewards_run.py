@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.prompts import PromptSet
 from flowrl.run.alarms import Alarms, Thresholds
 from flowrl.run.checkpoint import Progress
 from flowrl.run.monitor import guard
@@ -38,7 +37,7 @@ def run_with(tmp_path: Path, *rewards: dict, **train: object) -> Run:
 
 
 def proven(run: Run) -> list[str]:
-    prompts = PromptSet.read(run.prompts.train, run.prompts.column, "prompts.train")
+    prompts = run.prompts.read("train")
     return list(prove_rewards(load_rewards(run.rewards), run, prompts))
 
 
