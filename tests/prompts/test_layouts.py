@@ -157,7 +157,11 @@ def test_a_public_layout_trains_for_an_iteration(name, model, tmp_path):
     policy: Any = session.learner.policy
     wanted = policy.tokenizer(opening).input_ids
     assert policy.encode(session.prompts.texts[0])[: len(wanted)] == wanted
-    before = {key: value.detach().clone() for key, value in session.learner.policies.network.items()}
+    before = {
+        key: value.detach().clone() for key, value in session.learner.policies.network.items()
+    }
     found = iterate(session, Progress(), Alarms())
     assert found["ratio"] == pytest.approx(1, abs=1e-4) and found["reward"] > 0
-    assert any((before[key] != value).any() for key, value in session.learner.policies.network.items())
+    assert any(
+        (before[key] != value).any() for key, value in session.learner.policies.network.items()
+    )
