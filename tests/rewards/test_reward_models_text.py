@@ -111,7 +111,7 @@ def test_what_is_too_long_is_unscored_or_cut_where_it_is_said(tmp_path):
         made = load("sequence_classifier", model=folder, most=8, long=how, device="cpu")
         want = alone(folder, [row[part] for row in rows])[:, 0]
         torch.testing.assert_close(made(of()), want, **CLOSE)
-    with pytest.raises(ValueError, match="at most 16, not 17"):
+    with pytest.raises(ValueError, match="at most 16 tokens, not 17"):
         load("sequence_classifier", model=folder, most=17)
 
 
