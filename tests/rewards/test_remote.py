@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import torch
@@ -277,15 +277,20 @@ def test_the_pixels_of_a_request_are_bounded_before_any_is_decoded(monkeypatch):
 
 
 def test_decoding_does_not_block_the_server(monkeypatch):
-    real = codec.to_tensor
-    monkeypatch.setattr(codec, "to_tensor", lambda image: (time.sleep(1), real(image))[1])
+    real, begun, go_on = codec.to_tensor, threading.Event(), threading.Event()
+
+    def decode(image):
+        begun.set()
+        assert go_on.wait(60)
+        return real(image)
+
+    monkeypatch.setattr(codec, "to_tensor", decode)
     with serving(Served.of("brightness", {}, Brightness())) as url, ThreadPoolExecutor(1) as pool:
         body = wire.encode_samples(pictures(2))
-        post = pool.submit(httpx.post, f"{url}/score", json=body, timeout=20)
-        time.sleep(0.3)
-        began = time.monotonic()
-        assert httpx.get(f"{url}/health").status_code == 200
-        assert time.monotonic() - began < 0.6
+        post = pool.submit(httpx.post, f"{url}/score", json=body, timeout=90)
+        assert begun.wait(60)
+        assert httpx.get(f"{url}/health", timeout=30).status_code == 200
+        go_on.set()
         assert post.result().status_code == 200
 
 
@@ -314,7 +319,7 @@ def test_numbers_that_json_does_not_have_are_the_clients_error(text, status):
 def lines_of(url: str, *sent: bytes, pause: float = 0.0) -> bytes:
     """The start of what a server answers to raw bytes; empty where it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         for part in sent:
             client.sendall(part)
             time.sleep(pause)
@@ -329,15 +334,25 @@ def test_slow_requests_and_too_many_connections_are_closed():
         assert lines_of(url, b"") == b""
         head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{"
         assert b" 408 " in lines_of(url, head)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         with ExitStack() as stack:
             for _ in range(2):
                 address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
                 stack.enter_context(socket.create_connection(address))
             time.sleep(0.05)
             assert lines_of(url, b"") == b""
-        time.sleep(0.5)
-        assert httpx.get(f"{url}/health").status_code == 200
+        until_healthy(url)
+
+
+def until_healthy(url: str) -> None:
+    """Connections that were closed free their places soon, but not at once."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        time.sleep(0.1)
+    pytest.fail("the server takes no connection again")
 
 
 @pytest.mark.parametrize(
@@ -363,14 +378,14 @@ def test_a_full_queue_asks_to_come_back():
     hold = threading.Event()
 
     def reward(samples: Samples) -> torch.Tensor:
-        hold.wait(10)
+        hold.wait(60)
         return torch.ones(len(samples.prompts))
 
     limits = ServerLimits(batch=1, wait=0.0, queue=1)
     with serving(Served.of("slow", {}, reward), limits) as url, ThreadPoolExecutor(8) as pool:
-        post = lambda: httpx.post(f"{url}/score", json=wire.encode_samples(pictures(1)), timeout=20)
+        post = lambda: httpx.post(f"{url}/score", json=wire.encode_samples(pictures(1)), timeout=90)
         asked = [pool.submit(post) for _ in range(6)]
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not any(a.done() for a in asked) and time.monotonic() < end:
             time.sleep(0.01)
         hold.set()

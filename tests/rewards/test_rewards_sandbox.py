@@ -132,7 +132,7 @@ STOPPED = {
 def test_what_does_not_end_or_fit_is_stopped(name):
     began = time.monotonic()
     assert passed(STOPPED[name]) == [False] * 3
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_tests_before_one_that_hangs_count():

@@ -25,12 +25,12 @@ RUN = (PROJECT / "configs" / "demo.yaml").read_text()
 
 def sentence(path: Path) -> str:
     """The error of a run's file; it is one line, short, and comes at once."""
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(UserError) as caught:
         run = read_run(path)
         check_plan(run)
         check_rewards(run)
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
     text = str(caught.value)
     assert "\n" not in text and len(text) < 1500, text[:300]
     assert "pydantic" not in text
@@ -153,14 +153,14 @@ def test_mutated_runs_are_valid_or_one_sentence(count):
 
 
 def prompts_of(path: Path) -> PromptSet | str:
-    begin = time.monotonic()
+    begin = time.process_time()
     try:
         return PromptSet.read(str(path), "prompt", "prompts.train")
     except UserError as error:
         assert "\n" not in str(error) and len(str(error)) < 700
         return str(error)
     finally:
-        assert time.monotonic() - begin < 5
+        assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(
