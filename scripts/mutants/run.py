@@ -272,7 +272,7 @@ def copied(folder: Path) -> None:
             shutil.copy(PROJECT / name, folder / name)
 
 
-def tested(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
+def tested(folder: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
     """(pytest's exit code, its output): 0 all passed, 1 a test failed, 2 and more no verdict."""
     paths = [f"tests/{test}" for test in tests]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
@@ -280,10 +280,10 @@ def tested(folder: Path, tests: Sequence[str]) -> tuple[int, str]:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patience
         )
     except subprocess.TimeoutExpired:
-        return 1, f"no end after {PATIENCE} s"
+        return 1, f"no end after {patience:.0f} s"
     return done.returncode, done.stdout + done.stderr
 
 
@@ -318,7 +318,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         copied(folder)
-        code, output = tested(folder, sorted({test for m in chosen for test in m.tests.split()}))
+        tests = sorted({test for m in chosen for test in m.tests.split()})
+        code, output = tested(folder, tests, 6 * PATIENCE)
         if code != 0:
             raise SystemExit(f"the tests fail without any mutant\n{output}")
         for mutant in chosen:
