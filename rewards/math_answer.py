@@ -20,6 +20,7 @@ from rewards.perception.media import expect
 from rewards.serving.workers import Workers
 from rewards.types import Reward, Samples, cell
 
+READING = 60.0  # seconds to read one right answer: a busy machine must not end a run
 SHOWN = 256  # right answers that are parsed before a run; the others when their prompt is used
 
 
@@ -59,8 +60,16 @@ class MathAnswer:
         given = [cell(row, self.column) for row in meta]
         golds = [None if gold is None else str(gold) for gold in given]
         unlike = list(dict.fromkeys(gold for gold in golds if gold is not None))
-        read = dict(zip(unlike, self.workers.ask([{"gold": g} for g in unlike]), strict=True))
+        limit = max(self.workers.seconds, READING)
+        readable = self.workers.ask([{"gold": g} for g in unlike], limit)
+        read = dict(zip(unlike, readable, strict=True))
         for row, gold in enumerate(golds):
+            if gold is not None and read[gold] is None:
+                raise ValueError(
+                    f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): its {self.column} "
+                    f"{gold[:60]!r} was not read within {limit:g} s; fix the prompt file, or "
+                    "leave the row's answer out to have it unscored"
+                )
             if gold is not None and read[gold] is not True:
                 raise ValueError(
                     f"math_answer: row {row + 1} (prompt {prompts[row][:60]!r}): no mathematics "

@@ -97,15 +97,16 @@ class Workers:
         for _ in range(self.count):
             self._idle.put(Worker(self.script))
 
-    def ask(self, questions: Sequence[Any]) -> list[Any | None]:
-        """The answers in order; None where there was none in time."""
+    def ask(self, questions: Sequence[Any], seconds: float | None = None) -> list[Any | None]:
+        """The answers in order; None where there was none in time (`seconds`, if not its own)."""
+        limit = self.seconds if seconds is None else seconds
         with ThreadPoolExecutor(self.count) as pool:
-            return list(pool.map(self._ask, questions))
+            return list(pool.map(lambda question: self._ask(question, limit), questions))
 
-    def _ask(self, question: Any) -> Any | None:
+    def _ask(self, question: Any, seconds: float) -> Any | None:
         worker = self._idle.get()
         try:
-            answer = worker.ask(question, self.seconds)
+            answer = worker.ask(question, seconds)
         finally:
             self._idle.put(worker)
         if answer is None:

@@ -9,15 +9,23 @@ touched, and runs the tests that must fail. Exit code 1 if one survives, or if i
 """
 
 import argparse
+import importlib
+import multiprocessing
 import os
+import queue
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
+import torch
 
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
@@ -28,6 +36,8 @@ from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 
+PACKAGES = ("accelerate", "beartype", "diffusers", "fastapi", "hypothesis", "peft", "scipy.stats")
+PACKAGES += ("transformers", "torch.distributed", "uvicorn", "xdist")
 PATIENCE = 900  # seconds for the tests of one mutant
 
 
@@ -272,19 +282,44 @@ def copied(folder: Path) -> None:
             shutil.copy(PROJECT / name, folder / name)
 
 
+def preload() -> None:
+    """Import the large packages once: a forked child finds them loaded, and flowrl's own are new."""
+    for name in PACKAGES:
+        importlib.import_module(name)
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+
+
+def run_pytest(folder: Path, tests: Sequence[str], output: Path) -> None:
+    """In a child process: the tests of a copied tree; pytest's exit code is the process's."""
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.setsid()
+    os.chdir(folder)
+    # compiled files differ by second and size only, which a mutant may share
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.path[:] = [str(folder), *(p for p in sys.path if Path(p or ".").resolve() != PROJECT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
+        del sys.modules[name]
+    paths = [f"tests/{test}" for test in tests]
+    os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *paths])))
+
+
 def tested(folder: Path, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
     """(pytest's exit code, its output): 0 all passed, 1 a test failed, 2 and more no verdict."""
-    paths = [f"tests/{test}" for test in tests]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
-    # compiled files differ by second and size only, which a mutant may share
-    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patience
-        )
-    except subprocess.TimeoutExpired:
+    output = folder.with_name(f"{folder.name}.txt")
+    child = multiprocessing.get_context("fork").Process(
+        target=run_pytest, args=(folder, tests, output)
+    )
+    child.start()
+    child.join(patience)
+    if child.exitcode is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.join()
         return 1, f"no end after {patience:.0f} s"
-    return done.returncode, done.stdout + done.stderr
+    return child.exitcode % 256, output.read_text()
 
 
 def survives(mutant: Mutant, folder: Path) -> bool:
@@ -306,6 +341,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="those whose name begins with it")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tested at the same time")
     given = parser.parse_args(arguments)
     chosen = [mutant for mutant in MUTANTS if mutant.name.startswith(given.only)]
     if not chosen:
@@ -314,21 +350,36 @@ def main(arguments: Sequence[str]) -> int:
         for m in chosen:
             print(f"{m.name:<26} {m.file}: {m.find}  ->  {m.put or '(nothing)'}")
         return 0
-    alive: list[str] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name)
-        copied(folder)
-        tests = sorted({test for m in chosen for test in m.tests.split()})
-        code, output = tested(folder, tests, 6 * PATIENCE)
-        if code != 0:
-            raise SystemExit(f"the tests fail without any mutant\n{output}")
-        for mutant in chosen:
-            start = time.monotonic()
-            alive += [mutant.name] if survives(mutant, folder) else []
-            verdict = "SURVIVED" if mutant.name in alive[-1:] else "caught"
-            print(f"{verdict:<9} {mutant.name} ({time.monotonic() - start:.0f} s)", flush=True)
+        alive = survivors(chosen, Path(name), given.jobs)
     print(f"{len(chosen) - len(alive)} of {len(chosen)} caught", *alive)
     return 1 if alive else 0
+
+
+def survivors(chosen: Sequence[Mutant], parent: Path, jobs: int) -> list[str]:
+    """The names of mutants that no test catches; each job has a copy of the tree."""
+    preload()
+    folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for job in range(jobs):
+        copied(parent / str(job))
+        folders.put(parent / str(job))
+    tests = sorted({test for m in chosen for test in m.tests.split()})
+    code, output = tested(parent / "0", tests, 6 * PATIENCE)
+    if code != 0:
+        raise SystemExit(f"the tests fail without any mutant\n{output}")
+
+    def judge(mutant: Mutant) -> str | None:
+        folder, start = folders.get(), time.monotonic()
+        try:
+            lives = survives(mutant, folder)
+        finally:
+            folders.put(folder)
+        verdict = "SURVIVED" if lives else "caught"
+        print(f"{verdict:<9} {mutant.name} ({time.monotonic() - start:.0f} s)", flush=True)
+        return mutant.name if lives else None
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return [name for name in pool.map(judge, chosen) if name is not None]
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from rewards import Samples, load
+from rewards import Samples, load, math_answer
 from rewards.self_test import Prompts, self_test
+from rewards.serving import workers
 from tests.support.reward_contract import check_contract, texts
 
 pytest.importorskip("math_verify")
@@ -79,12 +80,27 @@ def test_a_right_answer_that_cannot_be_read_names_its_row_before_anything_is_sco
 
 
 def test_what_takes_for_ever_scores_nothing_and_the_next_is_scored():
-    reward = load("math_answer", processes=1, seconds=0.5)
+    reward = load("math_answer", processes=1, seconds=2.0)
     tower = r"\boxed{9^{9^{9^{9}}} - 9^{9^{9^{9}}} + 7}"
     got = reward(of(["7", tower, "7"], ["7"] * 3))
     assert got.tolist() == [1, 0, 1]
     assert reward.report() == {"late": 1.0} and reward.report() == {"late": 0.0}
     reward.workers.close()
+
+
+def test_right_answers_have_more_time_than_completions(monkeypatch):
+    asked = []
+
+    def ask(workers, questions, seconds=None):
+        asked.extend(("text" in question, seconds) for question in questions)
+        return [None if question["gold"] == "8" else True for question in questions]
+
+    monkeypatch.setattr(workers.Workers, "ask", ask)
+    reward = load("math_answer", seconds=0.5)
+    assert reward(of(["7"], ["7"])).tolist() == [1]
+    assert asked == [(False, math_answer.READING), (True, None)]
+    with pytest.raises(ValueError, match=r"row 2 .*'8' was not read within 60 s"):
+        reward(of(["7", "8"], ["7", "8"]))
 
 
 def test_any_thread_may_ask(reward):
