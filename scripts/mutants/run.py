@@ -304,6 +304,8 @@ def run_pytest(folder: Path, tests: Sequence[str], output: Path) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
         del sys.modules[name]
     paths = [f"tests/{test}" for test in tests]
+    if all("::" in test for test in tests):
+        paths += ["-m", "not gpu"]  # a test that is named counts, even if it is slow
     os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *paths])))
 
 

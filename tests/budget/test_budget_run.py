@@ -98,7 +98,9 @@ def resumed_like_unbroken(make, folder) -> dict[str, float]:
     return total
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "everything")) for n in VARIANTS]
+)
 def test_a_resumed_run_spends_as_the_unbroken_one(model, tmp_path, name):
     total = resumed_like_unbroken(
         lambda folder: texts(model, folder, VARIANTS[name], updates=2), tmp_path
@@ -193,7 +195,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
     assert any(grad.abs().max() > 1e-4 for grad in found[0])
 
 
-@pytest.mark.parametrize("kind", ["texts", "pictures"])
+@pytest.mark.parametrize("kind", ["texts", pytest.param("pictures", marks=pytest.mark.slow)])
 def test_a_stored_success_stands_in_for_a_failure(kind, model, pipeline, tmp_path):
     make = texts if kind == "texts" else pictures
     kept = make(model if kind == "texts" else pipeline, tmp_path, {"replay": 8})

@@ -73,6 +73,7 @@ def without_times(line: str) -> dict[str, float]:
     return {k: v for k, v in json.loads(line).items() if not k.startswith(("seconds", "memory"))}
 
 
+@pytest.mark.slow
 def test_other_weights_are_proven_again(file: Path, pipeline: Path, tmp_path: Path, made) -> None:
     other = shutil.copytree(pipeline, tmp_path / "other")
     assert runs.flowrl("prove", file) == 0

@@ -13,7 +13,10 @@ from tests.support import runs
 from tests.support.runs import flowrl
 
 
-@pytest.mark.parametrize("method", ["best", "importance", "particles"])
+@pytest.mark.parametrize(
+    "method",
+    ["best", *(pytest.param(n, marks=pytest.mark.slow) for n in ("importance", "particles"))],
+)
 def test_steering_raises_the_reward_of_what_is_generated(pipeline, tmp_path, method, capsys):
     """Bright ones of eight: no training, only more samples."""
     run = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")

@@ -160,6 +160,7 @@ def test_padding_counts_cover_none_to_all(script):
     assert (count == 0).float().mean() == pytest.approx(0.125, abs=0.02)  # log 2 / log 257
 
 
+@pytest.mark.slow
 def test_quick_pretraining_runs_and_repeats(script, tmp_path):
     for name in ("a", "b"):
         script.main(script.PretrainArguments(tmp_path / name, seed=3, quick=True, threads=1))

@@ -32,6 +32,7 @@ def test_pretraining_moves_all_parts(script, tmp_path):
     assert all(p.isfinite().all() for p in weights)
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_where_it_was_interrupted(script, tmp_path, monkeypatch):
     """Killed in the fourth step of five, saved after two: the weights are those of one call."""
     monkeypatch.setattr(importlib.import_module("pretraining"), "SAVED_EVERY", 2)

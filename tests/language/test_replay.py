@@ -70,7 +70,9 @@ def replayed(kept: Session) -> tuple[Experience, dict[int, Success]]:
     return experience, rows
 
 
-@pytest.mark.parametrize("recipe", [TURNS, KL | OFF], ids=["turns", "turns and kl"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(TURNS, marks=pytest.mark.slow), KL | OFF], ids=["turns", "turns and kl"]
+)
 def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
     kept = opened(model, tmp_path, recipe)
     experience, found = replayed(kept)
@@ -86,6 +88,7 @@ def test_a_replayed_completion_is_told_what_it_was(model, tmp_path, recipe):
         assert pieces[".logp"][pieces[".told"]].eq(0).all()
 
 
+@pytest.mark.slow
 def test_its_turns_are_read_as_they_were_drawn(model, tmp_path):
     """Under the weights that drew it the ratio is 1; any other context of its turns would show."""
     kept = opened(model, tmp_path, TURNS)
@@ -117,6 +120,7 @@ def test_its_divergence_is_that_of_the_policy_that_drew_it(model, tmp_path):
     agree(experience, plus(outcome, apart))
 
 
+@pytest.mark.slow
 def test_metrics_are_of_what_was_drawn(model, tmp_path):
     """Replays are longer than what this policy writes, and no mean may show it."""
     kept = opened(model, tmp_path, TURNS)
@@ -131,7 +135,11 @@ def test_metrics_are_of_what_was_drawn(model, tmp_path):
         assert experience.metrics[name] == drawn.metrics[name], name
 
 
-@pytest.mark.parametrize("budget", [{"replay": 4}, EVERYTHING], ids=["replay", "everything"])
+@pytest.mark.parametrize(
+    "budget",
+    [pytest.param({"replay": 4}, marks=pytest.mark.slow), EVERYTHING],
+    ids=["replay", "everything"],
+)
 def test_a_resumed_run_of_turns_with_a_kl_off_the_reward(model, tmp_path, budget):
     whole, broken, again = (
         opened(model, tmp_path / name, KL | OFF, **budget) for name in ("whole", "broken", "again")

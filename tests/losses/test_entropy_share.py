@@ -32,9 +32,9 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
 
 def test_the_gradient_does_not_depend_on_the_rows_of_a_call(tmp_path, monkeypatch):
     model = tiny_lm.write(tmp_path)
-    for train in ({}, {"updates": 2}, {"recompute_old": True}):
+    for train in ({"updates": 2}, {"recompute_old": True}):
         whole = gradients(model, tmp_path, monkeypatch, 64, **train)
-        for rows in (5, 1):
+        for rows in (5,):
             parts = gradients(model, tmp_path, monkeypatch, rows, **train)
             for step, other in zip(whole, parts, strict=True):
                 size = torch.cat([g.flatten() for g in step]).norm()

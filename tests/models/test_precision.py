@@ -93,7 +93,11 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     assert all(torch.equal(network[n], again.learner.policies.network[n]) for n in network)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora",
+    [None, pytest.param({"rank": 2, "alpha": 4}, marks=pytest.mark.slow)],
+    ids=["full", "lora"],
+)
 def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path, lora):
     kept, progress = session(pipeline, tmp_path, "float16", lora, lr=1e-3), Progress()
     assert {p.dtype for p in kept.learner.policies.parameters.values()} == {torch.float32}
@@ -128,6 +132,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     assert again.learner.scaler.state_dict() == kept.learner.scaler.state_dict()
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_at_scale_one_still_stop_the_run(pipeline, tmp_path):
     kept, progress = session(pipeline, tmp_path, "float16", {"rank": 2, "alpha": 4}), Progress()
     kept.learner.scaler.scale(torch.zeros(()))

@@ -23,8 +23,17 @@ def proven(policy: PipelinePolicy, guidance: float | None = 4.5) -> WholeProof:
     return prove_whole(policy, THREE, (), replay)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["SD1.5", "SD3", "Wan 2.1", "LTX-Video with an image"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SD1.5",
+        "SD3",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("Wan 2.1", "LTX-Video with an image")),
+    ],
+)
 def test_whole_samples_are_the_pipelines_own(name: str, dtype: torch.dtype) -> None:
     family = NAMED[name]
     proof = proven(PipelinePolicy(family.build().to(dtype), call=family.call))

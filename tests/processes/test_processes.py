@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import environments, process_runs, runs, text_runs, tiny_lm
-from tests.support.process_runs import DDP, Job, Weights, alone, apart, together, told
+from tests.support.process_runs import DDP, Job, Weights, alone, apart, told
+from tests.support.warm import together
 
 NEAR = {"float64": 1e-10, "float32": 2e-5}  # 3e-6 was seen, of weights that moved by 1e-2
 RECIPES = {
@@ -17,7 +18,8 @@ RECIPES = {
 }
 TURNS = {"name": "text_gigpo", "length": 24, "group": 4, "kl": 0.0}
 KL = {"name": "text_reinforce", "length": 6, "group": 4, "kl": 10.0, "kl_in": "reward"}
-LATER = ("mix_grpo", "branch_grpo", "awm", "float32", "text tree")
+LATER = ("nft", "mix_grpo", "branch_grpo", "awm", "float32", "one draw")
+LATER += ("text kl", "text tree", "text forking")
 Ran = tuple[Path, dict[str, Weights]]
 REWARDS = """
 import os
@@ -77,16 +79,17 @@ def jobs(pipeline, tmp_path_factory) -> dict[str, Job]:
 
 
 @pytest.fixture(scope="module")
-def pair(jobs, tmp_path_factory):
+def pair(jobs, warm, tmp_path_factory):
     """By one launch of two processes: its folder, and the weights."""
     folder = tmp_path_factory.mktemp("pair")
-    return folder, together(DDP, {n: job for n, job in jobs.items() if n not in LATER}, folder)
+    now = {name: job for name, job in jobs.items() if name not in LATER}
+    return folder, together(warm, DDP, now, folder)
 
 
 @pytest.fixture(scope="module")
 def later(jobs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("later")
-    return folder, together(DDP, {name: jobs[name] for name in LATER}, folder)
+    return folder, process_runs.together(DDP, {name: jobs[name] for name in LATER}, folder)
 
 
 def check(job: Job, name: str, ran: Ran, here: Path) -> None:
@@ -98,9 +101,7 @@ def check(job: Job, name: str, ran: Ran, here: Path) -> None:
     assert told(folder, name)["moved"] > 1e-4
 
 
-@pytest.mark.parametrize(
-    "name", ["flow_grpo", "nft", "one draw", "text", "text kl", "text forking", "turns"]
-)
+@pytest.mark.parametrize("name", ["flow_grpo", "text", "turns"])
 def test_processes_and_chunks_change_nothing_but_rounding(jobs, pair, tmp_path, name):
     check(jobs[name], name, pair, tmp_path)
 
@@ -137,6 +138,7 @@ def test_the_third_step_without_a_finite_gradient_stops_both(pair):
     assert said[0].startswith("NotFiniteError: no finite gradient in three optimizer steps")
 
 
+@pytest.mark.slow
 def test_a_launch_that_starts_fewer_processes_than_it_says_is_an_error(jobs, tmp_path):
     """accelerate's own trap: --cpu starts one, whatever --num_processes is."""
     config = runs.write(jobs["nft"]["settings"], tmp_path)

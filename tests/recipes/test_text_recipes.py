@@ -181,7 +181,12 @@ class Loop:
         return float(torch.cat([solved(r).values for r in rollouts]).mean())
 
 
-@pytest.mark.parametrize("name", TEXT_RECIPES)
+QUICK = ("text_grpo", "text_rloo", "text_treerl", "text_stream")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in TEXT_RECIPES]
+)
 def test_learns(name):
     loop = Loop(TEXT_RECIPES[name](**SMALL[name]))
     length = 150 if name == "text_stream" else 60  # it has one text a prompt, not eight

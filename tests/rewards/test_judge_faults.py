@@ -252,7 +252,13 @@ def trained(server: ChatServer, pipeline: Path, folder: Path, tries: int) -> lis
     return metrics
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "and verdicts that say nothing",
+        pytest.param("timeouts and nonsense", marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_run_ends_with_every_group_scored_or_dropped(pipeline, tmp_path, trouble):
     """Two groups of four an iteration: 12 pairs. What the log says is what the server saw."""
     with ChatServer(compare, TROUBLES[trouble]) as server:

@@ -79,6 +79,7 @@ def harm(monkeypatch: pytest.MonkeyPatch, iteration: int, factor: float) -> None
     monkeypatch.setattr(update, "optimizer_step", harmed)
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_stays_finite(pipeline, tmp_path, capsys, monkeypatch):
     """Weights that overflow in the second iteration reach neither a checkpoint nor an export."""
     harm(monkeypatch, 2, math.inf)
@@ -108,7 +109,7 @@ def test_what_is_not_finite_is_not_written_into_a_checkpoint(pipeline, tmp_path,
     assert newest is not None and newest.name == "000001"
 
 
-@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("iterations", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, iterations):
     """Weights of 1e30 are finite, what they generate is not: seen before it is scored or saved."""
     harm(monkeypatch, 1, 1e30)

@@ -81,6 +81,7 @@ def stopped(warm: Warm, config: Path, folder: Path, **env: str) -> str:
     return sentence
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_says_how_to_go_on(warm, config, unbroken, tmp_path):
     folder, out = tmp_path / "run", tmp_path / "said.txt"
     pid = warm.start("train", config, "--folder", folder, out=out)

@@ -184,8 +184,11 @@ def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> Non
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."),
-        MemoryError(),
+        pytest.param(
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(MemoryError(), marks=pytest.mark.slow),
     ],
     ids=["cuda", "cpu", "python"],
 )

@@ -63,7 +63,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGES)
+QUICK = ("nested", "not UTF-8")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in DAMAGES]
+)
 def test_a_damaged_folder_is_resumed_with_a_sentence(run, capsys, name):
     harm, words = DAMAGES[name]
     harm(run)

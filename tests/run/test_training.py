@@ -59,7 +59,7 @@ def of_all_rows(kept: Session, experience: Experience) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
     pipeline, tmp_path, monkeypatch, updates
 ):

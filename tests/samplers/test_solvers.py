@@ -104,7 +104,7 @@ def shifted(steps: int):
 SIGMAS = shifted(14)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("noise", [0.0, pytest.param(0.4, marks=pytest.mark.slow), 1.0])
 def test_sa_solver_draws_the_data(noise):
     """Mean and spread of 40,000 numbers: stochastic steps keep the marginals."""
     (rollout,) = roll(

@@ -27,7 +27,7 @@ def steered(how, particles=1500, score=first, draws=(0,), **settings):
     )
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("potential", POTENTIALS)
 def test_particles_aim_at_the_tilted_data(potential, adaptive):
     """x ~ N(0, 1) weighed with exp(x) is N(1, 1), whatever the potential on the way."""
@@ -38,8 +38,10 @@ def test_particles_aim_at_the_tilted_data(potential, adaptive):
     assert float(spread) == pytest.approx(1.0, abs=0.15)
 
 
-@pytest.mark.parametrize("strength", [0.5, 1.0])
-@pytest.mark.parametrize("potential", POTENTIALS)
+@pytest.mark.parametrize("strength", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize(
+    "potential", [pytest.param(n, marks=[pytest.mark.slow] * (n != "sum")) for n in POTENTIALS]
+)
 def test_few_particles_do_not_overshoot(potential, strength):
     """64 particles of each of 40 draws: the mean is at most the tilted data's."""
     how = FeynmanKac((8, 14, 20, 26), strength, potential)

@@ -24,6 +24,7 @@ def arguments(folder, **more):
     return benchmark.Arguments(**given | more)
 
 
+@pytest.mark.slow
 def test_a_second_call_goes_on_where_the_first_was_killed(results, monkeypatch, capsys):
     done = []
 

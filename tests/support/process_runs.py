@@ -10,7 +10,7 @@ JOBS is a JSON file `{name: job}`; OUT gets `name.safetensors`, the weights of a
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Required, TypedDict
@@ -114,6 +114,10 @@ def together(config: Path, jobs: Mapping[str, Job], out: Path) -> dict[str, Weig
     ended = launch(config, PROJECT / "tests/support/process_runs.py", out / "jobs.json", out)
     (out / "log.txt").write_text(ended.stdout)
     assert ended.returncode == 0, ended.stdout[-9000:]
+    return trained(jobs, out)
+
+
+def trained(jobs: Mapping[str, Job], out: Path) -> dict[str, Weights]:
     done = [name for name in jobs if not jobs[name].get("stops")]
     return {name: load_file(out / f"{name}.safetensors") for name in done}
 
@@ -128,9 +132,9 @@ def apart(a: Weights, b: Weights) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    jobs, out = json.loads(Path(words[0]).read_text()), Path(words[1])
     for name, job in jobs.items():
         try:
             train(job, out, name)
@@ -140,3 +144,7 @@ if __name__ == "__main__":
             said = f"{type(error).__name__}: {error}"
             (out / f"{name}.{PartialState().process_index}.txt").write_text(said)
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -11,18 +11,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
+from flowrl import cli
 from flowrl.paths import PROJECT
-from tests.support import runs
+from tests.support import process_runs, runs
 from tests.support.runs import environment, lines
+
+JOBS = "@jobs"  # the first word of a command that `process_runs` carries out
 
 
 class Warm:
@@ -57,6 +62,14 @@ class Warm:
             assert time.monotonic() < end, f"{pid} still runs"
             time.sleep(0.01)
         return code
+
+    def kill_when(self, pid: int, ready: Callable[[], bool]) -> None:
+        end = time.monotonic() + 120
+        while not ready():
+            assert self.poll(pid) is None and time.monotonic() < end
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGKILL)
+        self.wait(pid)
 
     def run(self, *words: str | Path, out: Path, **where) -> int:
         return self.wait(self.start(*words, out=out, **where))
@@ -118,13 +131,44 @@ class Process:
         return self.codes()
 
 
-def rank_environment(rank: int, processes: int, port: str) -> dict[str, str]:
-    """What `accelerate launch` gives to a process with configs/accelerate/ddp_cpu_2.yaml."""
+def rank_environment(
+    rank: int, processes: int, port: str, config: Path = process_runs.DDP
+) -> dict[str, str]:
+    """What `accelerate launch --config_file CONFIG` gives to a process."""
+    parser = launch_command_parser()
+    args = parser.parse_args(["--config_file", str(config), "x.py"])
+    args, _, _ = _validate_launch_command(args)
+    chosen = {
+        k: v for k, v in prepare_multi_gpu_env(args).items() if k.startswith(("ACCEL", "FSDP"))
+    }
     ranks = {"RANK": rank, "LOCAL_RANK": rank}
     sizes = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    chosen = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
-    return {name: str(value) for name, value in (ranks | sizes | address | chosen).items()}
+    return {name: str(value) for name, value in (chosen | ranks | sizes | address).items()}
+
+
+def together(
+    warm: Warm, config: Path, jobs: Mapping[str, process_runs.Job], out: Path
+) -> dict[str, process_runs.Weights]:
+    """`process_runs.together` for two processes without the seconds of their start-up."""
+    out.mkdir(exist_ok=True)
+    (out / "jobs.json").write_text(json.dumps(jobs))
+    port, logs = str(runs.free_port()), [out / f"log.{rank}.txt" for rank in range(2)]
+    pids = [
+        warm.start(
+            JOBS, out / "jobs.json", out, out=log, env=rank_environment(rank, 2, port, config)
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        codes = [warm.wait(pid, 300) for pid in pids]
+    finally:
+        for pid in pids:
+            if warm.poll(pid) is None:
+                os.kill(pid, signal.SIGKILL)
+    (out / "log.txt").write_text("".join(log.read_text() for log in logs))
+    assert codes == [0, 0], (out / "log.txt").read_text()[-9000:]
+    return process_runs.trained(jobs, out)
 
 
 def small(pipeline: Path, folder: Path) -> dict:
@@ -187,8 +231,6 @@ def imports() -> None:
 
 
 def child(words: list[str], out: str, cwd: str, env: dict[str, str]) -> None:
-    from flowrl.cli import main
-
     os.setsid()
     os.chdir(cwd)
     os.environ.update(env)
@@ -198,7 +240,11 @@ def child(words: list[str], out: str, cwd: str, env: dict[str, str]) -> None:
         os.dup2(old, new)
     code = 1  # of a trace
     try:
-        main(words)
+        if words[0] == JOBS:
+            process_runs.main(words[1:])
+        else:
+            cli.main(words)
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:  # never back into the warm process's own loop
