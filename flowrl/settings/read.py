@@ -1,6 +1,5 @@
 """A run from its file and from options, and every check that needs no weights."""
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from pydantic import ValidationError
 
 import rewards
 from flowrl.errors import UserError
-from flowrl.recipes import RECIPES
 from flowrl.settings.checks import (
     check_hub,
     check_kind,
@@ -20,10 +18,10 @@ from flowrl.settings.checks import (
     check_trackers,
 )
 from flowrl.settings.options import with_options
+from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
 from flowrl.settings.strict_yaml import read_yaml, short_repr
-from flowrl.settings.words import unknown_name
 
 _NAME = "--recipe.name"
 
@@ -43,16 +41,16 @@ def run_from(tree: Any, source: str) -> Run:
         raise UserError(
             f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
         )
-    recipe = tree.get("recipe")
+    recipe, kind = tree.get("recipe"), None
     if isinstance(recipe, str):
-        tree = {**tree, "recipe": {"name": recipe}}
-    name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
-    if isinstance(recipe, Mapping | str) and not (isinstance(name, str) and name in RECIPES):
-        raise UserError(f"{source}: recipe.name: {unknown_name(name, list(RECIPES))}")
+        tree = {**tree, "recipe": (recipe := {"name": recipe})}
     try:
+        kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         return Run.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error)}") from error
+        raise UserError(f"{source}: {explain(error, kind)}") from error
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
 
 
 def override(run: Run, arguments: Sequence[str]) -> Run:
@@ -61,7 +59,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         return run
     run, words = _other_recipe(run, list(arguments))
     tree = dump(run)
-    with_options(tree, type(run.recipe), words)  # type: ignore[arg-type]
+    with_options(tree, type(run.recipe), words)
     return run_from(tree, "command line")
 
 
@@ -76,11 +74,12 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
         return run, arguments
     at = flat.index(_NAME)
     name, rest = flat[at + 1], flat[:at] + flat[at + 2 :]
-    if name not in RECIPES:
-        raise UserError(f"command line: recipe.name: {unknown_name(name, list(RECIPES))}")
+    try:
+        known = recipe_kind(name).model_fields
+    except UserError as error:
+        raise UserError(f"command line: {error}") from error
     old: Any = run.recipe
     given = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
-    known = inspect.signature(RECIPES[name]).parameters
     if lost := sorted(set(given) - set(known)):
         print(f"{name} has no {', '.join(lost)}: left out", file=sys.stderr)
     recipe = {"name": name} | {key: given[key] for key in given if key in known}
