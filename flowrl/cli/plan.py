@@ -20,8 +20,7 @@ from samplers.picture import describe_text_plan
 def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     """A table of the plans, and the evaluations, samples and training rows of one iteration."""
     algorithm = run.algorithm()
-    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
-    plans = algorithm.plan(even, iteration, run.train.seed)
+    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
@@ -34,7 +33,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
     """A line if the plan depends on whether the model's levels end near 0: only its own call, with
     its weights, shows them."""
     falling = [1 - k / (algorithm.steps - 1) for k in range(algorithm.steps - 1)]
-    if algorithm.text:
+    if algorithm.text or run.model.sigmas is not None:
         return
     try:
         algorithm.plan([*falling, 0.001, 0.0], iteration, run.train.seed)
@@ -74,7 +73,9 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     rows = f"{draws * trained} trained rows" if trained else "rows at noise levels of the loss"
     return "\n".join(
         [
-            " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
+            " (levels of model.sigmas)"
+            if run.model.sigmas is not None
+            else " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
             picture.describe_plan(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples to decode and score, {rows}",

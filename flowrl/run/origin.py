@@ -227,6 +227,7 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
     the levels, and of the environment."""
     named: list[Any] = [[spec.name, spec.settings] for spec in (*run.rewards, *run.judges)]
     named += [value for value in dict(run.recipe).values() if is_own(value)]
+    named.append(run.model.sigmas)
     if run.model.environment is not None:
         named.append(run.model.environment.name)
     while named:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 import torch
 from pydantic import BeforeValidator
@@ -134,7 +134,7 @@ def part_setting(annotation: Any, kind: PartKind) -> Any:
     return Annotated[union, BeforeValidator(check)]
 
 
-def is_own(value: Any) -> bool:
+def is_own(value: Any) -> TypeGuard[str | Mapping[str, Any]]:
     """Whether a setting names a part of a user's file."""
     return isinstance(value, Mapping) or (
         isinstance(value, str) and bool(OWN_NAME.fullmatch(value))

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 import rewards
+from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings.checks import (
     check_hub,
@@ -97,9 +98,23 @@ def check_plan(run: Run) -> None:
         algorithm = run.algorithm()
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
+    if run.model.sigmas is not None:
+        _check_levels(run, algorithm)
     if run.train.updates > run.prompts.per_iteration * algorithm.group:
         raise UserError("train.updates: more optimizer steps than samples in an iteration")
     check_kind(run, algorithm)
+
+
+def _check_levels(run: Run, algorithm: Algorithm) -> None:
+    """UserError for levels that do not fit the steps of the recipe or of evaluations, or on which
+    the recipe has no plan."""
+    run.levels(run.evaluation_steps)
+    try:
+        algorithm.plan(run.levels(algorithm.steps), 0, run.train.seed)
+    except UserError:
+        raise
+    except ValueError as problem:
+        raise UserError(f"recipe: the plan does not fit model.sigmas: {problem}") from problem
 
 
 def check_rewards(run: Run) -> None:

@@ -11,6 +11,7 @@ from flowrl.errors import UserError
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
+from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.recipe import OwnRecipe, Recipe, RecipeSettings, recipe_kind
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
@@ -114,6 +115,13 @@ class Run(Settings):
     def evaluation_steps(self) -> int:
         """Denoising steps of evaluations, or the most tokens of a text."""
         return self.evaluate.steps or self.algorithm().steps
+
+    def levels(self, steps: int) -> tuple[float, ...]:
+        """The levels of `model.sigmas` with the final 0. Without the setting evenly spaced ones
+        stand in for the pipeline's own, which only its call shows."""
+        if self.model.sigmas is not None:
+            return (*levels_of(self.model.sigmas, steps), 0.0)
+        return tuple(1 - k / steps for k in range(steps + 1))
 
     @property
     def exported(self) -> str:
