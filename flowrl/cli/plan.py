@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -85,17 +85,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
 
 def text_length(run: Run) -> Iterator[str]:
     """A line on the tokens that every prompt is padded to, if the pipeline is on this machine."""
-    import diffusers
-
-    from flowrl.models.sizes import local_folder
-
-    name, source = "max_sequence_length", run.model.pipeline
-    folder = None if source is None else local_folder(source)
-    if folder is None:
-        return
-    index = json.loads((folder / "model_index.json").read_text())
-    kind = getattr(diffusers, str(index.get("_class_name")), None)
-    parameters = {} if kind is None else inspect.signature(kind.__call__).parameters
+    name = "max_sequence_length"
+    _, parameters = _call_of(run)
     if name in parameters:
         default = parameters[name].default
         length = run.model.call.get(name, default)
@@ -105,6 +96,28 @@ def text_length(run: Run) -> Iterator[str]:
             f"text: {length} tokens per prompt (model.call.{name}, {whose}), whatever its length"
             + ("" if longest is None else f"; the longest training prompt has {longest} words")
         )
+
+
+def _call_of(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
+    """Class and parameters of the pipeline's own call; none where it is not on this machine."""
+    import diffusers
+
+    from flowrl.models.sizes import local_folder
+
+    folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
+    if folder is None:
+        return "", {}
+    name = str(json.loads((folder / "model_index.json").read_text()).get("_class_name"))
+    kind = getattr(diffusers, name, None)
+    return name, {} if kind is None else inspect.signature(kind.__call__).parameters
+
+
+def _check_levels(run: Run) -> None:
+    from flowrl.models.diffusers.own_levels import refuse_levels
+
+    name, parameters = _call_of(run)
+    if run.model.sigmas is not None and parameters:
+        refuse_levels(name, parameters)
 
 
 def _longest_prompt(run: Run) -> int | None:
@@ -132,6 +145,7 @@ def open_points(run: Run) -> Iterator[str]:
         ),
         lambda: check_optimizer(run.train.optimizer),
         lambda: check_model(run.model),
+        lambda: _check_levels(run),
         lambda: check_trackers(run.track.trackers),
     ]
     for check in checks:

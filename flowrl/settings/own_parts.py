@@ -8,7 +8,7 @@ object that the file has made. A transform may be a plain function too.
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
@@ -128,10 +128,18 @@ def part_setting(annotation: Any, kind: PartKind) -> Any:
     """The annotation of a setting for such a parameter: its names, null, or a part's name."""
     members = get_args(annotation) if get_origin(annotation) is not Literal else ()
     rest = [m for m in members if m is not kind.protocol]
-    names = [value for m in rest if get_origin(m) is Literal for value in get_args(m)]
-    check = partial(_checked, kind, tuple(names), type(None) in rest)
+    check = partial(_checked, kind, _names(rest), type(None) in rest)
     union: Any = Union[(*rest, OwnPart)]
     return Annotated[union, BeforeValidator(check)]
+
+
+def takes(annotation: Any, value: Any) -> bool:
+    """Whether a setting takes the value of another recipe's setting of its name, as far as names of
+    parts go: those that come with flowrl belong to their recipe."""
+    members = get_args(annotation)
+    if OwnPart not in members or is_own(value):
+        return True
+    return type(None) in members if value is None else value in _names(members)
 
 
 def is_own(value: Any) -> TypeGuard[str | Mapping[str, Any]]:
@@ -139,6 +147,10 @@ def is_own(value: Any) -> TypeGuard[str | Mapping[str, Any]]:
     return isinstance(value, Mapping) or (
         isinstance(value, str) and bool(OWN_NAME.fullmatch(value))
     )
+
+
+def _names(members: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(value for m in members if get_origin(m) is Literal for value in get_args(m))
 
 
 def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any) -> Any:

@@ -19,6 +19,7 @@ from flowrl.settings.checks import (
     check_trackers,
 )
 from flowrl.settings.options import with_options
+from flowrl.settings.own_parts import takes
 from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
@@ -81,9 +82,12 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
         raise UserError(f"command line: {error}") from error
     old: Any = run.recipe
     given = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
-    if lost := sorted(set(given) - set(known)):
-        print(f"{name} has no {', '.join(lost)}: left out", file=sys.stderr)
-    recipe = {"name": name} | {key: given[key] for key in given if key in known}
+    kept = {k: v for k, v in given.items() if k in known and takes(known[k].annotation, v)}
+    lost = [key for key in given if key not in known]
+    lost += [f"{k} {v}" for k, v in given.items() if k in known and k not in kept and v is not None]
+    if lost:
+        print(f"{name} has no {', '.join(sorted(lost))}: left out", file=sys.stderr)
+    recipe = {"name": name} | kept
     return run_from(dump(run) | {"recipe": recipe}, "command line"), rest
 
 
