@@ -36,8 +36,8 @@ from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.text_choices import (
+    CHOICE_SETTINGS,
     ON_TREES,
-    READERS,
     TREE_ADVANTAGES,
     TREES,
     AdvantageName,
@@ -150,7 +150,7 @@ class TextMixture:
         )
 
     def _check(self) -> None:
-        for choice, readers, settings in READERS:
+        for choice, readers, settings in CHOICE_SETTINGS:
             chosen = getattr(self, choice)
             for name in settings if chosen not in readers else ():
                 own = not isinstance(chosen, str)

@@ -15,7 +15,7 @@ TREES = ("segments", "forks")
 TREE_ADVANTAGES = ("parent", "local", "treerl", "tempo")  # they compare a node with its parent
 ON_TREES = ("group", "mean", "leave_one_out", *TREE_ADVANTAGES)
 ON_RATIO = ("surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce")
-READERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+CHOICE_SETTINGS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("plan", ("completions",), ("group",)),
     ("plan", TREES, ("roots", "branch")),
     ("plan", ("segments",), ("at",)),

@@ -50,7 +50,7 @@ class Origin:
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
             base=dict(_base(folder)) if folder else {},
             prompts=dict(_prompts(run)),
-            sources={name: _digest(path) for name, path in _sources(run) if path.is_file()},
+            sources=source_digests(run),
         )
 
     @classmethod
@@ -67,6 +67,11 @@ class Origin:
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def source_digests(run: Run) -> dict[str, str]:
+    """Digests of the source files that a run's file names, and of its rewards."""
+    return {name: _digest(path) for name, path in _sources(run) if path.is_file()}
 
 
 def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:

@@ -1,6 +1,8 @@
 """Recipes and parts of a user's own files: the page's own run, settings, resume, refusals."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,12 @@ from flowrl.errors import UserError
 from flowrl.losses.base import RatioLoss
 from flowrl.paths import PROJECT
 from flowrl.recipes import IMAGE_RECIPES, RECIPES
+from flowrl.run import monitor
 from flowrl.run.origin import Origin
 from flowrl.settings import Run, recipe_kind
 from flowrl.settings.read import check_plan, dump, override, run_from
 from samplers import Kernel, Plan, Solver
-from tests.support.runs import flowrl, lines
+from tests.support.runs import environment, flowrl, lines
 from tests.test_docs import examples
 
 PAGE = (PROJECT / "docs" / "extending.md").read_text()
@@ -114,13 +117,21 @@ def run(text: bool = False, **recipe: object) -> Run:
     return made
 
 
-def test_the_pages_three_files_train_and_resume(here: Path, capsys) -> None:
-    """A stranger's reward, kernel and recipe, each in a file of its own: the page's own run."""
+SHORT = [
+    "--recipe.steps", "4", "--recipe.group", "4", "--prompts.per_iteration", "2",
+    "--train.iterations", "1", "--track.images", "0",
+]  # fmt: skip
+
+
+def pages_run(folder: Path) -> str:
     (config,) = re.findall(r"```yaml\n(# mine.yaml.*?)```", PAGE, re.DOTALL)
-    (here / "mine.yaml").write_text(config)
-    small = ["--recipe.steps", "4", "--recipe.group", "4", "--prompts.per_iteration", "2"]
-    small += ["--train.iterations", "1", "--track.images", "0", "--train.updates", "1"]
-    assert flowrl("train", "mine.yaml", "--folder", "run", *small) == 0
+    (folder / "mine.yaml").write_text(config)
+    return "mine.yaml"
+
+
+def test_the_pages_three_files_train(here: Path, capsys) -> None:
+    """A stranger's reward, kernel and recipe, each in a file of its own: the page's own run."""
+    assert flowrl("train", pages_run(here), "--folder", "run", *SHORT) == 0
     out = capsys.readouterr().out
     (floor,) = re.findall(r"recomputed, largest difference (\S+)", out)
     assert float(floor) < 1e-5 and "reward warmth" in out
@@ -128,13 +139,32 @@ def test_the_pages_three_files_train_and_resume(here: Path, capsys) -> None:
     record = Origin.read(next((here / "run" / "checkpoints").iterdir()))
     assert record is not None
     assert {"my_recipe.py", "my_kernel.py", "my_rewards.py"} == record.sources.keys()
+
+
+@pytest.mark.slow
+def test_the_pages_run_on_two_processes_resumes_and_says_what_changed(here: Path, capsys) -> None:
+    config = PROJECT / "configs" / "accelerate" / "ddp_cpu_2.yaml"
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(config), "-m", "flowrl"]
+    words = ["train", pages_run(here), "--folder", "run", *SHORT]
+    paths = {"PYTHONPATH": str(PROJECT)}
+    subprocess.run([sys.executable, *launch, *words], env=environment() | paths, check=True)
+    assert lines(here / "run")[-1]["ratio"] == pytest.approx(1, abs=1e-5)
     (here / "my_kernel.py").write_text((here / "my_kernel.py").read_text() + "\n# changed\n")
-    assert flowrl("train", "--resume", "run") == 0
-    assert "changed since checkpoint 000001: the source my_kernel.py" in capsys.readouterr().out
+    assert flowrl("train", "--resume", "run", "--train.iterations", "2") == 0
+    assert "the source my_kernel.py" in capsys.readouterr().out
     settings = yaml.safe_load((here / "run" / "run.yaml").read_text())
-    settings["recipe"]["name"] = "flow_grpo"
+    settings["recipe"] = {"name": "flow_grpo"}
     (here / "run" / "run.yaml").write_text(yaml.safe_dump(settings))
-    assert flowrl("train", "--resume", "run") == 2  # a recipe stays what it was
+    assert flowrl("train", "--resume", "run") == 2
+    assert "recipe.name cannot change in a run" in capsys.readouterr().err
+
+
+def test_processes_with_different_files_are_refused(here: Path, monkeypatch) -> None:
+    made = run(name="my_recipe.py:my_recipe")
+    monitor.check_same_sources(made)
+    monkeypatch.setattr(monitor, "gather_object", lambda mine: [*mine, {"my_recipe.py": "another"}])
+    with pytest.raises(UserError, match=r"my_recipe.py: the processes have different files"):
+        monitor.check_same_sources(made)
 
 
 def test_settings_of_an_own_recipe_are_those_of_its_function(here: Path, capsys) -> None:
