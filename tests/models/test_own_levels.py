@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
+    FlowMatchEulerDiscreteScheduler,
+)
 
 from flowrl.cli.plan import describe_run, open_points
 from flowrl.errors import UserError
@@ -72,6 +74,7 @@ def test_the_pipelines_own_call_with_the_list_is_the_driven_one_to_the_bit(famil
 def test_a_proof_over_whole_samples_hands_the_list_to_the_call() -> None:
     made = levelled(FAMILIES["flux"][0](), SQUARE, LevelShift(shift=3.0))
     proof = made.prove(PROMPTS, steps=STEPS, guidance=2.0)
+    assert "4 steps at the levels of model.sigmas, guidance 2.0: velocity and" in str(proof)
     whole = prove_whole(made, PROMPTS, (), proof)
     assert whole.failure() is None and whole.own_steps
     assert whole.own is not None and (whole.own.latents, whole.flowrl.latents) == (0.0, 0.0)

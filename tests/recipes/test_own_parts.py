@@ -26,7 +26,7 @@ PARTS = '''
 from dataclasses import dataclass
 
 from flowrl.algorithm import Algorithm
-from samplers import Gaussian, Point
+from flowrl.likelihoods.token import Token
 from samplers.completions import TextPlan
 from samplers.solvers import Plain
 
@@ -50,6 +50,11 @@ class Halved(Plain):
 class Pairs:
     def __call__(self, levels, iteration, seed):
         return (TextPlan(len(levels) - 1, (2,)),)
+
+
+@dataclass(frozen=True)
+class Whole(Token):
+    ratio: str = "sequence"
 
 
 class Thawed:
@@ -91,7 +96,7 @@ def taken(*, algorithm: int = 4) -> Algorithm: ...
 
 
 def collects(**settings: int) -> Algorithm: ...
-'''.replace("Gaussian, Point\n", "Gaussian\n")
+'''
 
 
 @pytest.fixture
@@ -192,7 +197,7 @@ def test_every_recipe_takes_an_own_kernel_or_solver(here: Path, name: str) -> No
     places = {"kernel": "my_kernel.py:FadingSDE", "solver": "parts.py:Halved"}
     own = {part: place for part, place in places.items() if part in fields}
     assert own
-    plans = run(name=name, **own).algorithm().plans
+    plans = run(False, name=name, **own).algorithm().plans
     found = {type(part).__name__ for plan in plans for part in (plan.kernel, plan.solver)}  # type: ignore[union-attr]
     assert {place.split(":")[1] for place in own.values()} <= found
     assert isinstance(plans[0], Plan)
@@ -217,6 +222,10 @@ def test_texts_take_an_own_advantage_and_loss_by_name(here: Path) -> None:
         run(True, name="text", loss=loss, kl=0.1).algorithm()
     with pytest.raises(UserError, match="Range does not read gamma, which belongs to states"):
         run(True, name="text", advantage="credit.py:Range", gamma=0.5).algorithm()
+    own = run(True, name="text", likelihood="parts.py:Whole", loss="losses.py:SquaredRatio")
+    assert own.algorithm().likelihood.ratio == "sequence"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="likelihood: Whole does not read kl_form"):
+        run(True, name="text", likelihood="parts.py:Whole", kl_form="k2").algorithm()
     images = {"name": "planners.py:EvenSteps", "kernel": {"eta": 0.5}, "group": 2}
     with pytest.raises(UserError, match="Token"):  # a plan of images
         run(True, name="text", length=4, plan=images).algorithm()
