@@ -1,9 +1,9 @@
 """Recipes that score the sampler's own noisy steps. Defaults are the published numbers.
 
-Common to all: `kernel` is a noise of your own in place of the published one (then `eta` is unread).
-Different from released codes on purpose: the last step is deterministic and
-never trained; a spread that is only rounding counts as none and gives an advantage of exactly 0;
-samples without an advantage stay in the batch; every process uses the same trained steps.
+A `kernel` of your own replaces the published one, together with its `eta`. Common to all, and
+different from released codes on purpose: the last step is deterministic and never trained; a spread
+that is only rounding counts as none and gives an advantage of exactly 0; samples without an
+advantage stay in the batch; every process uses the same trained steps.
 """
 
 from collections.abc import Mapping

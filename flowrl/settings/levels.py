@@ -77,9 +77,9 @@ def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
     if isinstance(sigmas, tuple):
         if len(sigmas) != steps:
             raise UserError(
-                f"model.sigmas lists {len(sigmas)} levels, and the call has {steps} steps: set "
-                f"recipe.steps and evaluate.steps to {len(sigmas)}, or take {{shift: NUMBER}} or "
-                "FILE.py:FUNCTION, which have levels for any number of steps"
+                f"model.sigmas lists {len(sigmas)} levels, and a sample has {steps} steps: take "
+                f"{len(sigmas)} steps in training (recipe.steps), evaluations (evaluate.steps) and "
+                "--steps, or {shift: NUMBER} or FILE.py:FUNCTION, which suit any number"
             )
         return sigmas
     try:

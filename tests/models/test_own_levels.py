@@ -159,8 +159,8 @@ def test_a_final_zero_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--recipe.steps", "5"], "lists 4 levels, and the call has 5 steps: set recipe.steps and"),
-        (["--evaluate.steps", "5"], "lists 4 levels, and the call has 5 steps: set recipe.steps"),
+        (["--recipe.steps", "5"], "lists 4 levels, and a sample has 5 steps: take 4 steps in"),
+        (["--evaluate.steps", "5"], "lists 4 levels, and a sample has 5 steps: take 4 steps"),
         (
             ["--recipe.name", "mix_grpo", "--recipe.window", "2", "--model.sigmas", *NEAR_ZERO],
             "the plan does not fit model.sigmas: a window of 2",
