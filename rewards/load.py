@@ -27,7 +27,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
-from rewards.settings import call_with, settings_of
+from rewards.settings import call_with, function_parameters, settings_of
 from rewards.types import Judge, Reward
 from rewards.user_function import function_settings, user_reward
 
@@ -70,12 +70,7 @@ def check_reward(name: str, settings: Mapping[str, Any], want: Want = "load") ->
     """
     parameters = _parameters(name, want)
     place = f"reward {name!r}"
-    for setting in settings:
-        if setting not in parameters:
-            raise ValueError(f"{place} has no setting {setting!r}" + _guess(setting, parameters))
-    for setting, parameter in parameters.items():
-        if parameter.default is parameter.empty and setting not in settings:
-            raise ValueError(f"{place} needs the setting {setting!r}")
+    _check_names(place, parameters, settings)
     for setting, inner in settings.items():
         annotation = parameters[setting].annotation
         kind = _nested(annotation)
@@ -112,6 +107,32 @@ def own_function(name: str) -> Callable[..., Any]:
     if not (colon and path.endswith(".py")):
         raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION")
     return vars(_found(name)[0])[function]
+
+
+def own_settings(
+    place: str, function: Callable[..., Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a user's function or class, converted to its annotations.
+
+    ValueError, which begins with `place`, for an unknown, a missing or an unfit one.
+    """
+    parameters = function_parameters(function)
+    _check_names(place, parameters, settings)
+    return {
+        name: _fitted(f"{place}: {name}", value, parameters[name].annotation)
+        for name, value in settings.items()
+    }
+
+
+def _check_names(
+    place: str, parameters: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]
+) -> None:
+    for setting in settings:
+        if setting not in parameters:
+            raise ValueError(f"{place} has no setting {setting!r}" + _guess(setting, parameters))
+    for setting, parameter in parameters.items():
+        if parameter.default is parameter.empty and setting not in settings:
+            raise ValueError(f"{place} needs the setting {setting!r}")
 
 
 def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:

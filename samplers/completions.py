@@ -10,6 +10,7 @@ a tree may fork where the model was unsure (`samplers.forks`); its nodes are the
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -159,7 +160,13 @@ class Forks:
         return (plan,)
 
 
-TextPlanner = Completions | Segments | Forks
+@runtime_checkable
+class TextPlanner(Protocol):
+    """The plans of texts; `levels` has one entry more than their length."""
+
+    def __call__(
+        self, levels: Sequence[float], iteration: int, seed: int
+    ) -> tuple[TextPlan, ...]: ...
 
 
 @dataclass(frozen=True)

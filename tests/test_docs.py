@@ -33,8 +33,8 @@ def test_an_example_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert space["warmth"](samples).tolist() == [1.0, -1.0]  # type: ignore[operator]
 
 
-def test_the_page_has_its_seven_examples() -> None:
-    assert len(examples()) == 7
+def test_the_page_has_its_eight_examples() -> None:
+    assert len(examples()) == 8
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -13,7 +13,7 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
-from flowrl.settings import RECIPE_SETTINGS, Run
+from flowrl.settings import Run, recipe_function, recipe_kind
 from flowrl.settings.arguments import (
     EvaluateArguments,
     PlanArguments,
@@ -21,7 +21,8 @@ from flowrl.settings.arguments import (
     SampleArguments,
     parse_arguments,
 )
-from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
+from flowrl.settings.own_parts import FILE_AND_NAME
+from flowrl.settings.read import check_plan, check_run, override, read_run
 
 NO_CACHE = "--no-cache"
 
@@ -150,9 +151,11 @@ def recipes(arguments: list[str]) -> int:
     name, *others = arguments
     if others:
         raise UserError(f"recipes: name one recipe, not {' '.join(arguments)[:200]}")
-    if name not in RECIPE_SETTINGS:
-        run_from({"recipe": {"name": name}}, "recipes")
-    print(f"{name}: {inspect.cleandoc(RECIPES[name].__doc__ or '')}\n")
+    try:
+        words = recipe_function(name).__doc__ or "a recipe of your own, without a docstring"
+    except UserError as error:
+        raise UserError(f"recipes: {error}") from error
+    print(f"{name}: {inspect.cleandoc(words)}\n")
     rows = recipe_rows(name)
     width = max(len(key) for key, _, _ in rows)
     for key, kind, default in rows:
@@ -162,13 +165,15 @@ def recipes(arguments: list[str]) -> int:
 
 def recipe_rows(name: str) -> list[tuple[str, str, str]]:
     """Setting, type and default of a recipe, as they are written in YAML."""
-    fields = RECIPE_SETTINGS[name].model_fields.items()
+    fields = recipe_kind(name).model_fields.items()
     return [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields if k != "name"]
 
 
 def readable(kind: Any) -> str:
     """A type in words: "group, batch or null" for Literal["group", "batch"] | None."""
     parts = get_args(kind)
+    if FILE_AND_NAME in parts:
+        return FILE_AND_NAME
     if kind is type(None):
         return "null"
     if get_origin(kind) is tuple:

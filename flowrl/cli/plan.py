@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +20,7 @@ from samplers.picture import describe_text_plan
 def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     """A table of the plans, and the evaluations, samples and training rows of one iteration."""
     algorithm = run.algorithm()
-    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
-    plans = algorithm.plan(even, iteration, run.train.seed)
+    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
@@ -34,7 +33,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
     """A line if the plan depends on whether the model's levels end near 0: only its own call, with
     its weights, shows them."""
     falling = [1 - k / (algorithm.steps - 1) for k in range(algorithm.steps - 1)]
-    if algorithm.text:
+    if algorithm.text or run.model.sigmas is not None:
         return
     try:
         algorithm.plan([*falling, 0.001, 0.0], iteration, run.train.seed)
@@ -74,7 +73,9 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     rows = f"{draws * trained} trained rows" if trained else "rows at noise levels of the loss"
     return "\n".join(
         [
-            " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
+            " (levels of model.sigmas)"
+            if run.model.sigmas is not None
+            else " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
             picture.describe_plan(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples to decode and score, {rows}",
@@ -84,17 +85,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
 
 def text_length(run: Run) -> Iterator[str]:
     """A line on the tokens that every prompt is padded to, if the pipeline is on this machine."""
-    import diffusers
-
-    from flowrl.models.sizes import local_folder
-
-    name, source = "max_sequence_length", run.model.pipeline
-    folder = None if source is None else local_folder(source)
-    if folder is None:
-        return
-    index = json.loads((folder / "model_index.json").read_text())
-    kind = getattr(diffusers, str(index.get("_class_name")), None)
-    parameters = {} if kind is None else inspect.signature(kind.__call__).parameters
+    name = "max_sequence_length"
+    _, parameters = _call_of(run)
     if name in parameters:
         default = parameters[name].default
         length = run.model.call.get(name, default)
@@ -104,6 +96,28 @@ def text_length(run: Run) -> Iterator[str]:
             f"text: {length} tokens per prompt (model.call.{name}, {whose}), whatever its length"
             + ("" if longest is None else f"; the longest training prompt has {longest} words")
         )
+
+
+def _call_of(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
+    """Class and parameters of the pipeline's own call; none where it is not on this machine."""
+    import diffusers
+
+    from flowrl.models.sizes import local_folder
+
+    folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
+    if folder is None:
+        return "", {}
+    name = str(json.loads((folder / "model_index.json").read_text()).get("_class_name"))
+    kind = getattr(diffusers, name, None)
+    return name, {} if kind is None else inspect.signature(kind.__call__).parameters
+
+
+def _check_levels(run: Run) -> None:
+    from flowrl.models.diffusers.own_levels import refuse_levels
+
+    name, parameters = _call_of(run)
+    if run.model.sigmas is not None and parameters:
+        refuse_levels(name, parameters)
 
 
 def _longest_prompt(run: Run) -> int | None:
@@ -131,6 +145,7 @@ def open_points(run: Run) -> Iterator[str]:
         ),
         lambda: check_optimizer(run.train.optimizer),
         lambda: check_model(run.model),
+        lambda: _check_levels(run),
         lambda: check_trackers(run.track.trackers),
     ]
     for check in checks:

@@ -1,5 +1,6 @@
 """Opens the model of a run's settings; no other module knows all kinds of model."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +9,8 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models.policy import Policy
 from flowrl.paths import find
-from flowrl.settings import ModelSettings, Run
+from flowrl.settings import Run
+from flowrl.settings.levels import levels_of
 
 if TYPE_CHECKING:
     from flowrl.models.language.policy import CausalPolicy
@@ -21,19 +23,24 @@ DTYPES = {
 def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
     """Load the model. `folder` is that of a training run: no other samples from a server."""
     if run.model.pipeline:
-        return _pipeline(run.model, device)
+        return _pipeline(run, device)
     policy = _language(run, device)
     if run.model.server is not None and folder is not None:
         _connect(policy, run, folder)
     return policy
 
 
-def _pipeline(m: ModelSettings, device: torch.device) -> Policy:
+def _pipeline(run: Run, device: torch.device) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
+    from flowrl.models.diffusers.own_levels import OwnLevels
     from flowrl.models.diffusers.policy import PipelinePolicy
 
+    m, sigmas = run.model, run.model.sigmas
     assert m.pipeline is not None
+    own = None
+    if sigmas is not None:
+        own = OwnLevels(partial(levels_of, sigmas), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
         place(m.pipeline),
@@ -41,6 +48,7 @@ def _pipeline(m: ModelSettings, device: torch.device) -> Policy:
         device=device,
         call={key: value for key, value in call.items() if value is not None},
         offload=m.offload,
+        levels=own,
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
     if m.attention is not None:

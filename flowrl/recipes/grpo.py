@@ -1,10 +1,12 @@
 """Recipes that score the sampler's own noisy steps. Defaults are the published numbers.
 
-Common to all, and different from released codes on purpose: the last step is deterministic and
-never trained; a spread that is only rounding counts as none and gives an advantage of exactly 0;
-samples without an advantage stay in the batch; every process uses the same trained steps.
+A `kernel` of your own replaces the published one, together with its `eta`. Common to all, and
+different from released codes on purpose: the last step is deterministic and never trained; a spread
+that is only rounding counts as none and gives an advantage of exactly 0; samples without an
+advantage stay in the batch; every process uses the same trained steps.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from flowrl.algorithm import Algorithm
@@ -23,6 +25,7 @@ from flowrl.losses.ratio import Anchor, Surrogate
 from samplers import (
     CPS,
     DDIM,
+    DPM2M,
     Chain,
     ConstantSDE,
     Decaying,
@@ -30,8 +33,10 @@ from samplers import (
     Flash,
     FlowSDE,
     Frozen,
+    Kernel,
     Progressive,
     Random,
+    Solver,
     WanSDE,
     Window,
     WindowPosition,
@@ -44,12 +49,19 @@ def anchors(kl: float) -> tuple[Anchor, ...]:
 
 
 KlForm = Literal["exact", "published", "velocity", "mean"]
+
+
+def named(kernel: str | Kernel, known: Mapping[str, Kernel]) -> Kernel:
+    """The kernel, or the one of `known` that has its name."""
+    return known[kernel] if isinstance(kernel, str) else kernel
+
+
 Scale = Literal["group", "batch"]  # whose std: a group's own makes the least difference in it large
 
 
 def flow_grpo(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
-    scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] = "flow_sde",
+    scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] | Kernel = "flow_sde",
     kl_form: KlForm = "published",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
@@ -61,7 +73,7 @@ def flow_grpo(
     """
     return Algorithm(
         steps=steps,
-        plan=Chain(FlowSDE(eta) if kernel == "flow_sde" else WanSDE(), group),
+        plan=Chain(named(kernel, {"flow_sde": FlowSDE(eta), "wan": WanSDE()}), group),
         advantage=Estimator((Standardize(scale), Clip())),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -70,7 +82,7 @@ def flow_grpo(
 
 def flow_grpo_fast(
     *, steps: int = 10, group: int = 24, eta: float = 0.8, clip: float = 1e-5, kl: float = 0.0,
-    window: int = 3, kernel: Literal["cps", "flow_sde"] = "cps",
+    window: int = 3, kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
     scale: Scale = "batch",
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO-Fast (same repository): noise in a window at a random start in the first half of
@@ -80,12 +92,12 @@ def flow_grpo_fast(
     With CPS the log-ratio is the published score's, -|x_next - mean|^2. Differences: one window
     per iteration, where the code draws one per process and batch.
     """
-    cps = kernel == "cps"
+    noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
     return Algorithm(
         steps=steps,
-        plan=Window(CPS(eta) if cps else FlowSDE(eta), group, window, Random(0, steps // 2)),
+        plan=Window(noise, group, window, Random(0, steps // 2)),
         advantage=Estimator((Standardize(scale), Clip())),
-        likelihood=Transition("cps" if cps else "density"),
+        likelihood=Transition("cps" if kernel == "cps" else "density"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
@@ -99,7 +111,7 @@ def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
 def dance_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
     fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
-    scale: Scale = "group",
+    scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
     clip 1e-4, one initial noise per prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of
@@ -112,7 +124,7 @@ def dance_grpo(
     ends = (PruneWidth("extremes", train_share),) if train_share < 1 else ()
     return Algorithm(
         steps=steps,
-        plan=Chain(ConstantSDE(eta), group, fraction, shared_noise),
+        plan=Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise),
         advantage=_each_reward(scale, ends),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
@@ -137,6 +149,7 @@ def mix_grpo(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
     stride: int = 1, every: int = 25, schedule: ScheduleName = "progressive",
     shared_noise: bool = True, kl: float = 0.0, scale: Scale = "group",
+    kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
     iterations, eta 0.7, group 12, clip 1e-4, one initial noise per prompt. `schedule` is how the
@@ -146,9 +159,10 @@ def mix_grpo(
     Differences: the window is never empty (the code's is, from iteration 575 on); a reward that
     failed is left out, where the code counts it as 0.
     """
+    position = _position(schedule, every, stride)
     return Algorithm(
         steps=steps,
-        plan=Window(FlowSDE(eta), group, window, _position(schedule, every, stride), shared_noise),
+        plan=Window(kernel or FlowSDE(eta), group, window, position, shared_noise),
         advantage=_each_reward(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -158,16 +172,19 @@ def mix_grpo(
 def mix_grpo_flash(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
     every: int = 20, ratio: float = 0.4, frozen: bool = False, scale: Scale = "group",
+    kernel: Kernel | None = None, solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """MixGRPO-Flash (same paper): after the window, `ratio` of the steps by DPM-Solver++, order 2.
-    Flash: ratio 0.4, the window moves every 20 iterations; Flash*: `frozen=True`, ratio 0.2.
+    Flash: ratio 0.4, the window moves every 20 iterations; Flash*: `frozen=True`, ratio 0.2. A
+    `solver` of your own replaces DPM-Solver++.
 
     Differences: as `mix_grpo`; at least one step follows the window, so that sigma 0 is reached.
     """
     position = Frozen(0) if frozen else Progressive(every)
+    flash = Flash(ratio, solver or DPM2M())
     return Algorithm(
         steps=steps,
-        plan=Window(FlowSDE(eta), group, window, position, shared_noise=True, flash=Flash(ratio)),
+        plan=Window(kernel or FlowSDE(eta), group, window, position, True, flash),
         advantage=_each_reward(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
@@ -176,7 +193,7 @@ def mix_grpo_flash(
 
 def grpo_guard(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 2e-6, kl: float = 0.0,
-    scale: Scale = "group",
+    scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """GRPO-Guard, arXiv:2510.22319: RatioNorm, and steps reweighted by 1/h. SD3.5-M: 10 steps,
     noise level 0.7, group 24, clip 2e-6 (PickScore 4e-6), no KL, group std.
@@ -187,7 +204,7 @@ def grpo_guard(
     """
     return Algorithm(
         steps=steps,
-        plan=Chain(FlowSDE(eta), group),
+        plan=Chain(kernel or FlowSDE(eta), group),
         advantage=Estimator((Standardize(scale), Clip(), ScaleSteps("1/h"))),
         likelihood=Transition("ratio_norm"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -196,7 +213,7 @@ def grpo_guard(
 
 def ddpo(
     *, steps: int = 50, group: int = 16, eta: float = 1.0, clip: float = 1e-4,
-    fraction: float = 1.0,
+    fraction: float = 1.0, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """DDPO-IS, arXiv:2305.13301: DDIM steps with noise, PPO's clip at 1e-4, for models trained on
     epsilon or v and for flows alike. SD1.4: 50 steps, eta 1, statistics per prompt with eps 1e-6.
@@ -206,7 +223,7 @@ def ddpo(
     """
     return Algorithm(
         steps=steps,
-        plan=Chain(DDIM(eta), group, fraction),
+        plan=Chain(kernel or DDIM(eta), group, fraction),
         advantage=Estimator((Standardize(eps=1e-6), Clip())),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
@@ -215,7 +232,7 @@ def ddpo(
 
 def loop(
     *, steps: int = 50, group: int = 4, eta: float = 1.0, clip: float = 1e-4,
-    fraction: float = 1.0,
+    fraction: float = 1.0, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """LOOP, arXiv:2503.00897: DDPO's clipped steps with a leave-one-out baseline and no std.
 
@@ -223,7 +240,7 @@ def loop(
     """
     return Algorithm(
         steps=steps,
-        plan=Chain(DDIM(eta), group, fraction),
+        plan=Chain(kernel or DDIM(eta), group, fraction),
         advantage=Estimator((LeaveOneOut(), Clip())),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),

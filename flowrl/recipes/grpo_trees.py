@@ -10,13 +10,13 @@ from flowrl.credit.advantages import Clip, Estimator, ScaleSteps, Standardize, S
 from flowrl.credit.comparisons import PruneWidth
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
-from flowrl.recipes.grpo import Scale, anchors
-from samplers import ConstantSDE, FlowSDE, Fork, Prune, Stripes, Tree
+from flowrl.recipes.grpo import Scale, anchors, named
+from samplers import ConstantSDE, FlowSDE, Fork, Kernel, Prune, Stripes, Tree
 
 
 def temp_flow(
     *, steps: int = 10, roots: int = 4, branch: int = 6, eta: float = 0.7, clip: float = 1e-4,
-    kl: float = 0.004, scale: Scale = "group",
+    kl: float = 0.004, scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """TempFlow-GRPO, arXiv:2508.04324: at every step 6 noisy children leave an ODE trunk, and are
     credited to that step only. SD3.5-M: 10 steps, 4 roots x 6 branches, noise level 0.7 (FLUX 0.9),
@@ -27,7 +27,7 @@ def temp_flow(
     """
     return Algorithm(
         steps=steps,
-        plan=Fork(FlowSDE(eta), branch, roots),
+        plan=Fork(kernel or FlowSDE(eta), branch, roots),
         advantage=Estimator((Standardize(scale), Clip(), ScaleSteps("std"))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
@@ -49,7 +49,7 @@ def branch_grpo(
     eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
     prune: Literal["none", "branch", "extremes", "depth"] = "none",
     fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group", roots: int = 1,
-    kl: float = 0.0, kernel: Literal["constant", "flow_sde"] = "constant",
+    kl: float = 0.0, kernel: Literal["constant", "flow_sde"] | Kernel = "constant",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
     1e-3; an edge's advantage is its child's among the nodes of the same depth.
@@ -68,7 +68,7 @@ def branch_grpo(
     stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
     late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
     window = Prune(late, every=30, move=-1, stop=stop)
-    noise = FlowSDE(eta) if kernel == "flow_sde" else ConstantSDE(eta)
+    noise = named(kernel, {"constant": ConstantSDE(eta), "flow_sde": FlowSDE(eta)})
     plan = Tree(noise, at, branch, roots, split=split, prune=window if prune == "depth" else None)
     return Algorithm(
         steps=steps,
@@ -82,14 +82,14 @@ def branch_grpo(
 def branch_grpo_mix(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,
-    scale: Scale = "group",
+    scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, an
     ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See `branch_grpo`.
     """
     return Algorithm(
         steps=steps,
-        plan=Tree(ConstantSDE(eta), at, branch, stripes=Stripes(window, every)),
+        plan=Tree(kernel or ConstantSDE(eta), at, branch, stripes=Stripes(window, every)),
         advantage=_depth_by_depth(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),

@@ -1,6 +1,7 @@
 """Recipes that regress the velocity on clean samples: any sampler will do. Defaults are published.
 
 They train the velocity itself, so train them at guidance 1: a guided velocity is a biased target.
+`solver` is a sampler of your own in place of the published one.
 """
 
 from typing import Literal
@@ -12,7 +13,7 @@ from flowrl.likelihoods.matching import Matching, WeightingName, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
 from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
 from flowrl.recipes.grpo import anchors
-from samplers import DPM2M, SA, Ode
+from samplers import DPM2M, SA, Euler, Ode, Solver
 
 TimesName = Literal["discrete", "discrete_with_init", "discrete_wo_init", "logit_normal", "uniform"]
 
@@ -32,6 +33,7 @@ def awm_times(name: TimesName) -> Times:
 def awm(
     *, steps: int = 14, group: int = 24, draws: int = 6, clip: float = 1.0, noise: float = 0.4,
     weight: WeightingName = "ghuber", times: TimesName = "discrete_wo_init", kl: float = 0.001,
+    solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Advantage Weighted Matching, arXiv:2509.25050. SD3.5-M: 14 steps of SA-Solver with noise 0.4
     (PickScore 0), group 24, 6 noise levels per sample, weight ghuber with power 0.25, |A| at most
@@ -44,7 +46,7 @@ def awm(
     """
     return Algorithm(
         steps=steps,
-        plan=Ode(group, SA(noise)),
+        plan=Ode(group, solver or SA(noise)),
         advantage=Estimator((Standardize("batch"), Clip(5.0), Rescale(5.0, 1.0))),
         likelihood=Matching(draws, awm_times(times), weighting(weight)),
         loss=Surrogate(clip, clip, anchors=(*anchors(kl), Anchor(1.0, "trust"))),
@@ -56,7 +58,7 @@ def nft(
     *, steps: int = 10, group: int = 24, draws: int | None = None, beta: float = 1.0,
     kl: float = 1e-4, share: Literal["batch", "sample"] = "sample",
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all",
-    decay: tuple[int, float, float] = (0, 0.001, 0.5),
+    decay: tuple[int, float, float] = (0, 0.001, 0.5), solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """DiffusionNFT, arXiv:2509.16117. SD3.5-M: 10 steps of DPM-Solver++(2M), group 24, all levels
     of the grid but one per sample (`draws=None`), beta 1, KL 1e-4, advantages cut at 5; the policy
@@ -70,7 +72,7 @@ def nft(
     flat, slope, most = decay
     return Algorithm(
         steps=steps,
-        plan=Ode(group, DPM2M()),
+        plan=Ode(group, solver or DPM2M()),
         advantage=Estimator((Standardize("batch"), Clip())),
         likelihood=Matching(levels, PermutedGrid(), share=share),
         loss=NFT(beta, mode=mode, anchors=anchors(kl)),
@@ -81,7 +83,7 @@ def nft(
 
 def dpo(
     *, steps: int = 10, group: int = 24, draws: int = 4, beta: float = 100.0,
-    weight: WeightingName = "uniform",
+    weight: WeightingName = "uniform", solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Online Diffusion-DPO (arXiv:2311.12908) on a group's best and worst sample, at one noise and
     level, in velocity space as in Flow-GRPO's repository: beta 100. Diffusion-DPO's 2000 to 5000
@@ -92,7 +94,7 @@ def dpo(
     """
     return Algorithm(
         steps=steps,
-        plan=Ode(group),
+        plan=Ode(group, solver or Euler()),
         advantage=Estimator((BestWorst(),)),
         likelihood=Matching(draws, Uniform(), weighting(weight), paired=True),
         loss=Preference(beta / 2),
@@ -101,7 +103,7 @@ def dpo(
 
 def rwr(
     *, steps: int = 10, group: int = 8, draws: int = 4, rate: float = 0.5, anchor: float = 1.0,
-    over: Literal["group", "batch"] = "group",
+    over: Literal["group", "batch"] = "group", solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Reward-weighted flow matching: ORW-CFM-W2, arXiv:2502.06061. Weights exp(rate reward) with
     rate 0.5 (the code calls it a temperature, and multiplies), and 1 times |v - v_ref|^2, which
@@ -113,7 +115,7 @@ def rwr(
     """
     return Algorithm(
         steps=steps,
-        plan=Ode(group),
+        plan=Ode(group, solver or Euler()),
         advantage=Estimator((Sum(), Exponential(rate, over))),
         likelihood=Matching(draws),
         loss=Weighted(anchors(anchor)),

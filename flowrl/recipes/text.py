@@ -29,52 +29,32 @@ from flowrl.credit.turns import (
 from flowrl.errors import UserError
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel
+from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Objective, Weight
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.grpo import anchors
+from flowrl.recipes.text_choices import (
+    CHOICE_SETTINGS,
+    ON_TREES,
+    TREE_ADVANTAGES,
+    TREES,
+    AdvantageName,
+    DenominatorName,
+    LossName,
+    PlanName,
+)
 from samplers.completions import Completions, Forks, Segments, TextPlanner
 from samplers.forks import Forking
-
-AdvantageName = Literal[
-    "group", "mean", "leave_one_out", "greedy", "length", "whitened", "mean_whitened", "maxrl",
-    "pass_at_k", "beta", "risk", "tracked", "best_worst", "parent", "local", "treerl", "tempo",
-    "states", "turns", "returns",
-]  # fmt: skip
-LossName = Literal["surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce", "preference"]
-DenominatorName = Literal["tokens", "rows", "sequences", "length"]
-
-_TREES = ("segments", "forks")
-_PARENTS = ("parent", "local", "treerl", "tempo")  # advantages that compare a node with its parent
-_ON_TREES = ("group", "mean", "leave_one_out", *_PARENTS)
-_ON_RATIO = ("surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce")
-_READERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("plan", ("completions",), ("group",)),
-    ("plan", _TREES, ("roots", "branch")),
-    ("plan", ("segments",), ("at",)),
-    ("plan", ("forks",), ("top", "rounds", "by")),
-    ("advantage", ("pass_at_k",), ("k", "form")),
-    ("advantage", ("beta",), ("most",)),
-    ("advantage", ("risk",), ("bundle", "quantile_low", "quantile_high", "mix")),
-    ("advantage", ("tracked",), ("keep", "uncertain")),
-    ("advantage", ("states",), ("weight", "scale")),
-    ("advantage", ("states", "returns"), ("gamma",)),
-    ("loss", ("surrogate", "gppo", "gmpo"), ("low", "high")),
-    ("loss", ("gppo",), ("keep_low", "keep_high")),
-    ("loss", ("sapo",), ("positive", "negative")),
-    ("loss", ("cispo",), ("bound",)),
-    ("loss", ("preference",), ("beta",)),
-    ("loss", ("surrogate", "gppo", "cispo", "sapo"), ("ratio",)),
-    ("loss", _ON_RATIO, ("denominator", "share", "entropy", "off_policy")),
-)  # a choice, the values of it that read these settings, the settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextMixture:
     """Any mixture of published parts: GSPO's ratio with Dr. GRPO's advantage, for example, is
     `ratio: sequence, advantage: mean`. The other text recipes are presets of it. The defaults are
-    ours. A setting that no chosen part reads is an error.
+    ours. A setting that no chosen part reads is an error. A plan, an advantage (one transform), a
+    likelihood or a loss of your own is FILE.py:NAME.
 
     plan         completions  `group` independent completions of a prompt
                  segments     `roots` completions that branch into `branch` after `at` tokens each
@@ -110,7 +90,7 @@ class TextMixture:
     cut          completions cut off at `length`: trained on, or masked
     """
 
-    plan: Literal["completions", "segments", "forks"] = "completions"
+    plan: PlanName | TextPlanner = "completions"
     length: int = 1024
     group: int = 16
     roots: int = 4
@@ -125,7 +105,7 @@ class TextMixture:
     min_p: float = 0.0
     cut: Literal["train", "mask"] = "train"
     drop_flat: bool = False
-    advantage: AdvantageName = "group"
+    advantage: AdvantageName | Transform = "group"
     k: int = 4
     form: Literal["leave_one_out", "analytic"] = "analytic"
     most: float = 10.0
@@ -139,7 +119,8 @@ class TextMixture:
     gamma: float = 0.95
     scale: bool = False
     ratio: RatioLevel = "token"
-    loss: LossName = "surrogate"
+    likelihood: Literal["token"] | Likelihood = "token"
+    loss: LossName | Objective = "surrogate"
     low: float = 0.2
     high: float = 0.2
     keep_low: float = 1.0
@@ -159,37 +140,45 @@ class TextMixture:
     def algorithm(self) -> Algorithm:
         """Raise a `UserError` for choices that make no sense together."""
         self._check()
-        reads_entropy = self.share is not None or self.entropy > 0
         return Algorithm(
             steps=self.length,
             plan=self._plan(),
             advantage=Estimator(self._credit()),
-            likelihood=Token(
-                self.ratio, self.kl_form, reads_entropy, self.loss == "preference", self.cut
-            ),
+            likelihood=self._likelihood(),
             loss=self._loss(),
             tracker=self._tracker(),
         )
 
     def _check(self) -> None:
-        for choice, readers, settings in _READERS:
-            for name in settings if getattr(self, choice) not in readers else ():
+        for choice, readers, settings in CHOICE_SETTINGS:
+            chosen = getattr(self, choice)
+            for name in settings if chosen not in readers else ():
+                own = not isinstance(chosen, str)
+                if own and name == "ratio" and choice == "loss":
+                    continue  # the likelihood reads it, whose log-ratio every loss may take
                 if getattr(self, name) != getattr(TextMixture, name):
                     raise UserError(
-                        f"{choice}: {getattr(self, choice)} does not read {name}, "
-                        f"which belongs to {', '.join(readers)}; leave {name} out"
+                        f"{choice}: {type(chosen).__name__ if own else chosen} does not read "
+                        f"{name}, which belongs to {', '.join(readers)}; leave {name} out"
                     )
         if problem := self._conflict():
             raise UserError(problem)
 
     def _conflict(self) -> str | None:
         """Why two of the choices do not go together, if they do not."""
-        if self.plan in _TREES and self.advantage not in _ON_TREES:
+        if not isinstance(self.loss, str) and self.kl and self.kl_in == "loss":
+            return (
+                "kl is a term of the published losses, and a loss of your own has its own terms: "
+                "leave kl out, or set kl_in: reward"
+            )
+        if not isinstance(self.advantage, str) or not isinstance(self.plan, str):
+            return self._conflict_of_sizes()
+        if self.plan in TREES and self.advantage not in ON_TREES:
             return (
                 f"advantage: {self.advantage} compares whole completions, and plan: {self.plan} "
-                f"branches them; take plan: completions, or one of {', '.join(_ON_TREES)}"
+                f"branches them; take plan: completions, or one of {', '.join(ON_TREES)}"
             )
-        if self.plan not in _TREES and self.advantage in _PARENTS:
+        if self.plan not in TREES and self.advantage in TREE_ADVANTAGES:
             return (
                 f"advantage: {self.advantage} compares a node with its parent, and independent "
                 "completions have none; take plan: segments or forks"
@@ -198,6 +187,9 @@ class TextMixture:
             return "loss: preference and advantage: best_worst go together; set both or neither"
         if self.loss == "preference" and self.kl:
             return "loss: preference has its KL in beta; leave kl out"
+        return self._conflict_of_sizes()
+
+    def _conflict_of_sizes(self) -> str | None:
         if self.drop_flat and self.plan == "completions" and self.group < 2:
             return "drop_flat drops every group of one; leave it out, or take a larger group"
         if self.kl_in == "reward" and self.kl <= 0:
@@ -208,6 +200,8 @@ class TextMixture:
         rule: dict[str, Any] = {
             name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p")
         }
+        if not isinstance(self.plan, str):
+            return self.plan
         if self.plan == "segments":
             return Segments(self.roots, self.branch, self.at, **rule)
         if self.plan == "forks":
@@ -225,6 +219,8 @@ class TextMixture:
         return (*flat, *rules[:place], *kl, *rules[place:])
 
     def _rules(self) -> tuple[Transform, ...]:
+        if not isinstance(self.advantage, str):
+            return (self.advantage,)
         mean = Standardize(scale=None)
         over_batch = Standardize("batch", 1, centre="batch")
         known: dict[AdvantageName, Callable[[], tuple[Transform, ...]]] = {
@@ -262,7 +258,16 @@ class TextMixture:
             return partial(PromptValues, self.keep, uncertain=self.uncertain)
         return NoTracker
 
+    def _likelihood(self) -> Likelihood:
+        if not isinstance(self.likelihood, str):
+            return self.likelihood
+        reads_entropy = self.share is not None or self.entropy > 0
+        paired = self.loss == "preference"
+        return Token(self.ratio, self.kl_form, reads_entropy, paired, self.cut)
+
     def _loss(self) -> Objective:
+        if not isinstance(self.loss, str):
+            return self.loss
         fading: tuple[Weight, ...] = ()
         if self.share is not None:
             fading += (HighEntropy(self.share),)

@@ -139,8 +139,8 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
     algorithm = run.algorithm()
     if algorithm.text:
         return 0
-    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
-    plans = [p for p in algorithm.plan(even, iteration, run.train.seed) if isinstance(p, Plan)]
+    levels = run.levels(algorithm.steps)
+    plans = [p for p in algorithm.plan(levels, iteration, run.train.seed) if isinstance(p, Plan)]
     nodes = [n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train]
     kept = sum(nodes) + sum(plan.group for plan in plans) * (1 if nodes else 3)
     return run.prompts.per_iteration * kept * model.latent * 4

@@ -53,6 +53,7 @@ def proof_digest(
         "model": dump(run)["model"],
         "gradient_checkpointing": run.train.gradient_checkpointing,
         "steps": [run.algorithm().steps, run.evaluation_steps],
+        "levels": [run.levels(n) for n in (run.algorithm().steps, run.evaluation_steps)],
         "base": origin.base,
         "processes": [origin.processes, sharded],
     }

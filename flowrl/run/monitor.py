@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from accelerate.utils import gather_object
+
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -11,8 +13,10 @@ from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
 from flowrl.run.model_proof import StartProof
+from flowrl.run.origin import source_digests
 from flowrl.run.session import Session, prove_rewards
 from flowrl.run.unscored import Evidence
+from flowrl.settings import Run
 
 UNSCORED = (
     "Read what the reward says of them, and fix it, its server or its settings: the run learns "
@@ -149,8 +153,22 @@ def check_levels(session: Session) -> None:
         ) from problem
 
 
+def check_same_sources(run: Run) -> None:
+    """Raise a UserError if processes have different source files of the run's own parts."""
+    every = gather_object([source_digests(run)])
+    differ = {
+        name for each in every for name, digest in each.items() if every[0].get(name) != digest
+    }
+    if differ:
+        raise UserError(
+            f"{', '.join(sorted(differ))}: the processes have different files of this name; copy "
+            "one version to every machine"
+        )
+
+
 def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
+    check_same_sources(session.run)
     proof.prove()
     check_levels(session)
     weights = sum(p.numel() for p in session.learner.policies.parameters.values())

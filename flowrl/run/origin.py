@@ -20,6 +20,7 @@ from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.own_parts import is_own
 from flowrl.settings.read import dump, run_from
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -37,7 +38,7 @@ class Origin:
     revision: str | None  # of a model from the hub
     base: dict[str, str]  # file of the base model -> digest
     prompts: dict[str, str]  # setting -> digest
-    sources: dict[str, str]  # source file of a reward or environment -> digest
+    sources: dict[str, str]  # source file of a reward, recipe, part or environment -> digest
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "Origin":
@@ -49,7 +50,7 @@ class Origin:
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
             base=dict(_base(folder)) if folder else {},
             prompts=dict(_prompts(run)),
-            sources={name: _digest(path) for name, path in _sources(run) if path.is_file()},
+            sources=source_digests(run),
         )
 
     @classmethod
@@ -66,6 +67,11 @@ class Origin:
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def source_digests(run: Run) -> dict[str, str]:
+    """Digests of the source files that a run's file names, and of its rewards."""
+    return {name: _digest(path) for name, path in _sources(run) if path.is_file()}
 
 
 def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
@@ -222,8 +228,11 @@ def _hash(text: str) -> str:
 
 
 def _sources(run: Run) -> Iterator[tuple[str, Path]]:
-    """Find the files of rewards, also of those in a reward's settings, and of the environment."""
+    """Find the files of rewards, also of those in a reward's settings, of the recipe, its parts and
+    the levels, and of the environment."""
     named: list[Any] = [[spec.name, spec.settings] for spec in (*run.rewards, *run.judges)]
+    named += [value for value in dict(run.recipe).values() if is_own(value)]
+    named.append(run.model.sigmas)
     if run.model.environment is not None:
         named.append(run.model.environment.name)
     while named:

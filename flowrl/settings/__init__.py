@@ -5,7 +5,15 @@ from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.model import Guidance, Lora, ModelSettings, Vae
-from flowrl.settings.run import RECIPE_SETTINGS, Recipe, Run, Steer, recipe_settings
+from flowrl.settings.recipe import (
+    RECIPE_SETTINGS,
+    Recipe,
+    RecipeSettings,
+    recipe_function,
+    recipe_kind,
+    recipe_settings,
+)
+from flowrl.settings.run import Run, Steer
 from flowrl.settings.server import CorrectionSettings, Server
 from flowrl.settings.train import Checkpoint, EvaluateSettings, ScheduleSettings, Track, Train
 
@@ -21,6 +29,7 @@ __all__ = [
     "ModelSettings",
     "PromptFiles",
     "Recipe",
+    "RecipeSettings",
     "RewardSpec",
     "Run",
     "ScheduleSettings",
@@ -30,5 +39,7 @@ __all__ = [
     "Track",
     "Train",
     "Vae",
+    "recipe_function",
+    "recipe_kind",
     "recipe_settings",
 ]

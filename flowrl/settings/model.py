@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings
+from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.server import Server
 
 
@@ -72,6 +73,10 @@ class ModelSettings(Settings):
     guidance: Guidance = Guidance()
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as max_sequence_length."""
+    sigmas: Sigmas | None = None
+    """Noise levels in place of the pipeline's own: {shift: 3.0}, evenly spaced ones with a shift; a
+    list that falls from at most 1, one per step (the final 0 may be left out); or FILE.py:FUNCTION,
+    which maps a number of steps to such a list. For flows whose call takes `sigmas`."""
     offload: bool = False
     """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
     vae: Vae = Vae()
@@ -88,6 +93,11 @@ class ModelSettings(Settings):
     def _pipelines_default(cls, value: Any) -> Any:
         return {"sample": None, "train": None} if value is None else value
 
+    @field_validator("sigmas", mode="before")
+    @classmethod
+    def _levels(cls, value: Any) -> Any:
+        return checked_sigmas(value)
+
     @field_validator("call")
     @classmethod
     def _no_eta(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +112,7 @@ class ModelSettings(Settings):
         if (self.pipeline is None) == (self.language is None):
             raise ValueError("set either pipeline (images, video) or language (text)")
         of = {
-            "pipeline": {"height", "width", "guidance", "call"}
+            "pipeline": {"height", "width", "guidance", "call", "sigmas"}
             | {"offload", "vae", "attention", "compile", "context_parallel"},
             "language": {"gguf_file", "system", "stop", "server", "environment"},
         }

@@ -1,6 +1,5 @@
 """A run from its file and from options, and every check that needs no weights."""
 
-import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 import rewards
+from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
-from flowrl.recipes import RECIPES
 from flowrl.settings.checks import (
     check_hub,
     check_kind,
@@ -20,10 +19,11 @@ from flowrl.settings.checks import (
     check_trackers,
 )
 from flowrl.settings.options import with_options
+from flowrl.settings.own_parts import takes
+from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
 from flowrl.settings.strict_yaml import read_yaml, short_repr
-from flowrl.settings.words import unknown_name
 
 _NAME = "--recipe.name"
 
@@ -43,16 +43,16 @@ def run_from(tree: Any, source: str) -> Run:
         raise UserError(
             f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
         )
-    recipe = tree.get("recipe")
+    recipe, kind = tree.get("recipe"), None
     if isinstance(recipe, str):
-        tree = {**tree, "recipe": {"name": recipe}}
-    name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
-    if isinstance(recipe, Mapping | str) and not (isinstance(name, str) and name in RECIPES):
-        raise UserError(f"{source}: recipe.name: {unknown_name(name, list(RECIPES))}")
+        tree = {**tree, "recipe": (recipe := {"name": recipe})}
     try:
+        kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         return Run.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{source}: {explain(error)}") from error
+        raise UserError(f"{source}: {explain(error, kind)}") from error
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
 
 
 def override(run: Run, arguments: Sequence[str]) -> Run:
@@ -61,7 +61,7 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         return run
     run, words = _other_recipe(run, list(arguments))
     tree = dump(run)
-    with_options(tree, type(run.recipe), words)  # type: ignore[arg-type]
+    with_options(tree, type(run.recipe), words)
     return run_from(tree, "command line")
 
 
@@ -76,14 +76,18 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
         return run, arguments
     at = flat.index(_NAME)
     name, rest = flat[at + 1], flat[:at] + flat[at + 2 :]
-    if name not in RECIPES:
-        raise UserError(f"command line: recipe.name: {unknown_name(name, list(RECIPES))}")
+    try:
+        known = recipe_kind(name).model_fields
+    except UserError as error:
+        raise UserError(f"command line: {error}") from error
     old: Any = run.recipe
     given = {key: getattr(old, key) for key in old.model_fields_set - {"name"}}
-    known = inspect.signature(RECIPES[name]).parameters
-    if lost := sorted(set(given) - set(known)):
-        print(f"{name} has no {', '.join(lost)}: left out", file=sys.stderr)
-    recipe = {"name": name} | {key: given[key] for key in given if key in known}
+    kept = {k: v for k, v in given.items() if k in known and takes(known[k].annotation, v)}
+    lost = [key for key in given if key not in known]
+    lost += [f"{k} {v}" for k, v in given.items() if k in known and k not in kept and v is not None]
+    if lost:
+        print(f"{name} has no {', '.join(sorted(lost))}: left out", file=sys.stderr)
+    recipe = {"name": name} | kept
     return run_from(dump(run) | {"recipe": recipe}, "command line"), rest
 
 
@@ -98,9 +102,23 @@ def check_plan(run: Run) -> None:
         algorithm = run.algorithm()
     except ValueError as error:
         raise UserError(f"recipe: {error}") from error
+    if run.model.sigmas is not None:
+        _check_levels(run, algorithm)
     if run.train.updates > run.prompts.per_iteration * algorithm.group:
         raise UserError("train.updates: more optimizer steps than samples in an iteration")
     check_kind(run, algorithm)
+
+
+def _check_levels(run: Run, algorithm: Algorithm) -> None:
+    """UserError for levels that do not fit the steps of the recipe or of evaluations, or on which
+    the recipe has no plan."""
+    run.levels(run.evaluation_steps)
+    try:
+        algorithm.plan(run.levels(algorithm.steps), 0, run.train.seed)
+    except UserError:
+        raise
+    except ValueError as problem:
+        raise UserError(f"recipe: the plan does not fit model.sigmas: {problem}") from problem
 
 
 def check_rewards(run: Run) -> None:

@@ -1,65 +1,21 @@
 """A run as data: a recipe, a model, prompts, rewards and the training."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, create_model, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
-from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
+from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
+from flowrl.settings.recipe import OwnRecipe, Recipe, RecipeSettings, recipe_kind
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
-from samplers import FeynmanKac, FlowSDE, Particled
-from samplers.completions import TextPlanner
-
-_MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
-_MOST_OTHER = 10_000  # of a recipe's other integers
-_MOST_LEAVES = 10_000  # samples of one tree
-
-
-class RecipeSettings(Settings):
-    """Settings of a recipe; its integers are bounded, since a plan holds each step and sample."""
-
-    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
-
-    @model_validator(mode="after")
-    def _leaves(self) -> "RecipeSettings":
-        values = dict(self)
-        cuts = max(1, len(values.get("at", ())))
-        if len(values.get("at", ())) > _MOST["steps"]:
-            raise ValueError(f"at: more steps than {_MOST['steps']}")
-        leaves = values.get("roots", 1) * values.get("branch", 1) ** min(cuts, 20)
-        if leaves > _MOST_LEAVES:
-            raise ValueError(
-                f"roots and branch make {leaves} samples per prompt; at most {_MOST_LEAVES}"
-            )
-        return self
-
-
-def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[Settings]:
-    """The keyword arguments of a recipe as a settings model."""
-    fields: dict[str, Any] = {"name": (Literal[name], name)}  # type: ignore[valid-type]
-    for parameter in inspect.signature(recipe).parameters.values():
-        assert parameter.default is not inspect.Parameter.empty, (name, parameter.name)
-        annotation = parameter.annotation
-        if annotation is int:
-            most = _MOST.get(parameter.name, _MOST_OTHER)
-            annotation = Annotated[int, Field(le=most)]
-        fields[parameter.name] = (annotation, parameter.default)
-    return create_model(name, __base__=RecipeSettings, __doc__=recipe.__doc__, **fields)
-
-
-RECIPE_SETTINGS = {name: recipe_settings(name, recipe) for name, recipe in RECIPES.items()}
-Recipe = Annotated[
-    Union[tuple(RECIPE_SETTINGS.values())],  # type: ignore[valid-type]  # noqa: UP007
-    Field(discriminator="name"),
-]
+from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
 
 class Steer(Settings):
@@ -82,8 +38,9 @@ class Steer(Settings):
 
     def around(self, algorithm: Algorithm) -> Algorithm:
         """The algorithm with particles in these iterations. UserError for recipes of text."""
-        if isinstance(algorithm.plan, TextPlanner):
+        if algorithm.text:
             raise UserError("steer: particles are images or videos; leave it out for texts")
+        assert isinstance(algorithm.plan, Planner)
         at = self.at or tuple(range(1, algorithm.steps - 1, 2))
         how = FeynmanKac(at, self.strength, self.potential, start=None, adaptive=self.adaptive)
         plan = Particled(algorithm.plan, FlowSDE(self.eta), algorithm.group, how, *self.iterations)
@@ -97,7 +54,7 @@ class Run(Settings):
         "track": OnResume.FREE,
         "checkpoint": OnResume.FREE,
     }
-    recipe: Recipe  # type: ignore[valid-type]
+    recipe: SerializeAsAny[Recipe | OwnRecipe]  # type: ignore[valid-type]
     model: ModelSettings
     prompts: PromptFiles
     rewards: tuple[RewardSpec, ...] = Field(min_length=1)
@@ -111,6 +68,20 @@ class Run(Settings):
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
 
+    @field_validator("recipe", mode="wrap")
+    @classmethod
+    def _by_name(cls, value: Any, _: Callable[[Any], Any]) -> RecipeSettings:
+        """Check the settings of the named recipe alone: errors of others would hide its own."""
+        if isinstance(value, RecipeSettings):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"wanted a name, or {{name: NAME, ...settings}}, not {value!r}")
+        try:
+            kind = recipe_kind(value.get("name"))
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return kind.model_validate(value)
+
     @field_validator("rewards", "held_out_rewards", mode="before")
     @classmethod
     def _one_reward(cls, value: Any) -> Any:
@@ -121,9 +92,7 @@ class Run(Settings):
 
         UserError for choices that cannot be combined.
         """
-        fields = type(self.recipe).model_fields  # type: ignore[attr-defined]
-        arguments = {name: getattr(self.recipe, name) for name in fields}
-        algorithm = RECIPES[arguments.pop("name")](**arguments)
+        algorithm = self.recipe.algorithm()
         if self.model.server is not None and algorithm.text:
             algorithm = self.model.server.around(algorithm)
         if self.model.environment is not None and algorithm.text:
@@ -146,6 +115,13 @@ class Run(Settings):
     def evaluation_steps(self) -> int:
         """Denoising steps of evaluations, or the most tokens of a text."""
         return self.evaluate.steps or self.algorithm().steps
+
+    def levels(self, steps: int) -> tuple[float, ...]:
+        """The levels of `model.sigmas` with the final 0. Without the setting evenly spaced ones
+        stand in for the pipeline's own, which only its call shows."""
+        if self.model.sigmas is not None:
+            return (*levels_of(self.model.sigmas, steps), 0.0)
+        return tuple(1 - k / steps for k in range(steps + 1))
 
     @property
     def exported(self) -> str:

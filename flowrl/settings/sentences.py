@@ -5,25 +5,28 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from flowrl.settings.run import RECIPE_SETTINGS, Run
+from flowrl.settings.run import Run
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 
 _MOST_SENTENCES = 5
 
 
-def explain(error: ValidationError) -> str:
-    """One clause per mistake, with semicolons between them; at most _MOST_SENTENCES of them."""
-    clauses = list(dict.fromkeys(_clause(each) for each in error.errors(include_url=False)))
+def explain(error: ValidationError, recipe: type[BaseModel] | None) -> str:
+    """One clause per mistake, with semicolons between them; at most _MOST_SENTENCES of them.
+
+    `recipe` holds the settings of the run's recipe, if that is known.
+    """
+    clauses = list(dict.fromkeys(_clause(each, recipe) for each in error.errors(include_url=False)))
     more = len(clauses) - _MOST_SENTENCES
     return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _clause(e: Mapping[str, Any]) -> str:
-    where = [str(part)[:100] for part in e["loc"] if part not in RECIPE_SETTINGS]
+def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
+    where = [str(part)[:100] for part in e["loc"]]
     at = ".".join(where)
     if e["type"] == "extra_forbidden":
-        return f"{at}: {unknown_name(where[-1], _names(where[:-1], e['loc']))}"
+        return f"{at}: {unknown_name(where[-1], _names(where[:-1], recipe))}"
     if e["type"] == "missing":
         return f"{at}: missing"
     if e["type"] == "value_error":
@@ -38,12 +41,12 @@ def plain_message(e: Mapping[str, Any]) -> str:
     return f"{message}, not {short_repr(e['input'])}"
 
 
-def _names(where: Sequence[str], loc: Sequence[Any]) -> list[str]:
+def _names(where: Sequence[str], recipe: type[BaseModel] | None) -> list[str]:
     """The keys of the settings at a place."""
     kind: Any = Run
     for part in where:
         if part == "recipe":
-            kind = next((RECIPE_SETTINGS[p] for p in loc if p in RECIPE_SETTINGS), Run)
+            kind = recipe or Run
         elif not part.isdigit():
             kind = settings_at(kind.model_fields[part].annotation) or Run
     return [field.alias or name for name, field in kind.model_fields.items()]

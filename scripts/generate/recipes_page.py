@@ -28,6 +28,8 @@ Written by `scripts/generate/recipes_page.py` from the code: change the docstrin
 `flowrl recipes NAME` prints the same text and settings. Defaults are published numbers;
 `configs/papers` has whole configurations. The table of a recipe lists what it is made of at its
 defaults, in the order in which it is applied; settings at a part's own default are left out.
+FILE.py:NAME, or `{name: FILE.py:NAME, ...settings}`, is a part of your own, and null the one in the
+table; `recipe.name` takes a recipe of your own likewise: see [extending.md](extending.md).
 
 """
 

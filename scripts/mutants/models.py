@@ -10,10 +10,19 @@ DRIVEN = f"{ZOO}::test_any_pipeline_is_driven_to_the_bit"
 REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
 START = "models/test_pipeline_start.py::test_a_sample_is_the_pipelines_own"
 NEIGHBOURS = "models/test_proof_neighbours.py::test_a_hundredth_of_a_neighbour_is_refused"
+LEVELS = "models/test_own_levels.py"
 EPSILON = "models/test_pipeline_epsilon.py"
 
 # fmt: off
 ROWS = (
+    ("levels-unshifted", "flowrl/models/diffusers/own_levels.py", '"use_dynamic_shifting": False,', "",
+     LEVELS),
+    ("levels-whole", "flowrl/models/diffusers/whole_sample.py", "self.policy.loop.driver.real",
+     "self.policy.pipe.scheduler", LEVELS),
+    ("levels-kept", "flowrl/models/diffusers/kept_proofs.py", "loop.levels.at(loop.levels.trial)", "None",
+     LEVELS),
+    ("levels-checked", "flowrl/models/diffusers/signature.py", "self.levels.check(schedule, steps, self.name)",
+     "pass", LEVELS),
     ("beginning-size", "flowrl/models/diffusers/image_to_image.py", "CleanPart(nothing * (sigma / size),",
      "CleanPart(nothing,", BEGUN),
     ("beginning-level", "flowrl/models/diffusers/image_to_image.py",

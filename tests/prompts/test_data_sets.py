@@ -14,12 +14,12 @@ import torch
 from flowrl.errors import UserError
 from flowrl.prompts import Chat, PromptSet, on_hub
 from flowrl.run.origin import Origin
+from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.checks import check_texts
 from flowrl.settings.data import PromptFiles
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.options import with_options
 from flowrl.settings.read import dump, run_from
-from flowrl.settings.run import RECIPE_SETTINGS
 from tests.support import text_runs, tiny_lm
 
 SYSTEM = {"role": "system", "content": "be brief"}

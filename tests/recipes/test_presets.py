@@ -8,6 +8,7 @@ from flowrl.paths import PROJECT
 from flowrl.prompts import on_hub
 from flowrl.settings import Run
 from flowrl.settings.checks import check_language, check_pipeline
+from flowrl.settings.levels import LevelShift
 from flowrl.settings.read import read_run
 
 PRESETS = {path.stem: path for path in sorted((PROJECT / "configs" / "papers").glob("*.yaml"))}
@@ -45,6 +46,7 @@ DANCE = guided(3.5) | {
     "recipe.steps": 16, "recipe.group": 12, "recipe.eta": 0.3, "recipe.clip": 1e-4,
     "recipe.fraction": 0.6, "prompts.per_iteration": 16, "train.updates": 3, "train.lr": 1e-5,
     "train.weight_decay": 1e-4, "train.max_grad_norm": 1.0, "train.iterations": 300,
+    "model.sigmas": LevelShift(shift=3.0),
 }  # fmt: skip
 MIX = {k: v for k, v in DANCE.items() if k != "recipe.fraction"} | {
     "recipe.steps": 25, "recipe.eta": 0.7, "recipe.window": 4, "recipe.every": 25,
@@ -118,10 +120,12 @@ PUBLISHED: dict[str, Table] = {
         model__height=480, model__width=480, model__call={"num_frames": 53}, recipe__group=24,
         recipe__eta=0.25, recipe__train_share=0.3333, recipe__shared_noise=False,
         prompts__per_iteration=32, train__updates=2, train__iterations=202,
+        model__sigmas=LevelShift(shift=5.0),
     ),
     "dance_grpo_wan21": of(
         DANCE | guided(5), model__pipeline=WAN, model__height=512, model__width=512,
         model__call={"num_frames": 1}, recipe__steps=20, train__updates=1, train__iterations=1000,
+        model__sigmas=None,  # Wan's call takes none
     ),
     "mix_grpo_flux": MIX,
     "mix_grpo_flash_flux": FLASH,
@@ -198,9 +202,8 @@ def test_a_preset_plans(name):
     algorithm = run.algorithm()
     assert algorithm.group == row.get("recipe.group", 24 if "recipe.roots" in row else 16)
     assert run.train.updates <= run.prompts.per_iteration * algorithm.group
-    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
     for iteration in (0, run.train.iterations - 1):
-        assert algorithm.plan(even, iteration, run.train.seed)
+        assert algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     if run.model.pipeline is None:
         check_language(run.model.language, None)
     else:

@@ -15,6 +15,7 @@ from torch import nn
 from flowrl.errors import UserError
 from flowrl.models.diffusers.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.driver import DENOISERS, ENCODERS
+from flowrl.models.diffusers.own_levels import OwnLevels, refuse_levels
 from flowrl.models.diffusers.schedule import ModelOutput
 from flowrl.models.diffusers.scheduler_standin import FAILURES
 
@@ -114,6 +115,18 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
     )
 
 
+def scheduler_of(pipe: Any, levels: OwnLevels | None) -> Any:
+    """Return the scheduler of driven calls: the pipeline's own, or a copy for levels of the user's.
+
+    Raises UserError where those cannot be set.
+    """
+    if levels is None:
+        return pipe.scheduler
+    name = type(pipe).__name__
+    refuse_levels(name, inspect.signature(type(pipe).__call__).parameters)
+    return levels.scheduler(pipe.scheduler, prediction(pipe.scheduler, name), name)
+
+
 def needed_images(parameters: Parameters) -> list[list[str]]:
     """Return sets of images that a pipeline may require, the likeliest first.
 
@@ -156,7 +169,8 @@ def arguments(
             hint = f": did you mean {close[0]}?" if close else ""
             raise UserError(f"{owner} takes no argument {key!r}{hint}")
         if key in OURS or key == guidance:
-            said = "guidance" if key == guidance else "flowrl itself"
+            known = {guidance: "guidance", "sigmas": "model.sigmas"}
+            said = known.get(key, "flowrl itself")
             raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
         if key in PARTIAL and call[key] is not None:
             raise UserError(
@@ -176,8 +190,11 @@ def arguments(
     return dict(call)
 
 
-def from_pretrained(source: str, dtype: torch.dtype) -> Any:
-    """A pipeline; components that its index does not list are left out."""
+def from_pretrained(source: str, dtype: torch.dtype, levels: OwnLevels | None = None) -> Any:
+    """A pipeline; components that its index does not list are left out.
+
+    Raises UserError, before weights are read, if `levels` cannot be set.
+    """
     try:
         index: Any = DiffusionPipeline.load_config(source)
     except OSError as error:
@@ -192,6 +209,8 @@ def from_pretrained(source: str, dtype: torch.dtype) -> Any:
         raise UserError(
             f"{source}: diffusers {diffusers.__version__} has no {index['_class_name']}"
         )
+    if levels is not None:
+        refuse_levels(kind.__name__, inspect.signature(kind.__call__).parameters)
     # from_pretrained needs an argument even for what the index lists as null (SD3 without T5)
     empty = (None, [None, None], (None, None))
     listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}

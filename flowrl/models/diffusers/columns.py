@@ -86,6 +86,19 @@ def by_image(extras: Sequence[Extra]) -> list[list[int]]:
     return list(groups.values())
 
 
+def rows_by_call(
+    sigma: torch.Tensor, extras: Sequence[Extra], *, mixed: bool, size: int
+) -> list[torch.Tensor]:
+    """Group rows by call: rows of the same images, of one sigma unless `mixed`, at most `size`."""
+    alike = by_image(extras) if extras else [list(range(len(sigma)))]
+    groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
+    if not mixed and len(sigma):
+        found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
+        levels = range(len(found) - 1, -1, -1)  # falling, as a loop
+        groups = [rows[place[rows] == i] for i in levels for rows in groups]
+    return [part for group in groups if len(group) for part in group.split(size)]
+
+
 def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
     """Return the arguments of one call: texts as a list, the shared images once or once per row."""
     if not extras:

@@ -70,10 +70,11 @@ class PipelineCall:
 
 
 class Driver:
-    """Runs one pipeline's `__call__` on a stand-in scheduler, and always cleans up after it."""
+    """Runs one pipeline's `__call__` on a stand-in for `scheduler`, which may be another than its
+    own, and always cleans up after it."""
 
-    def __init__(self, pipe: Any):
-        self.pipe = pipe
+    def __init__(self, pipe: Any, scheduler: Any) -> None:
+        self.pipe, self.real = pipe, scheduler
         self.denoisers: dict[str, nn.Module] = {
             name: module
             for name in DENOISERS
@@ -83,7 +84,7 @@ class Driver:
         self.raw: Callable[..., Any] = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
         self.logger = logging.getLogger(type(pipe).__module__)
         self.control = Control()
-        self.scheduler = stand_in(pipe.scheduler, self.control)
+        self.scheduler = stand_in(scheduler, self.control)
         self.memo = Memo(pipe)
         self.stubs = Stubs(self.denoisers)
         self.encoder = next(name for name in ENCODERS if name in dir(pipe))

@@ -142,6 +142,7 @@ def digest(
         "versions": [metadata.version(name) for name in LIBRARIES] + [sys.version, _own_code()],
         "device": [str(policy.device), gpu, torch.backends.cpu.get_cpu_capability()],
         "settings": [settings, loop.call, policy.guidance, policy.rows_per_call],
+        "levels": None if loop.levels is None else loop.levels.at(loop.levels.trial),
         "prompts": [prompts, columns.extras(meta, loop.driver.parameters), loop.traits.shared],
     }
     return _sum(holds)

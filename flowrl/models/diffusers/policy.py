@@ -20,6 +20,7 @@ from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.driver import DENOISERS
 from flowrl.models.diffusers.offload import OffloadedParts
+from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.signature import Loop
 from samplers import Begin, Ode, Velocity
@@ -29,15 +30,20 @@ class PipelinePolicy:
     """Velocities, decoded samples and trainable weights of one diffusers pipeline.
 
     `call` holds arguments of the pipeline's own `__call__` (height, width, negative_prompt, ...).
-    `rows_per_call` bounds the samples that one call of the denoiser, encoders or decoder sees.
+    `rows_per_call` bounds the samples that one call of the denoiser, encoders or decoder sees;
+    `levels` are noise levels in place of the pipeline's own.
     Raises UserError, with the reason, for a pipeline that cannot be driven.
     """
 
     def __init__(
-        self, pipe: Any, *, call: Mapping[str, Any], rows_per_call: int | None = None
+        self,
+        pipe: Any,
+        *,
+        call: Mapping[str, Any],
+        rows_per_call: int | None = None,
+        levels: OwnLevels | None = None,
     ) -> None:
-        self.pipe = pipe
-        self.rows_per_call = rows_per_call
+        self.pipe, self.rows_per_call = pipe, rows_per_call
         self.guidance = Scales()
         self.device = torch.device("cpu")  # of sampling
         self.frozen = OffloadedParts()  # on the device only while in use
@@ -47,7 +53,7 @@ class PipelinePolicy:
                 module.eval()
                 if name not in DENOISERS:  # control networks ask for it, and not all have it
                     vars(module).setdefault("gradient_checkpointing", False)
-        self.loop = Loop(pipe, call)
+        self.loop = Loop(pipe, call, levels)
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
@@ -61,9 +67,10 @@ class PipelinePolicy:
         device: str | torch.device,
         call: Mapping[str, Any],
         offload: bool = False,
+        levels: OwnLevels | None = None,
     ) -> "PipelinePolicy":
         """Load a folder or a hub name. Components that its index does not list are left out."""
-        pipe, frozen = checks.from_pretrained(source, dtype), OffloadedParts()
+        pipe, frozen = checks.from_pretrained(source, dtype, levels), OffloadedParts()
         if offload:
             frozen = OffloadedParts.of(pipe, DENOISERS, torch.device(device))
         else:
@@ -71,7 +78,7 @@ class PipelinePolicy:
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
-        policy = cls(pipe, call=call)
+        policy = cls(pipe, call=call, levels=levels)
         policy.device, policy.frozen = torch.device(device), frozen
         frozen.rest()
         return policy
@@ -289,12 +296,5 @@ class PipelinePolicy:
         """Do nothing: all that the policy holds is in this process."""
 
     def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
-        """Group rows by call: rows of the same images, and of one sigma unless `mixed`."""
-        alike = columns.by_image(extras) if extras else [list(range(len(sigma)))]
-        groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
-        if not mixed and len(sigma):
-            found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
-            levels = range(len(found) - 1, -1, -1)  # falling, as a loop
-            groups = [rows[place[rows] == i] for i in levels for rows in groups]
         size = self.rows_per_call or max(len(sigma), 1)
-        return [part for group in groups if len(group) for part in group.split(size)]
+        return columns.rows_by_call(sigma, extras, mixed=mixed, size=size)

@@ -82,6 +82,7 @@ class Subject:
             noisy=not self.recorded[2],
             reading=steps.reading(),
             padding=padding,
+            own_levels=self.loop.levels is not None,
         )
 
     @cached_property

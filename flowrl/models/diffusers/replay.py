@@ -33,6 +33,7 @@ class Replay:
     noisy: bool = False  # the scheduler's step draws noise
     reading: float | None = None  # of its clean sample from ours, as a share; None: not shown
     padding: float | None = None  # share of a prediction due to prompts encoded beside its own
+    own_levels: bool = False  # the call was made at the levels of model.sigmas
 
     @property
     def to_way(self) -> Way:
@@ -54,7 +55,9 @@ class Replay:
             "(the pipeline pads them without a mask)"
         )  # fmt: skip
         return (
-            f"{self.pipeline}, {self.dtype}, {self.steps} steps, guidance {self.guidance}: "
+            f"{self.pipeline}, {self.dtype}, {self.steps} steps"
+            f"{' at the levels of model.sigmas' if self.own_levels else ''}, "
+            f"guidance {self.guidance}: "
             f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
             f"to rounding; rows of several sigmas {rows}; {self.solver}{padding}"
         )

@@ -23,6 +23,7 @@ from flowrl.models.diffusers.conditioning import (
 )
 from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.image_to_image import CleanPart, RecordedNoise, clean_part, noise_sizes
+from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Start, Way
 from flowrl.models.diffusers.scheduler_standin import Received
@@ -45,16 +46,13 @@ class Loop:
     own, and by what only the pipeline's own call shows (see `Traits`).
     """
 
-    def __init__(self, pipe: Any, call: Mapping[str, Any]) -> None:
+    def __init__(self, pipe: Any, call: Mapping[str, Any], levels: OwnLevels | None = None) -> None:
         checks.refuse_pipeline(pipe)
-        self.pipe = pipe
-        self.driver = Driver(pipe)
-        self.traits: Traits = discover(self.driver, call)
-        self.name, self.call, self.guidance = (
-            self.traits.name,
-            self.traits.call,
-            self.traits.guidance,
-        )
+        self.pipe, self.levels = pipe, levels
+        self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
+        self.traits: Traits = discover(self.driver, call, levels)
+        self.name, self.call = self.traits.name, self.traits.call
+        self.guidance = self.traits.guidance
         self._starts: dict[int, Start] = {}
 
     @property
@@ -136,6 +134,8 @@ class Loop:
                     f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
                     "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
                 )
+            if self.levels is not None:
+                self.levels.check(schedule, steps, self.name)
             own, size = noise_sizes(first, seen, draws.drawn)
             if schedule.levels is not None:
                 size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()

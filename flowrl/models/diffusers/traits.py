@@ -26,6 +26,7 @@ from flowrl.models.diffusers.conditioning import (
 )
 from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.latents import Entry
+from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import ModelOutput
 from flowrl.models.diffusers.scheduler_standin import FAILURES
 
@@ -71,6 +72,7 @@ class Traits:
     blank      one short prompt, for calls of which only the states matter
     stubs      its loop runs with denoisers that return zeros
     entry      the place where a state enters its loop
+    levels     the user's noise levels; None for the pipeline's own
 
     Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
     it is no trial: the proof makes it and settles these three.
@@ -91,6 +93,7 @@ class Traits:
     blank: Conditioning = Conditioning(SINGLE, ([()],), (SHORT_PROMPT,))
     stubs: bool = True
     entry: Entry = Entry()
+    levels: OwnLevels | None = None
     single: bool = False
     form: Literal["pt", "np"] = "pt"
     sign: Literal[1, -1] = 1
@@ -121,6 +124,7 @@ class Traits:
             given |= columns.merged_call(extras, each=self.encodings[tuple(extras[0])].each)
         given |= {"prompt": list(prompts), "num_inference_steps": steps}
         given |= {"output_type": self.form, "return_dict": False}
+        given |= {} if self.levels is None else {"sigmas": list(self.levels.at(steps))}
         if self.single:
             texts = [name for name in given if columns.TEXT_COLUMNS.fullmatch(name) and given[name]]
             given |= {name: given[name][0] for name in texts}
@@ -144,19 +148,21 @@ class Traits:
         return replace(self, encodings={**self.encodings, tuple(extra): encoding})
 
 
-def discover(driver: Driver, call: Mapping[str, Any]) -> Traits:
+def discover(driver: Driver, call: Mapping[str, Any], levels: OwnLevels | None) -> Traits:
     """Find the traits of a pipeline. Raises UserError, with the reason, if it cannot be driven."""
     name, parameters = type(driver.pipe).__name__, driver.parameters
     kind = checks.prediction(driver.pipe.scheduler, name)
     guidance = checks.guidance_argument(parameters, tuple(driver.denoisers.values()))
     given = checks.arguments(name, call, parameters, guidance)
+    steps = STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS
     traits = Traits(
         name,
         {key: value for key, value in given.items() if not columns.images([key])},
         columns.shared_images(given),
         kind,
         guidance,
-        STRENGTH_STEPS if "strength" in parameters else TRIAL_STEPS,
+        steps if levels is None else levels.trial,
+        levels=levels,
         sign=-1 if kind == "inverted" else 1,
     )
     with checks.its_own(name, traits.call):

@@ -168,7 +168,7 @@ class WholeSample:
         On a twin that shares all modules, so that the pipeline's scheduler stays as it is.
         """
         twin, states = copy.copy(self.policy.pipe), [torch.empty(0)]
-        scheduler = copy.deepcopy(self.policy.pipe.scheduler)
+        scheduler = copy.deepcopy(self.policy.loop.driver.real)
         vars(twin)["scheduler"] = scheduler
         real = scheduler.step
         signature = inspect.signature(real)

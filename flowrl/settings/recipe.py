@@ -1,0 +1,157 @@
+"""The recipe of a run: its name, or FILE.py:FUNCTION, and its settings."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Union
+
+from pydantic import ConfigDict, Field, PydanticSchemaGenerationError, create_model, model_validator
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.recipes import RECIPES
+from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.own_parts import OWN_NAME, is_own, part_kind, part_setting
+from flowrl.settings.words import unknown_name
+from rewards.load import own_function
+from rewards.settings import function_parameters
+
+_MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
+_MOST_OTHER = 10_000  # of a recipe's other integers
+_MOST_LEAVES = 10_000  # samples of one tree
+_UNREAD = {"kernel": "eta", "solver": "noise"}  # settings of the published part
+
+
+class RecipeSettings(Settings):
+    """Settings of a recipe; its integers are bounded, since a plan holds each step and sample."""
+
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
+    name: str
+
+    @model_validator(mode="after")
+    def _leaves(self) -> "RecipeSettings":
+        values = dict(self)
+        at, roots, branch = (values.get(name) for name in ("at", "roots", "branch"))
+        cuts = max(1, len(at)) if isinstance(at, tuple) else 1
+        if cuts > _MOST["steps"]:
+            raise ValueError(f"at: more steps than {_MOST['steps']}")
+        roots, branch = (n if isinstance(n, int) else 1 for n in (roots, branch))
+        leaves = roots * branch ** min(cuts, 20)
+        if leaves > _MOST_LEAVES:
+            raise ValueError(
+                f"roots and branch make {leaves} samples per prompt; at most {_MOST_LEAVES}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _read(self) -> "RecipeSettings":
+        for part, setting in _UNREAD.items():
+            fields = type(self).model_fields
+            if self.name not in RECIPES or part not in fields or setting not in fields:
+                continue
+            if is_own(getattr(self, part)) and getattr(self, setting) != fields[setting].default:
+                raise ValueError(
+                    f"{setting} is a setting of the published {part}, and this run has its own: "
+                    f"leave {setting} out, or set it inside {part}, {{name: FILE.py:NAME, ...}}"
+                )
+        return self
+
+    def algorithm(self) -> Algorithm:
+        """Call the recipe with its settings, the parts of a user's files built.
+
+        UserError for choices that cannot be combined, and for a function that returns no Algorithm.
+        """
+        recipe, arguments = recipe_function(self.name), dict[str, Any]()
+        for name, parameter in function_parameters(recipe).items():
+            value, kind = getattr(self, name), part_kind(parameter.annotation)
+            if kind is not None and is_own(value):
+                value = kind.build(value)
+            if value is not None or _plain(parameter.default):
+                arguments[name] = value
+        algorithm: Any = recipe(**arguments)
+        if not isinstance(algorithm, Algorithm):
+            raise UserError(
+                f"{self.name} must return a flowrl.algorithm.Algorithm, not "
+                f"{type(algorithm).__name__}"
+            )
+        return algorithm
+
+
+class OwnRecipe(RecipeSettings):
+    """A recipe of a user's file, in the schema for editors."""
+
+    model_config = ConfigDict(extra="allow")
+    name: Annotated[str, Field(pattern=r".+\.py:\w+")]
+
+
+def recipe_function(name: Any) -> Callable[..., Algorithm]:
+    """The recipe of this name, or the function FILE.py:FUNCTION. UserError where there is none."""
+    if isinstance(name, str) and name in RECIPES:
+        return RECIPES[name]
+    if isinstance(name, str) and (OWN_NAME.fullmatch(name) or name.endswith(".py")):
+        try:
+            return own_function(name)
+        except ValueError as error:
+            raise UserError(f"recipe.name: {error}") from error
+    raise UserError(f"recipe.name: {unknown_name(name, list(RECIPES))}")
+
+
+def recipe_kind(name: Any) -> type[RecipeSettings]:
+    """The settings of a recipe. UserError for an unknown one, or a function that is none."""
+    if isinstance(name, str) and name in RECIPE_SETTINGS:
+        return RECIPE_SETTINGS[name]
+    return _own_kind(name, recipe_function(name))
+
+
+@cache
+def _own_kind(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSettings]:
+    form = "write it as `def my_recipe(*, steps: int = 10, group: int = 8) -> Algorithm`"
+    for parameter in function_parameters(recipe).values():
+        at = f"recipe.name: {name}: the parameter {parameter.name!r}"
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise UserError(f"{at} collects arguments, and a setting has a name: {form}")
+        if parameter.name in ("name", *dir(RecipeSettings)) or parameter.name.startswith("_"):
+            raise UserError(f"{at} cannot be a setting: choose another name")
+        if parameter.annotation is parameter.empty:
+            raise UserError(f"{at} has no type: {form}")
+        if parameter.default is parameter.empty:
+            raise UserError(f"{at} has no default: {form}")
+    try:
+        return recipe_settings(name, recipe)
+    except PydanticSchemaGenerationError as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"recipe.name: {name} has a setting of a type without checks: {why}"
+        ) from error
+
+
+def recipe_settings(name: str, recipe: Callable[..., Algorithm]) -> type[RecipeSettings]:
+    """The keyword arguments of a recipe as a settings model."""
+    fields: dict[str, Any] = {"name": (Literal[name], name)}  # type: ignore[valid-type]
+    for parameter in function_parameters(recipe).values():
+        assert parameter.default is not inspect.Parameter.empty, (name, parameter.name)
+        annotation, default = parameter.annotation, parameter.default
+        kind = part_kind(annotation)
+        if kind is not None:
+            if not _plain(default):  # null stands for the part that the function has itself
+                annotation, default = Union[annotation, None], None  # noqa: UP007
+            annotation = part_setting(annotation, kind)
+        elif annotation is int:
+            most = _MOST.get(parameter.name, _MOST_OTHER)
+            annotation = Annotated[int, Field(le=most)]
+        fields[parameter.name] = (annotation, default)
+    return create_model(name, __base__=RecipeSettings, __doc__=recipe.__doc__, **fields)
+
+
+def _plain(value: Any) -> bool:
+    """Whether a default can be written in YAML."""
+    if isinstance(value, tuple | list):
+        return all(_plain(each) for each in value)
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+RECIPE_SETTINGS = {name: recipe_settings(name, recipe) for name, recipe in RECIPES.items()}
+Recipe = Annotated[
+    Union[tuple(RECIPE_SETTINGS.values())],  # type: ignore[valid-type]  # noqa: UP007
+    Field(discriminator="name"),
+]
