@@ -51,6 +51,7 @@ def test_prove_prints_sentences_and_the_table(file: Path, capsys: Any, made: lis
     assert made == [4, 3, 4, 3]
 
 
+@pytest.mark.slow
 def test_a_start_does_not_repeat_a_proof(file: Path, tmp_path: Path, capsys: Any, made) -> None:
     assert runs.flowrl("train", file, "--folder", tmp_path / "one") == 0
     assert made == [4, 3]

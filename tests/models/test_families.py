@@ -74,7 +74,9 @@ def replaced(made: PipelinePolicy, pipe: Any, guidance: float | None, rows: Meta
     return states
 
 
-@pytest.mark.parametrize("unusual", [False, True], ids=["default", "unusual"])
+@pytest.mark.parametrize(
+    "unusual", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["default", "unusual"]
+)
 @pytest.mark.parametrize("name", NAMED)
 def test_a_family_is_driven_to_the_bit(name: str, unusual: bool, picture: str) -> None:
     family = NAMED[name]

@@ -203,11 +203,8 @@ def test_recomputed_old_densities_make_the_first_ratio_exactly_one(pipeline, tmp
     assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(runs.NFT, marks=pytest.mark.slow), runs.FLOW_GRPO],
-    ids=["nft", "flow_grpo"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [runs.NFT, runs.FLOW_GRPO], ids=["nft", "flow_grpo"])
 def test_another_chunk_size_gives_the_same_weights(pipeline, tmp_path, recipe):
     def trained(rows: int) -> list[torch.Tensor]:
         kept = session(pipeline, tmp_path, recipe, rows_per_call=rows, updates=2, lr=1e-3)
