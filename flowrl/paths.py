@@ -1,5 +1,12 @@
-"""Places of files."""
+"""Places of files: the user's, and those that come with flowrl.
 
+Files of flowrl are named `configs/...` and `flowrl/...` in any working folder. A source tree has
+`configs` beside the package, a wheel has it inside.
+"""
+
+import sys
+from collections.abc import Iterator
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,22 +14,35 @@ from flowrl.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
+_INSIDE = Path(__file__).resolve().parent / "configs"
+CONFIGS = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
+_RUN_FOLDERS = (".", "papers")  # of CONFIGS
+_RUN_SUFFIXES = ("", ".yaml", ".yml")
 
 
 def find(path: str) -> Path:
-    """The path as written, or else below the project's own folder; `package:name/inside` is the
-    folder of an installed Python package, or a path in it. UserError if it is not installed, or if
-    no file can have this name."""
+    """The path as written, or else the file of flowrl that it names (`configs/...`, `flowrl/...`);
+    `package:name/inside` is the folder of an installed Python package, or a path in it.
+
+    UserError if the package is not installed, or if no file can have this name.
+    """
     if path.startswith(PACKAGE):
         return _in_package(path)
+    near = Path(path)
     try:
-        near = Path(path).expanduser()
-        here = near.exists()
-        below = PROJECT / path
-        below.exists()
+        near = near.expanduser()
+        own = _own(near)
+        return own if own is not None and not near.exists() and own.exists() else near
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
-    return near if here or near.is_absolute() else below
+
+
+def _own(path: Path) -> Path | None:
+    """The place of a file of flowrl; None for a path that does not begin with a folder of it."""
+    first, *rest = path.parts or (".",)
+    if first == "configs":
+        return CONFIGS.joinpath(*rest)
+    return PROJECT / path if first == "flowrl" else None
 
 
 def _in_package(path: str) -> Path:
@@ -32,6 +52,55 @@ def _in_package(path: str) -> Path:
     if not places:
         raise UserError(f"{path[:100]}: the package {name[:100]!r} is not installed")
     return Path(next(iter(places))) / inside
+
+
+def run_file(word: str) -> Path:
+    """The file of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
+
+    The user's own file wins, and stderr names the one that is taken where the name does not. A
+    folder is no run, so it does not hide the name, unless it holds a `run.yaml`. UserError
+    otherwise.
+    """
+    near = find(word)
+    if near.is_file():
+        return near if Path(word).expanduser().is_file() else _named(word, near)
+    holds_run = (near / "run.yaml").is_file()
+    for suffix in _RUN_SUFFIXES[1:]:
+        beside = Path(f"{near}{suffix}")
+        if beside.is_file() and not holds_run:
+            return _named(word, beside)
+    own = dict(own_runs()).get(word.removeprefix("configs/").removesuffix(".yaml"))
+    if holds_run:
+        hint = f", or {_shown(own)}" if own is not None else ""
+        raise UserError(f"{word} is a folder: write {near / 'run.yaml'}{hint}")
+    if own is not None:
+        return _named(word, own)
+    if near.is_dir():
+        raise UserError(f"{word} is a folder: name a run's file, such as configs/demo.yaml")
+    names = [name for name, _ in own_runs()]
+    close = get_close_matches(word.removesuffix(".yaml"), names, n=1)
+    some = ", ".join(name for name in names if "/" not in name)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {some}, and papers/..."
+    raise UserError(f"{word[:200]}: no such file, and no run of flowrl has this name; {hint}")
+
+
+def own_runs() -> Iterator[tuple[str, Path]]:
+    """Names and files of the runs that come with flowrl: `demo`, `papers/awm_sd35m_ocr`, ..."""
+    for folder in _RUN_FOLDERS:
+        for path in sorted((CONFIGS / folder).glob("*.yaml")):
+            yield path.relative_to(CONFIGS).with_suffix("").as_posix(), path
+
+
+def _named(word: str, path: Path) -> Path:
+    print(f"{word}: {_shown(path)}", file=sys.stderr)
+    return path
+
+
+def _shown(path: Path) -> str:
+    """A file of flowrl as it can be written anywhere, and the path as it is otherwise."""
+    if not path.is_relative_to(CONFIGS):
+        return str(path)
+    return f"{(Path('configs') / path.relative_to(CONFIGS)).as_posix()} of flowrl ({path})"
 
 
 def numbered(parent: Path, stem: str) -> Path:
