@@ -6,7 +6,6 @@ the path of `python -m`, of a notebook and of pytest.
 
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +17,9 @@ FOLDER = Path(__file__).resolve().parent.parent
 class _BesideFlowrl:
     """Finds the two packages, and nothing else, in the folder that holds flowrl."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """The specification of one of the two packages; None for all other names."""
-        return PathFinder.find_spec(name, [str(FOLDER)], target) if name in SIBLINGS else None
+        return PathFinder.find_spec(name, [str(FOLDER)]) if name in SIBLINGS else None
 
 
 def bind_siblings() -> None:
