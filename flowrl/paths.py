@@ -17,7 +17,7 @@ PACKAGE = "package:"
 _INSIDE = Path(__file__).resolve().parent / "configs"
 CONFIGS = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
 _RUN_FOLDERS = (".", "papers")  # of CONFIGS
-_RUN_SUFFIXES = ("", ".yaml", ".yml")
+_RUN_SUFFIXES = (".yaml", ".yml")
 
 
 def find(path: str) -> Path:
@@ -57,31 +57,40 @@ def _in_package(path: str) -> Path:
 def run_file(word: str) -> Path:
     """The file of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
 
-    The user's own file wins, and stderr names the one that is taken where the name does not. A
-    folder is no run, so it does not hide the name, unless it holds a `run.yaml`. UserError
-    otherwise.
+    A file of the user wins; stderr names the one that is taken where the word does not. A folder is
+    no run, so it does not hide a name, unless it holds a `run.yaml`. UserError otherwise.
     """
-    near = find(word)
-    if near.is_file():
-        return near if Path(word).expanduser().is_file() else _named(word, near)
-    holds_run = (near / "run.yaml").is_file()
-    for suffix in _RUN_SUFFIXES[1:]:
-        beside = Path(f"{near}{suffix}")
-        if beside.is_file() and not holds_run:
-            return _named(word, beside)
-    own = dict(own_runs()).get(word.removeprefix("configs/").removesuffix(".yaml"))
-    if holds_run:
+    path, folder = run_path(word), find(word)
+    if path is not None:
+        if not Path(word).expanduser().is_file():
+            print(f"{word}: {_shown(path)}", file=sys.stderr)
+        return path
+    names = dict(own_runs())
+    if (folder / "run.yaml").is_file():
+        own = names.get(_run_name(word))
         hint = f", or {_shown(own)}" if own is not None else ""
-        raise UserError(f"{word} is a folder: write {near / 'run.yaml'}{hint}")
-    if own is not None:
-        return _named(word, own)
-    if near.is_dir():
+        raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}{hint}")
+    if folder.is_dir():
         raise UserError(f"{word} is a folder: name a run's file, such as configs/demo.yaml")
-    names = [name for name, _ in own_runs()]
-    close = get_close_matches(word.removesuffix(".yaml"), names, n=1)
+    close = get_close_matches(_run_name(word), names, n=1)
     some = ", ".join(name for name in names if "/" not in name)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {some}, and papers/..."
     raise UserError(f"{word[:200]}: no such file, and no run of flowrl has this name; {hint}")
+
+
+def run_path(word: str) -> Path | None:
+    """The file that `run_file` returns for this word; None where it raises."""
+    near = find(word)
+    if near.is_file():
+        return near
+    if (near / "run.yaml").is_file():
+        return None
+    beside = [path for suffix in _RUN_SUFFIXES if (path := Path(f"{near}{suffix}")).is_file()]
+    return beside[0] if beside else dict(own_runs()).get(_run_name(word))
+
+
+def _run_name(word: str) -> str:
+    return word.removeprefix("configs/").removesuffix(".yaml")
 
 
 def own_runs() -> Iterator[tuple[str, Path]]:
@@ -89,11 +98,6 @@ def own_runs() -> Iterator[tuple[str, Path]]:
     for folder in _RUN_FOLDERS:
         for path in sorted((CONFIGS / folder).glob("*.yaml")):
             yield path.relative_to(CONFIGS).with_suffix("").as_posix(), path
-
-
-def _named(word: str, path: Path) -> Path:
-    print(f"{word}: {_shown(path)}", file=sys.stderr)
-    return path
 
 
 def _shown(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from flowrl.cli.completion import completion
 from flowrl.errors import UserError
 from flowrl.paths import run_file
 from flowrl.recipes import RECIPES
@@ -260,6 +261,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "schema": schema,
     "new": new,
     "doctor": doctor,
+    "completion": completion,
 }
 
 
