@@ -64,7 +64,7 @@ def completion(arguments: Sequence[str]) -> int:
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """What the last of the words after `flowrl` may become. Some do not begin with it."""
+    """Words that the last of those after `flowrl` may become. Some do not begin with it."""
     if len(words) < 2:
         yield from (*COMMANDS, "--help", "--version")
         return

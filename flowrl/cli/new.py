@@ -27,7 +27,7 @@ TAIL = """\
 prompts:
   train: prompts.txt                        # txt, jsonl, csv, parquet, a folder, a hub name
   held_out: held_out.txt
-  per_iteration: 8
+  per_iteration: {draws}
 rewards:                                    # their weighted sum is maximized
   - {{name: "my_reward.py:{reward}", weight: 1.0}}
 train: {{iterations: {iterations}, lr: {lr}, updates: {updates}}}
@@ -180,7 +180,7 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
         body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
     steps = ", steps: 8" if (model, recipe) == (None, "nft") else ""
     head = HEAD.format(recipe=recipe, settings=f"{steps}{_group(recipe)}")
-    tail = TAIL.format(reward="warmth", iterations=20, lr="3.0e-4", updates=2, samples=64)
+    tail = TAIL.format(reward="warmth", draws=8, iterations=20, lr="3.0e-4", updates=2, samples=64)
     return _files(head + body + tail, IMAGE_REWARD, prompts)
 
 
@@ -190,15 +190,20 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
     body = TEXT_MODEL.format(model=_source(model or "flowrl/demo/sums-lm"), lora=lora)
     if model is None:
         prompts = [f"{a}+{b}=" for a in range(11, 19) for b in range(21, 27)]
+        length, letters, draws, iterations, samples = 8, 4, 8, 20, 64
     else:
         prompts = [f"Tell me about {subject} in one sentence." for subject in SUBJECTS]
         body += f"{_gguf_line(find(model))}  dtype: bfloat16\n"
         body += "  # system: ...                             # the chat template's system message\n"
-    length, letters = (8, 4) if model is None else (32, 60)
+        length, letters, draws, iterations, samples = 24, 60, 4, 15, 32
+    kl = ", kl: 0.0" if recipe == "text_grpo" else ""  # saves the calls of the model as it was
     head = HEAD.format(
-        recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}"
+        recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}{kl}"
     )
-    tail = TAIL.format(reward="near_length", iterations=20, lr="3.0e-4", updates=1, samples=64)
+    tail = TAIL.format(
+        reward="near_length", draws=draws, iterations=iterations, lr="3.0e-4", updates=2,
+        samples=samples,
+    )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
     return _files(head + body + tail, reward, prompts)
 
