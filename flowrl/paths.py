@@ -15,8 +15,8 @@ from flowrl.errors import UserError
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
 _INSIDE = Path(__file__).resolve().parent / "configs"
-CONFIGS = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
-_RUN_FOLDERS = (".", "papers")  # of CONFIGS
+CONFIGS_FOLDER = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
+_RUN_FOLDERS = (".", "papers")  # of CONFIGS_FOLDER
 _RUN_SUFFIXES = (".yaml", ".yml")
 
 
@@ -41,7 +41,7 @@ def _own(path: Path) -> Path | None:
     """The place of a file of flowrl; None for a path that does not begin with a folder of it."""
     first, *rest = path.parts or (".",)
     if first == "configs":
-        return CONFIGS.joinpath(*rest)
+        return CONFIGS_FOLDER.joinpath(*rest)
     return PROJECT / path if first == "flowrl" else None
 
 
@@ -96,15 +96,15 @@ def _run_name(word: str) -> str:
 def own_runs() -> Iterator[tuple[str, Path]]:
     """Names and files of the runs that come with flowrl: `demo`, `papers/awm_sd35m_ocr`, ..."""
     for folder in _RUN_FOLDERS:
-        for path in sorted((CONFIGS / folder).glob("*.yaml")):
-            yield path.relative_to(CONFIGS).with_suffix("").as_posix(), path
+        for path in sorted((CONFIGS_FOLDER / folder).glob("*.yaml")):
+            yield path.relative_to(CONFIGS_FOLDER).with_suffix("").as_posix(), path
 
 
 def _shown(path: Path) -> str:
     """A file of flowrl as it can be written anywhere, and the path as it is otherwise."""
-    if not path.is_relative_to(CONFIGS):
+    if not path.is_relative_to(CONFIGS_FOLDER):
         return str(path)
-    return f"{(Path('configs') / path.relative_to(CONFIGS)).as_posix()} of flowrl ({path})"
+    return f"{(Path('configs') / path.relative_to(CONFIGS_FOLDER)).as_posix()} of flowrl ({path})"
 
 
 def numbered(parent: Path, stem: str) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.paths import CONFIGS, PROJECT, find, own_runs, run_file
+from flowrl.paths import CONFIGS_FOLDER, PROJECT, find, own_runs, run_file
 from flowrl.settings.read import check_run, read_run
 from flowrl.siblings import bind_siblings
 
@@ -47,9 +47,9 @@ def test_a_name_of_flowrl_is_found_in_any_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for word in ("demo", "demo.yaml", "configs/demo", "configs/demo.yaml"):
-        assert run_file(word) == CONFIGS / "demo.yaml"
+        assert run_file(word) == CONFIGS_FOLDER / "demo.yaml"
         assert capsys.readouterr().err.startswith(f"{word}: configs/demo.yaml of flowrl (")
-    assert run_file("papers/awm_sd35m_ocr").parent == CONFIGS / "papers"
+    assert run_file("papers/awm_sd35m_ocr").parent == CONFIGS_FOLDER / "papers"
     assert find("configs/suites/shapes.jsonl").is_file() and find("flowrl/demo/sums-lm").is_dir()
     assert find("LICENSE") == Path("LICENSE")  # no other file of the source tree, or of a wheel's
     with pytest.raises(UserError, match="no run of flowrl has this name; did you mean 'demo_lora'"):
@@ -63,7 +63,7 @@ def test_the_users_own_file_wins_and_a_folder_with_a_run_is_said(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo").mkdir()
-    assert run_file("demo") == CONFIGS / "demo.yaml"  # a folder is no run
+    assert run_file("demo") == CONFIGS_FOLDER / "demo.yaml"  # a folder is no run
     (tmp_path / "demo.yaml").touch()
     assert run_file("demo") == Path("demo.yaml")
     assert "demo: demo.yaml\n" in capsys.readouterr().err

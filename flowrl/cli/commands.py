@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from flowrl.cli.completion import completion
+from flowrl.cli.completion import completion_command
 from flowrl.errors import UserError
 from flowrl.paths import run_file
 from flowrl.recipes import RECIPES
@@ -261,7 +261,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "schema": schema,
     "new": new,
     "doctor": doctor,
-    "completion": completion,
+    "completion": completion_command,
 }
 
 

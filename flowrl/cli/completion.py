@@ -51,7 +51,7 @@ _MOST = 2**16  # characters of a run's file: its recipe stands at the head
 _RUN = re.compile(r"^recipe:\s*(?:\{?\s*name:\s*)?['\"]?(\w+)", re.MULTILINE)
 
 
-def completion(arguments: Sequence[str]) -> int:
+def completion_command(arguments: Sequence[str]) -> int:
     """`completion SHELL`, or `completion words WORD ...`: what may follow, a line per word."""
     if arguments and arguments[0] == "words":
         last = arguments[-1] if len(arguments) > 1 else ""

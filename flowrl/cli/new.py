@@ -103,8 +103,8 @@ def _shared(words: set[str], text: str) -> float:
     return sum(word in text for word in words) / max(1, len(words))
 '''
 
-COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
-SHAPES = ("circle", "square", "triangle")
+EXAMPLE_COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
+EXAMPLE_SHAPES = ("circle", "square", "triangle")
 SUBJECTS = (
     "the sea", "bicycles", "bread", "a good book", "winter", "trains", "the moon", "friendship",
     "coffee", "maps", "thunder", "gardens", "old houses", "football", "bees", "mountains", "tea",
@@ -167,7 +167,7 @@ def _is_language_model(model: str | None) -> bool:
 
 def image_files(model: str | None, recipe: str) -> dict[str, str]:
     """The files of a run of images or videos, by their names."""
-    pairs = [(a, b) for a in COLOURS for b in SHAPES]
+    pairs = [(a, b) for a in EXAMPLE_COLOURS for b in EXAMPLE_SHAPES]
     prompts = [f"a {a} {b}" for a, b in pairs]
     prompts += [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
     lora = "null" if model is None else "{rank: 16, alpha: 32}"

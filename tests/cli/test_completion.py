@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli.completion import SHELLS, candidates, completion
+from flowrl.cli.completion import SHELLS, candidates, completion_command
 from flowrl.cli.help import COMMANDS, command_options
 from flowrl.cli.recipe_words import recipe_names, recipe_options
 from flowrl.errors import UserError
@@ -57,7 +57,7 @@ def test_words_follow_what_stands_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert begun("train", "demo", "--prompts.train", "no") == ["notes.txt"]
     assert begun("completion", "") == list(SHELLS) and begun("nothing", "") == []
     with pytest.raises(UserError, match="name a shell: bash, zsh, fish"):
-        completion(["tcsh"])
+        completion_command(["tcsh"])
 
 
 def test_a_word_takes_a_third_of_a_second_and_no_torch() -> None:
