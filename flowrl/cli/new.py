@@ -178,9 +178,8 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
         body += "  dtype: bfloat16\n"
         body += "  # height: 512\n  # width: 512\n"
         body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
-    steps = ", steps: 8" if (model, recipe) == (None, "nft") else ""
-    head = HEAD.format(recipe=recipe, settings=f"{steps}{_group(recipe)}")
-    tail = TAIL.format(reward="warmth", draws=8, iterations=20, lr="3.0e-4", updates=2, samples=64)
+    head = HEAD.format(recipe=recipe, settings=_group(recipe))
+    tail = TAIL.format(reward="warmth", draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
     return _files(head + body + tail, IMAGE_REWARD, prompts)
 
 
