@@ -1,5 +1,12 @@
-"""Places of files."""
+"""Places of files: the user's, and those that come with flowrl.
 
+Files of flowrl are named `configs/...` and `flowrl/...` in any working folder. A source tree has
+`configs` beside the package, a wheel has it inside.
+"""
+
+import sys
+from collections.abc import Iterator
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,22 +14,35 @@ from flowrl.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
+_INSIDE = Path(__file__).resolve().parent / "configs"
+CONFIGS_FOLDER = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
+_RUN_FOLDERS = (".", "papers")  # of CONFIGS_FOLDER
+_RUN_SUFFIXES = (".yaml", ".yml")
 
 
 def find(path: str) -> Path:
-    """The path as written, or else below the project's own folder; `package:name/inside` is the
-    folder of an installed Python package, or a path in it. UserError if it is not installed, or if
-    no file can have this name."""
+    """The path as written, or else the file of flowrl that it names (`configs/...`, `flowrl/...`);
+    `package:name/inside` is the folder of an installed Python package, or a path in it.
+
+    UserError if the package is not installed, or if no file can have this name.
+    """
     if path.startswith(PACKAGE):
         return _in_package(path)
+    near = Path(path)
     try:
-        near = Path(path).expanduser()
-        here = near.exists()
-        below = PROJECT / path
-        below.exists()
+        near = near.expanduser()
+        own = _own(near)
+        return own if own is not None and not near.exists() and own.exists() else near
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
-    return near if here or near.is_absolute() else below
+
+
+def _own(path: Path) -> Path | None:
+    """The place of a file of flowrl; None for a path that does not begin with a folder of it."""
+    first, *rest = path.parts or (".",)
+    if first == "configs":
+        return CONFIGS_FOLDER.joinpath(*rest)
+    return PROJECT / path if first == "flowrl" else None
 
 
 def _in_package(path: str) -> Path:
@@ -32,6 +52,59 @@ def _in_package(path: str) -> Path:
     if not places:
         raise UserError(f"{path[:100]}: the package {name[:100]!r} is not installed")
     return Path(next(iter(places))) / inside
+
+
+def run_file(word: str) -> Path:
+    """The file of a run: a path, with or without `.yaml`, or the name of a run of flowrl (`demo`).
+
+    A file of the user wins; stderr names the one that is taken where the word does not. A folder is
+    no run, so it does not hide a name, unless it holds a `run.yaml`. UserError otherwise.
+    """
+    path, folder = run_path(word), find(word)
+    if path is not None:
+        if not Path(word).expanduser().is_file():
+            print(f"{word}: {_shown(path)}", file=sys.stderr)
+        return path
+    names = dict(own_runs())
+    if (folder / "run.yaml").is_file():
+        own = names.get(_run_name(word))
+        hint = f", or {_shown(own)}" if own is not None else ""
+        raise UserError(f"{word} is a folder: write {folder / 'run.yaml'}{hint}")
+    if folder.is_dir():
+        raise UserError(f"{word} is a folder: name a run's file, such as configs/demo.yaml")
+    close = get_close_matches(_run_name(word), names, n=1)
+    some = ", ".join(name for name in names if "/" not in name)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {some}, and papers/..."
+    raise UserError(f"{word[:200]}: no such file, and no run of flowrl has this name; {hint}")
+
+
+def run_path(word: str) -> Path | None:
+    """The file that `run_file` returns for this word; None where it raises."""
+    near = find(word)
+    if near.is_file():
+        return near
+    if (near / "run.yaml").is_file():
+        return None
+    beside = [path for suffix in _RUN_SUFFIXES if (path := Path(f"{near}{suffix}")).is_file()]
+    return beside[0] if beside else dict(own_runs()).get(_run_name(word))
+
+
+def _run_name(word: str) -> str:
+    return word.removeprefix("configs/").removesuffix(".yaml")
+
+
+def own_runs() -> Iterator[tuple[str, Path]]:
+    """Names and files of the runs that come with flowrl: `demo`, `papers/awm_sd35m_ocr`, ..."""
+    for folder in _RUN_FOLDERS:
+        for path in sorted((CONFIGS_FOLDER / folder).glob("*.yaml")):
+            yield path.relative_to(CONFIGS_FOLDER).with_suffix("").as_posix(), path
+
+
+def _shown(path: Path) -> str:
+    """A file of flowrl as it can be written anywhere, and the path as it is otherwise."""
+    if not path.is_relative_to(CONFIGS_FOLDER):
+        return str(path)
+    return f"{(Path('configs') / path.relative_to(CONFIGS_FOLDER)).as_posix()} of flowrl ({path})"
 
 
 def numbered(parent: Path, stem: str) -> Path:

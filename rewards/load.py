@@ -167,7 +167,7 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
     stem, colon, function = name.rpartition(":")
     path = stem if colon else name
     if path.endswith(".py"):
-        module = _imported(Path(path).expanduser())
+        module = _imported(_user_file(path))
         wanted = [function] if colon else list(MAKERS)
         if not any(callable(vars(module).get(w)) for w in wanted):
             here = [k for k, v in vars(module).items() if inspect.isfunction(v)]
@@ -179,6 +179,13 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
     files = [p for folder in REWARD_FOLDERS if (p := Path(folder) / f"{name}.py").is_file()]
     lacks = f" (rewards/{name}.py has no function 'load')" if files else ""
     raise ValueError(f"there is no reward {name!r}{lacks}" + _guess(name, names()))
+
+
+def _user_file(name: str) -> Path:
+    """A user's file as named, or else one of flowrl's demos, `flowrl/demo/maze.py`."""
+    path = Path(name).expanduser()
+    beside = Path(__file__).parent.parent / name
+    return beside if name.startswith("flowrl/") and not path.is_file() else path
 
 
 def _imported(path: Path) -> ModuleType:

@@ -54,6 +54,8 @@ def _run(words: list[str]) -> int:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(COMMANDS)}"
         raise UserError(f"{name[:100]!r} is not a command; {hint}")
+    if words[:2] == ["completion", "words"]:  # the words of another command follow, --help too
+        return command(name)(rest)
     if set(rest) & set(_HELP[:2]):
         print(command_help(name))
         return 0
@@ -73,6 +75,10 @@ def version() -> str:
 
 def command(name: str) -> Callable[[list[str]], int]:
     """The function of a command."""
+    if name == "completion":
+        from flowrl.cli.completion import completion_command
+
+        return completion_command
     from flowrl.cli import commands  # after the first word is known, since torch takes seconds
 
     return commands.COMMAND_FUNCTIONS[name]

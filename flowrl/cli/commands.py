@@ -10,8 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
+from flowrl.cli.completion import completion_command
 from flowrl.errors import UserError
-from flowrl.paths import find
+from flowrl.paths import run_file
 from flowrl.recipes import RECIPES
 from flowrl.settings import Run, recipe_function, recipe_kind
 from flowrl.settings.arguments import (
@@ -36,7 +37,7 @@ def train_command(arguments: list[str]) -> int:
         return _resume(Path(own["--resume"]), rest, cache)
     if not rest or rest[0].startswith("-"):
         raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
-    path = find(rest[0])
+    path = run_file(rest[0])
     run = override(read_run(path), rest[1:])
     check_run(run)
     folder = Path(own["--folder"]) if "--folder" in own else None
@@ -114,7 +115,7 @@ def plan(arguments: list[str]) -> int:
 
 def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: int) -> bool:
     """Print one plan. Returns whether the run fits into the memory, as far as that is known."""
-    run = override(read_run(find(str(path))), options)
+    run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
     from flowrl.cli.plan import describe_run, fits, open_points
@@ -265,6 +266,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "schema": schema,
     "new": new,
     "doctor": doctor,
+    "completion": completion_command,
 }
 
 

@@ -12,6 +12,8 @@ from textwrap import fill
 
 _SOURCES = Path(__file__).resolve().parent.parent
 _WIDTH = 98
+_POSITIONAL = ("Word[", "tyro.conf.Positional[")
+RECIPE_NAME = "recipe.name"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,11 @@ COMMANDS = {
         "cli/doctor.py",
         "Doctor",
     ),
+    "completion": Command(
+        "SHELL",
+        "print the script that completes commands, options and runs in bash, zsh or fish",
+        "flowrl completion bash >> ~/.bashrc",
+    ),
     "schema": Command(
         "",
         "print the JSON schema of a run's file, for editors",
@@ -151,32 +158,56 @@ def command_help(name: str) -> str:
         parts.append("  --no-cache\n      Prove the model at the start though a proof is kept.")
     if command.settings:
         parts.append("settings of a run's file, each of which is an option:")
-        parts.append("\n".join(_settings("Run", "")))
+        parts.append("\n".join(_settings()))
     parts.append(f"example:\n  {command.example}")
     return "\n\n".join(parts)
 
 
 def _words(kind: ast.ClassDef) -> Iterator[str]:
     for name, annotation, default, about in _fields(kind):
-        if annotation.startswith(("Word[", "tyro.conf.Positional[")):
+        if annotation.startswith(_POSITIONAL):
             yield _entry(name.upper(), "", about)
         else:
-            option = f"--{name.replace('_', '-')}"
-            yield _entry(option, "" if annotation == "bool" else default, about)
+            yield _entry(_option(name), "" if annotation == "bool" else default, about)
 
 
-def _settings(kind: str, at: str) -> Iterator[str]:
-    classes = _setting_classes()
-    for name, annotation, default, about in _fields(classes[kind]):
-        if name == "recipe":
+def command_options(name: str) -> dict[str, str]:
+    """Every option of a command, with dashes, and its annotation in the source."""
+    command, found = COMMANDS[name], dict[str, str]()
+    if command.words:
+        fields = _fields(_classes(_SOURCES / command.file)[command.words])
+        found |= {_option(n): kind for n, kind, _, _ in fields if not kind.startswith(_POSITIONAL)}
+    if name == "train":
+        found |= {"--folder": "Path", "--resume": "RUN", "--no-cache": "bool"}
+    if command.settings:
+        found |= {_option(path): kind for path, kind, _, _ in _setting_fields("Run", "")}
+    return found
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _settings() -> Iterator[str]:
+    for path, _, default, about in _setting_fields("Run", ""):
+        if path == RECIPE_NAME:
             yield _entry("--recipe.name NAME", "", "The algorithm; `flowrl recipes NAME` lists the")
             yield "      settings of one: --recipe.steps, --recipe.group, ..."
-            continue
-        inner = [each for each in classes if each in _identifiers(annotation)]
-        if inner and "tuple" not in annotation:
-            yield from _settings(inner[0], f"{at}{name}.")
         else:
-            yield _entry(f"--{at}{name.replace('_', '-')}", default, about)
+            yield _entry(_option(path), default, about)
+
+
+def _setting_fields(kind: str, at: str) -> Iterator[tuple[str, str, str, str]]:
+    """(path, annotation, default, docstring) of each setting; of the recipe, that of its name."""
+    classes = _setting_classes()
+    for name, annotation, default, about in _fields(classes[kind]):
+        inner = [each for each in classes if each in _identifiers(annotation)]
+        if name == "recipe":
+            yield RECIPE_NAME, "str", "", ""
+        elif inner and "tuple" not in annotation:
+            yield from _setting_fields(inner[0], f"{at}{name}.")
+        else:
+            yield f"{at}{name}", annotation, default, about
 
 
 def _entry(name: str, default: str, about: str) -> str:

@@ -1,103 +1,116 @@
 """`flowrl new FOLDER`: a run file, a reward of your own and prompts, ready to be edited and run."""
 
 import json
+import re
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 from flowrl.errors import UserError
+from flowrl.paths import find
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings import Run
 from flowrl.settings.arguments import Word
+from flowrl.settings.checks import check_model
+from flowrl.settings.read import check_plan, run_from
+from flowrl.settings.strict_yaml import parse_yaml
 
-IMAGE_RUN = """\
+HEAD = """\
 # yaml-language-server: $schema=run.schema.json
 # `flowrl train run.yaml` starts it; `flowrl recipes {recipe}` lists the recipe's settings.
-recipe: {{name: {recipe}, group: 8}}
+recipe: {{name: {recipe}{settings}}}
 model:
-  pipeline: {model}
-  lora: {lora}
-  guidance: {{sample: 1.0, train: 1.0}}
-{call}prompts:
-  train: prompts.txt
+"""
+
+TAIL = """\
+prompts:
+  train: prompts.txt                        # txt, jsonl, csv, parquet, a folder, a hub name
   held_out: held_out.txt
-  per_iteration: 8
-rewards: [{{name: "my_reward.py:warmth"}}]       # several are added: {{name: ..., weight: 0.5}}
-train: {{iterations: 20, lr: 3.0e-4}}
-evaluate: {{every: 10, samples: 64}}
+  per_iteration: {draws}
+rewards:                                    # their weighted sum is maximized
+  - {{name: "my_reward.py:{reward}", weight: 1.0}}
+train: {{iterations: {iterations}, lr: {lr}, updates: {updates}}}
+evaluate: {{every: 10, samples: {samples}}}
 checkpoint: {{every: 10}}
 """
 
-TEXT_RUN = """\
-# yaml-language-server: $schema=run.schema.json
-# `flowrl train run.yaml` starts it; `flowrl recipes {recipe}` lists the recipe's settings.
-recipe: {{name: {recipe}, length: 8, group: 8}}
-model: {{language: {model}, lora: {lora}}}
-prompts:
-  train: prompts.txt
-  held_out: held_out.txt
-  per_iteration: 8
-rewards: [{{name: "my_reward.py:short"}}]
-train: {{iterations: 20, lr: 3.0e-4}}
-evaluate: {{every: 10, samples: 64, per_prompt: 2}}
-checkpoint: {{every: 10}}
+IMAGE_MODEL = """\
+  pipeline: {model}
+  lora: {lora:<36}# null trains all weights
+  guidance: {{sample: 1.0, train: 1.0}}       # 1 is no guidance
+"""
+
+TEXT_MODEL = """\
+  language: {model}
+  lora: {lora:<36}# null trains all weights
 """
 
 IMAGE_REWARD = '''\
 """Rewards of your own: functions from samples to one score per sample, higher is better.
 
-samples.media    images [n, 3, height, width] or videos [n, frames, 3, height, width], RGB in 0..1
+samples.media    n images [3, height, width] or videos [frames, 3, height, width], floats, RGB,
+                 0..1; one tensor [n, ...] where all have one size, else a list
 samples.prompts  n texts
 samples.group    n group ids; samples of one group share a prompt and are compared with each other
-samples.meta     n rows of the prompt file, with all its columns
+samples.meta     n rows of the prompt file: mappings with all its columns
 
-Return a tensor or a list of n numbers; None for a sample that cannot be scored.
+Return a tensor or a list of n numbers; None for a sample that cannot be scored. Further arguments
+are settings: {name: "my_reward.py:sharpness", power: 0.5}
 """
-
-import torch
 
 from rewards.types import Samples
 
 
-def warmth(samples: Samples) -> torch.Tensor:
-    """Red minus blue, averaged over the image."""
-    red, _, blue = samples.media.float().mean((2, 3)).unbind(1)
-    return red - blue
+def warmth(samples: Samples) -> list[float]:
+    """Red minus blue, averaged over the image or the video."""
+    return [float((x[..., 0, :, :] - x[..., 2, :, :]).mean()) for x in samples.media]
 
 
-def sharpness(samples: Samples, power: float = 1.0) -> torch.Tensor:
-    """Mean difference of neighbours. In run.yaml: {name: my_reward.py:sharpness, power: 0.5}"""
-    images = samples.media.float()
-    across = (images[..., 1:] - images[..., :-1]).abs().flatten(1).mean(1)
-    return across**power
+def sharpness(samples: Samples, power: float = 1.0) -> list[float]:
+    """The mean difference of neighbouring pixels, to a power."""
+    return [float((x[..., 1:] - x[..., :-1]).abs().mean()) ** power for x in samples.media]
 '''
 
 TEXT_REWARD = '''\
 """Rewards of your own: functions from samples to one score per sample, higher is better.
 
-samples.media    n completions, as strings
+samples.media    n completions: strings, without the prompt
 samples.prompts  n prompts
 samples.group    n group ids; samples of one group share a prompt and are compared with each other
-samples.meta     n rows of the prompt file, with all its columns
+samples.meta     n rows of the prompt file: mappings with all its columns
 
-Return a tensor or a list of n numbers; None for a sample that cannot be scored.
+Return a tensor or a list of n numbers; None for a sample that cannot be scored. Further arguments
+are settings: {name: "my_reward.py:near_length", letters: 40}
 """
 
 from rewards.types import Samples
 
 
-def short(samples: Samples) -> list[float]:
-    """One minus a tenth per character, at least 0."""
-    return [max(0.0, 1 - len(text.strip()) / 10) for text in samples.media]
+def near_length(samples: Samples, letters: int = LETTERS) -> list[float]:
+    """1 for a text of so many letters, less for a shorter or a longer one, never below 0."""
+    lengths = [len(text.strip()) for text in samples.media]
+    return [max(0.0, 1 - abs(length - letters) / letters) for length in lengths]
 
 
-def contains(samples: Samples, word: str = "5") -> list[float]:
-    """1 where the completion has the word. In run.yaml: {name: my_reward.py:contains, word: "7"}"""
-    return [float(word in text) for text in samples.media]
+def mentions(samples: Samples) -> list[float]:
+    """The share of the prompt's words that the completion has too."""
+    pairs = zip(samples.prompts, samples.media, strict=True)
+    return [_shared(set(prompt.lower().split()), text.lower()) for prompt, text in pairs]
+
+
+def _shared(words: set[str], text: str) -> float:
+    return sum(word in text for word in words) / max(1, len(words))
 '''
 
 EXAMPLE_COLOURS = ("red", "green", "blue", "yellow", "purple", "black")
 EXAMPLE_SHAPES = ("circle", "square", "triangle")
+SUBJECTS = (
+    "the sea", "bicycles", "bread", "a good book", "winter", "trains", "the moon", "friendship",
+    "coffee", "maps", "thunder", "gardens", "old houses", "football", "bees", "mountains", "tea",
+    "clouds", "violins", "bridges", "snow", "ships", "horses", "paper", "stars", "rivers", "chess",
+    "autumn", "bakers", "lighthouses", "owls", "kites",
+)  # fmt: skip
 
 
 @dataclass
@@ -111,48 +124,121 @@ class New:
     recipe: str | None = None
     """One of `flowrl recipes`; nft for images, text_grpo for texts if not given."""
     text: bool = False
-    """A language model instead of an image or video pipeline."""
+    """A language model instead of an image or video pipeline. Not needed where the recipe is one
+    for texts, or the model is a folder."""
 
 
 def write_new_run(given: New) -> None:
-    """Write the files and print the commands that follow. UserError where a file is in the way."""
-    recipe = given.recipe or ("text_grpo" if given.text else "nft")
+    """Write the files and print the commands that follow. UserError where a file is in the way, or
+    for a recipe or a model that would not do."""
+    text = given.text or given.recipe in TEXT_RECIPES or _is_language_model(given.model)
+    recipe = given.recipe or ("text_grpo" if text else "nft")
     if recipe not in RECIPES:
         raise UserError(f"new: no recipe {recipe!r}; `flowrl recipes` lists them")
-    if (recipe in TEXT_RECIPES) != given.text:
-        kind = "texts: add --text" if recipe in TEXT_RECIPES else "images: leave --text out"
-        raise UserError(f"new: recipe {recipe} is for {kind}")
-    files = new_files(given, recipe)
+    if (recipe in TEXT_RECIPES) != text:
+        why = "--text asks for" if given.text else f"{given.model} is"
+        raise UserError(f"new: recipe {recipe} is for images, and {why} a language model")
+    files = text_files(given.model, recipe) if text else image_files(given.model, recipe)
+    run = run_from(parse_yaml(files["run.yaml"], "new"), "new")
+    check_plan(run)
+    check_model(run.model)
+    schema = json.dumps(Run.model_json_schema(by_alias=True), indent=2)
+    files["run.schema.json"] = schema + "\n"
     taken = [name for name in files if (given.folder / name).exists()]
     if taken:
         raise UserError(f"new: {given.folder / taken[0]} exists; name another folder")
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (given.folder / name).write_text(content)
+        (given.folder / name).write_text(content, encoding="utf-8")
+    example = files["held_out.txt"].splitlines()[0]
     print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {given.folder}")
     print("  flowrl plan run.yaml      # what an iteration does and costs")
-    print("  flowrl train run.yaml")
+    print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
+    print(f'  flowrl sample runs/run-0001 "{example}"')
 
 
-def new_files(given: New, recipe: str) -> dict[str, str]:
-    schema = json.dumps(Run.model_json_schema(by_alias=True), indent=2)
-    if given.text:
-        model, lora = given.model or "flowrl/demo/sums-lm", "null"
-        run, reward = TEXT_RUN.format(recipe=recipe, model=model, lora=lora), TEXT_REWARD
-        prompts = [f"{a}+{b}=" for a in range(11, 19) for b in range(21, 27)]
+def _is_language_model(model: str | None) -> bool:
+    """Whether a folder on this machine has a language model; False for a name of the hub."""
+    folder = None if model is None else find(model)
+    if folder is None or not folder.is_dir() or (folder / "model_index.json").is_file():
+        return False
+    return (folder / "config.json").is_file() or bool(list(folder.glob("*.gguf")))
+
+
+def image_files(model: str | None, recipe: str) -> dict[str, str]:
+    """The files of a run of images or videos, by their names."""
+    pairs = [(a, b) for a in EXAMPLE_COLOURS for b in EXAMPLE_SHAPES]
+    prompts = [f"a {a} {b}" for a, b in pairs]
+    prompts += [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
+    lora = "null" if model is None else "{rank: 16, alpha: 32}"
+    body = IMAGE_MODEL.format(model=_source(model or "flowrl/demo/shapes-sd3"), lora=lora)
+    if model is None:
+        body += "  call: {max_sequence_length: 1}           # arguments of the pipeline's call\n"
     else:
-        model = given.model or "flowrl/demo/shapes-sd3"
-        lora = "null" if given.model is None else "{rank: 16, alpha: 32}"
-        call = "  call: {max_sequence_length: 1}\n" if given.model is None else ""
-        run = IMAGE_RUN.format(recipe=recipe, model=model, lora=lora, call=call)
-        reward = IMAGE_REWARD
-        pairs = [(a, b) for a in EXAMPLE_COLOURS for b in EXAMPLE_SHAPES]
-        prompts = [f"a {a} {b}" for a, b in pairs]
-        prompts += [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
+        body += "  dtype: bfloat16\n"
+        body += "  # height: 512\n  # width: 512\n"
+        body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
+    head = HEAD.format(recipe=recipe, settings=_group(recipe))
+    tail = TAIL.format(reward="warmth", draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
+    return _files(head + body + tail, IMAGE_REWARD, prompts)
+
+
+def text_files(model: str | None, recipe: str) -> dict[str, str]:
+    """The files of a run of texts, by their names."""
+    lora = "null" if model is None else "{rank: 16, alpha: 32}"
+    body = TEXT_MODEL.format(model=_source(model or "flowrl/demo/sums-lm"), lora=lora)
+    if model is None:
+        prompts = [f"{a}+{b}=" for a in range(11, 19) for b in range(21, 27)]
+        length, letters, draws, iterations, samples = 8, 4, 8, 20, 64
+    else:
+        prompts = [f"Tell me about {subject} in one sentence." for subject in SUBJECTS]
+        body += f"{_gguf_line(find(model))}  dtype: bfloat16\n"
+        body += "  # system: ...                             # the chat template's system message\n"
+        length, letters, draws, iterations, samples = 24, 60, 4, 15, 32
+    kl = ", kl: 0.0" if recipe == "text_grpo" else ""  # saves the calls of the model as it was
+    head = HEAD.format(
+        recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}{kl}"
+    )
+    tail = TAIL.format(
+        reward="near_length", draws=draws, iterations=iterations, lr="3.0e-4", updates=2,
+        samples=samples,
+    )  # fmt: skip
+    reward = TEXT_REWARD.replace("LETTERS", str(letters))
+    return _files(head + body + tail, reward, prompts)
+
+
+def _files(run: str, reward: str, prompts: list[str]) -> dict[str, str]:
+    last = -len(prompts) // 4  # a quarter is held out
     return {
         "run.yaml": run,
         "my_reward.py": reward,
-        "prompts.txt": "\n".join(prompts[: -len(prompts) // 4]) + "\n",
-        "held_out.txt": "\n".join(prompts[-len(prompts) // 4 :]) + "\n",
-        "run.schema.json": schema + "\n",
+        "prompts.txt": "\n".join(prompts[:last]) + "\n",
+        "held_out.txt": "\n".join(prompts[last:]) + "\n",
     }
+
+
+def _group(recipe: str) -> str:
+    """`, group: 8` for a recipe whose own group is larger."""
+    group = signature(RECIPES[recipe]).parameters.get("group")
+    return ", group: 8" if group is not None and group.default > 8 else ""
+
+
+def _at(recipe: str, length: int) -> str:
+    """`, at: [4]` for trees: their tokens of branching, which a shorter text has earlier."""
+    free = signature(RECIPES[recipe]).parameters
+    places = free["at"].default if "at" in free and "group" not in free else ()
+    first = sorted({max(1, place * length // free["length"].default) for place in places})
+    return f", at: {first}" if first else ""
+
+
+def _source(model: str) -> str:
+    """A model as YAML; a folder by its whole path, since the run starts in another folder."""
+    folder = Path(model).expanduser()
+    name = str(folder.resolve()) if folder.is_dir() else model
+    return name if re.fullmatch(r"[\w./:-]+", name) else json.dumps(name)
+
+
+def _gguf_line(folder: Path) -> str:
+    """The setting for a folder whose only weights are GGUF."""
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    return f"  gguf_file: {files[0]}\n" if files and not list(folder.glob("*.safetensors")) else ""

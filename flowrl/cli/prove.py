@@ -9,7 +9,7 @@ from flowrl.models.diffusers import kept_proofs
 from flowrl.models.diffusers.kept_proofs import KeptProof
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, deviations, prove_whole
-from flowrl.paths import find
+from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
 from flowrl.run.learner import load_policy
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
@@ -37,7 +37,7 @@ def prove_run(given: ProveArguments, options: Sequence[str], *, cache: bool) -> 
         prompts = PromptSet(PROMPTS, tuple({"prompt": text} for text in PROMPTS))
     else:
         other = [] if given.model is None else ["--model.pipeline", given.model]
-        run = override(read_run(find(str(given.config))), [*other, *options])
+        run = override(read_run(run_file(str(given.config))), [*other, *options])
         prompts = run.prompts.read("train")
         held_out = None if run.prompts.held_out is None else run.prompts.read("held_out")
     check_plan(run)

@@ -245,7 +245,7 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
             match = SOURCE.fullmatch(value)
             builtin = Path(rewards.__file__).parent / f"{value}.py"
             if match is not None:
-                yield match[1], Path(match[1]).expanduser()
+                yield match[1], find(match[1])
             elif value.isidentifier() and builtin.is_file():
                 yield f"rewards/{value}.py", builtin
 

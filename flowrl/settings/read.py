@@ -33,7 +33,7 @@ def read_run(path: Path) -> Run:
     if path.is_dir():
         raise UserError(f"{path} is a folder: give a run's file, such as configs/demo.yaml")
     if not path.is_file():
-        raise UserError(f"{path}: no such file; `ls configs` shows the runs that come with flowrl")
+        raise UserError(f"{path}: no such file; `flowrl train demo` starts a run of flowrl by name")
     return run_from(read_yaml(path), str(path))
 
 

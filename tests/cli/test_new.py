@@ -1,16 +1,24 @@
 """`flowrl new`: what it writes can be planned and trained as it stands."""
 
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from flowrl.cli.new import New, write_new_run
+from flowrl.cli.new import New, image_files, text_files, write_new_run
 from flowrl.errors import UserError
+from flowrl.paths import PROJECT
+from flowrl.recipes import RECIPES, TEXT_RECIPES
 from flowrl.run.train import start
-from flowrl.settings.read import check_run, override, read_run
+from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
+from flowrl.settings.strict_yaml import parse_yaml
+from rewards import Samples, load
 
 QUICK = ["--train.iterations", "1", "--evaluate.samples", "4", "--prompts.per-iteration", "2"]
 QUICK += ["--recipe.group", "4", "--evaluate.every", "1", "--checkpoint.every", "1"]
+QUICK += ["--train.updates", "1"]
+OF_TURNS = {"text_gigpo", "text_turns", "text_rebn"}  # they need an environment
 
 
 @pytest.mark.parametrize("text", [False, True])
@@ -25,24 +33,57 @@ def test_a_new_folder_trains_as_it_stands(
     assert result.done and (result.folder / "metrics.jsonl").is_file()
 
 
-def test_every_reward_of_the_example_scores(tmp_path: Path) -> None:
-    import torch
+def test_every_reward_of_the_examples_scores_every_kind_of_sample(tmp_path: Path) -> None:
+    write_new_run(New(tmp_path / "images"))
+    flat, noise = torch.zeros(3, 8, 8), torch.rand(3, 8, 8, generator=torch.manual_seed(0))
+    flat[0] = 1.0
+    images = torch.stack([flat, noise])
+    videos, sizes = images[:, None].expand(2, 5, 3, 8, 8), [flat, noise[:, :4]]
+    for media in (images, videos, sizes):
+        samples = Samples(media, ["a"] * 2, torch.zeros(2, dtype=torch.long))
+        warm = load(f"{tmp_path}/images/my_reward.py:warmth")(samples)
+        sharp = load(f"{tmp_path}/images/my_reward.py:sharpness", power=0.5)(samples)
+        assert warm[0] == 1 > warm[1] and sharp[1] > sharp[0] == 0
+    write_new_run(New(tmp_path / "texts", recipe="text_rloo"))
+    texts = Samples(["six or", "no"], ["Six", "seven"], torch.zeros(2, dtype=torch.long))
+    near = load(f"{tmp_path}/texts/my_reward.py:near_length", letters=4)(texts)
+    assert near == [0.5, 0.5]
+    assert load(f"{tmp_path}/texts/my_reward.py:mentions")(texts) == [1.0, 0.0]
 
-    from rewards import Samples, load
 
-    write_new_run(New(tmp_path / "mine"))
-    media = torch.stack([torch.zeros(3, 8, 8), torch.rand(3, 8, 8)])
-    samples = Samples(media, ["a"] * 2, torch.zeros(2, dtype=torch.long))
-    sharp = load(f"{tmp_path}/mine/my_reward.py:sharpness", power=0.5)(samples)
-    assert sharp[1] > sharp[0] == 0
+def test_every_recipe_has_a_run_that_can_be_planned() -> None:
+    for name in sorted(set(RECIPES) - OF_TURNS):
+        files = text_files(None, name) if name in TEXT_RECIPES else image_files(None, name)
+        run = run_from(parse_yaml(files["run.yaml"], name), name)
+        check_plan(run)
+        assert run.recipe.name == name and (run.model.language is None) != (name in TEXT_RECIPES)
+
+
+def test_a_models_folder_says_what_it_is_and_is_found_from_the_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("sums-lm", "shapes-sd3"):
+        shutil.copytree(PROJECT / "flowrl" / "demo" / name, tmp_path / name)
+        write_new_run(New(Path(f"run-{name}"), model=name))
+    text, image = (read_run(Path(f"run-{n}/run.yaml")).model for n in ("sums-lm", "shapes-sd3"))
+    assert text.language == str(tmp_path / "sums-lm") and text.dtype == "bfloat16"
+    assert image.pipeline == str(tmp_path / "shapes-sd3") and image.lora is not None
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "small.gguf").touch()
+    write_new_run(New(Path("run-gguf"), model="gguf"))
+    assert read_run(Path("run-gguf/run.yaml")).model.gguf_file == "small.gguf"
 
 
 def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
     write_new_run(New(tmp_path))
     with pytest.raises(UserError, match="exists; name another folder"):
         write_new_run(New(tmp_path))
+    other = tmp_path / "b"
     with pytest.raises(UserError, match="no recipe 'grpo'"):
-        write_new_run(New(tmp_path / "b", recipe="grpo"))
-    with pytest.raises(UserError, match="is for texts: add --text"):
-        write_new_run(New(tmp_path / "b", recipe="text_grpo"))
-    assert not (tmp_path / "b").exists()
+        write_new_run(New(other, recipe="grpo"))
+    with pytest.raises(UserError, match="nft is for images, and --text asks for a language model"):
+        write_new_run(New(other, recipe="nft", text=True))
+    with pytest.raises(UserError, match=r"model\.pipeline: no folder nowhere, and not a hub name"):
+        write_new_run(New(other, model="nowhere"))
+    assert not other.exists()

@@ -1,0 +1,161 @@
+"""`flowrl completion SHELL`: a script that completes commands, options and runs.
+
+At each Tab the script calls `flowrl completion words ...`, which answers from the sources of the
+settings and recipes, without importing torch.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from flowrl.cli.help import COMMANDS, RECIPE_NAME, command_options
+from flowrl.cli.recipe_words import recipe_names, recipe_options
+from flowrl.errors import UserError
+from flowrl.paths import own_runs, run_path
+
+BASH = """\
+# flowrl's completion for bash; in ~/.bashrc: source <(flowrl completion bash)
+_flowrl() {
+    local IFS=$'\\n'
+    COMPREPLY=($(flowrl completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    case "${COMPREPLY[*]}" in */*) compopt -o filenames ;; esac
+}
+complete -o default -F _flowrl flowrl
+"""
+
+ZSH = """\
+#compdef flowrl
+# flowrl's completion for zsh; in ~/.zshrc, after compinit: source <(flowrl completion zsh)
+_flowrl() {
+    local -a found
+    found=(${(f)"$(flowrl completion words "${(@)words[2,CURRENT]}" 2>/dev/null)"})
+    if (( ! $#found )); then _files; return; fi
+    compadd -S '' -- ${(M)found:#*/}
+    compadd -- ${found:#*/}
+}
+compdef _flowrl flowrl
+"""
+
+FISH = """\
+# flowrl's completion for fish; flowrl completion fish > ~/.config/fish/completions/flowrl.fish
+function __flowrl_words
+    set -l before (commandline -opc)
+    flowrl completion words $before[2..-1] (commandline -ct | string collect --allow-empty)
+end
+complete -c flowrl -f -a '(__flowrl_words 2>/dev/null)'
+"""
+
+SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+_MOST = 2**16  # characters of a run's file: its recipe stands at the head
+_RUN = re.compile(r"^recipe:\s*(?:\{?\s*name:\s*)?['\"]?(\w+)", re.MULTILINE)
+
+
+def completion_command(arguments: Sequence[str]) -> int:
+    """`completion SHELL`, or `completion words WORD ...`: what may follow, a line per word."""
+    if arguments and arguments[0] == "words":
+        last = arguments[-1] if len(arguments) > 1 else ""
+        print("\n".join(word for word in candidates(arguments[1:]) if word.startswith(last)))
+    elif len(arguments) == 1 and arguments[0] in SHELLS:
+        print(SHELLS[arguments[0]], end="")
+    else:
+        raise UserError(f"completion: name a shell: {', '.join(SHELLS)}")
+    return 0
+
+
+def candidates(words: Sequence[str]) -> Iterator[str]:
+    """Words that the last of those after `flowrl` may become. Some do not begin with it."""
+    if len(words) < 2:
+        yield from (*COMMANDS, "--help", "--version")
+        return
+    name, *others, last = words
+    if name not in COMMANDS:
+        return
+    options = command_options(name)
+    before = others[-1] if others else ""
+    kind = options.get(before, "bool")
+    if last.startswith("-"):
+        yield from (*options, "--help")
+        if f"--{RECIPE_NAME}" in options:
+            yield from recipe_options(_recipe_of(others))
+    elif before == f"--{RECIPE_NAME}" or (name, before) == ("new", "--recipe"):
+        yield from recipe_names()
+    elif kind == "RUN":
+        yield from run_folders(last)
+    elif kind != "bool":
+        yield from _choices(kind) or files(last, "")
+    elif before.startswith("--recipe.") or (others and name not in _SEVERAL):
+        return
+    else:
+        yield from _FIRST.get(name, lambda _: iter(()))(last)
+
+
+def _choices(annotation: str) -> list[str]:
+    """The texts of a Literal."""
+    tree = ast.parse(annotation)
+    literals = [
+        node.slice
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
+    ]
+    constants = (part for each in literals for part in ast.walk(each))
+    return [str(part.value) for part in constants if isinstance(part, ast.Constant)]
+
+
+def _recipe_of(words: Sequence[str]) -> str:
+    """The recipe that a command line names, or its run's file; empty where neither does."""
+    option = f"--{RECIPE_NAME}"
+    if option in words[:-1]:
+        return words[words.index(option) + 1]
+    file = run_path(words[0]) if words and not words[0].startswith("-") else None
+    if file is None:
+        return ""
+    with file.open(encoding="utf-8", errors="replace") as text:
+        found = _RUN.search(text.read(_MOST))
+    return found[1] if found else ""
+
+
+def run_files(begin: str) -> Iterator[str]:
+    """Runs of flowrl by name, and YAML files."""
+    yield from (name for name, _ in own_runs())
+    yield from files(begin, ".yaml")
+
+
+def run_folders(begin: str) -> Iterator[str]:
+    """Folders of runs, those in `runs` first, and folders on the way to others."""
+    found = list(files(begin, None))
+    if not begin or "runs/".startswith(begin):
+        found = [*files("runs/", None), *found]
+    for name in dict.fromkeys(found):
+        yield name.rstrip("/") if (Path(name).expanduser() / "run.yaml").is_file() else name
+
+
+def files(begin: str, suffix: str | None) -> Iterator[str]:
+    """Paths that begin so: folders with a slash at the end, and files of a suffix (None: none)."""
+    folder = begin[: begin.rfind("/") + 1]
+    try:
+        here = sorted(Path(folder or ".").expanduser().iterdir())
+    except OSError:
+        return  # no folder, or not ours to read: nothing to offer
+    for path in here:
+        if path.name.startswith(".") and not begin[len(folder) :].startswith("."):
+            continue
+        if path.is_dir():
+            yield f"{folder}{path.name}/"
+        elif suffix is not None and path.name.endswith(suffix):
+            yield f"{folder}{path.name}"
+
+
+_SEVERAL = ("plan", "score")  # commands with more than one file, or with options between
+_FIRST: dict[str, Callable[[str], Iterator[str]]] = {
+    "train": run_files,
+    "plan": run_files,
+    "prove": run_files,
+    "sample": run_folders,
+    "evaluate": run_folders,
+    "recipes": lambda _: recipe_names(),
+    "completion": lambda _: iter(SHELLS),
+    "score": lambda begin: files(begin, None),
+    "evaluate-rewards": lambda begin: files(begin, ""),
+    "new": lambda begin: files(begin, None),
+}

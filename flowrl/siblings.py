@@ -1,0 +1,48 @@
+"""Binds the names `rewards` and `samplers` to the packages beside this one.
+
+A user's folder may have a `rewards.py` or a `samplers.py`, and the working folder comes first on
+the path of `python -m`, of a notebook and of pytest.
+"""
+
+import sys
+import warnings
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+SIBLINGS = ("rewards", "samplers")
+FOLDER = Path(__file__).resolve().parent.parent
+
+
+class _BesideFlowrl:
+    """Finds the two packages, and nothing else, in the folder that holds flowrl."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """The specification of one of the two packages; None for all other names."""
+        return PathFinder.find_spec(name, [str(FOLDER)]) if name in SIBLINGS else None
+
+
+def bind_siblings() -> None:
+    """Let every later `import rewards` and `import samplers` mean flowrl's own; imports neither.
+
+    A user's module of such a name that is imported already stays where it is in use; a warning
+    names it, since the next import of that name finds flowrl's.
+    """
+    for name in SIBLINGS:
+        loaded = sys.modules.get(name)
+        if loaded is None or _is_ours(name, loaded):
+            continue
+        for key in [key for key in sys.modules if key.partition(".")[0] == name]:
+            del sys.modules[key]
+        warnings.warn(
+            f"from now on `import {name}` is flowrl's package and not {loaded.__file__}, which was "
+            "imported before it; rename your file to import it again",
+            stacklevel=3,
+        )
+    if not any(isinstance(finder, _BesideFlowrl) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BesideFlowrl())
+
+
+def _is_ours(name: str, module: ModuleType) -> bool:
+    """Whether a module is the package beside flowrl; a folder without code has no file."""
+    return module.__file__ is not None and Path(module.__file__).resolve().parent == FOLDER / name

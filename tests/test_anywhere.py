@@ -1,0 +1,171 @@
+"""Any working folder: files of flowrl by name, and user files called rewards.py or samplers.py."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.paths import CONFIGS_FOLDER, PROJECT, find, own_runs, run_file
+from flowrl.settings.read import check_run, read_run
+from flowrl.siblings import bind_siblings
+
+REWARD = """
+from rewards.types import Samples
+
+def warmth(samples: Samples):
+    return [float((x[0] - x[2]).mean()) for x in samples.media]
+"""
+TINY = "--train.iterations 1 --evaluate.samples 4 --prompts.per-iteration 2 --recipe.group 4"
+MAZE = "--train.iterations 1 --evaluate.samples 4 --prompts.per-iteration 2"
+OWN = f"train demo {TINY} --rewards [rewards.py:warmth] --held-out-rewards []"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the user's rewards.py, and a samplers.py that fails when imported."""
+    (tmp_path / "rewards.py").write_text(REWARD)
+    (tmp_path / "samplers.py").write_text("raise RuntimeError('the samplers.py of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def python(*words: str, cwd: Path, path: Path = PROJECT) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    environment["ACCELERATE_USE_CPU"] = "true"
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_a_name_of_flowrl_is_found_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for word in ("demo", "demo.yaml", "configs/demo", "configs/demo.yaml"):
+        assert run_file(word) == CONFIGS_FOLDER / "demo.yaml"
+        assert capsys.readouterr().err.startswith(f"{word}: configs/demo.yaml of flowrl (")
+    assert run_file("papers/awm_sd35m_ocr").parent == CONFIGS_FOLDER / "papers"
+    assert find("configs/suites/shapes.jsonl").is_file() and find("flowrl/demo/sums-lm").is_dir()
+    assert find("LICENSE") == Path("LICENSE")  # no other file of the source tree, or of a wheel's
+    with pytest.raises(UserError, match="no run of flowrl has this name; did you mean 'demo_lora'"):
+        run_file("demo_lorra")
+    with pytest.raises(UserError, match=r"there are demo, .*, and papers/"):
+        run_file("none")
+
+
+def test_the_users_own_file_wins_and_a_folder_with_a_run_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert run_file("demo") == CONFIGS_FOLDER / "demo.yaml"  # a folder is no run
+    (tmp_path / "demo.yaml").touch()
+    assert run_file("demo") == Path("demo.yaml")
+    assert "demo: demo.yaml\n" in capsys.readouterr().err
+    assert run_file("demo.yaml") == Path("demo.yaml") and not capsys.readouterr().err
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "demo.yaml").touch()
+    assert run_file("configs/demo.yaml") == Path("configs/demo.yaml")
+    (tmp_path / "demo" / "run.yaml").touch()
+    with pytest.raises(UserError, match=r"write demo/run\.yaml, or configs/demo\.yaml of flowrl"):
+        run_file("demo")
+
+
+@pytest.mark.parametrize("name", ["demo", "maze_demo"])
+def test_a_run_of_flowrl_passes_its_checks_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert name in dict(own_runs())
+    check_run(read_run(run_file(name)))
+
+
+NOTEBOOK = """
+import sys
+assert sys.path[0] == "", sys.path
+import flowrl
+from importlib.util import find_spec
+print(find_spec("rewards").origin, find_spec("samplers").origin, "torch" in sys.modules)
+"""
+
+
+def test_a_notebook_beside_such_files_finds_flowrls_packages(folder: Path) -> None:
+    done = python("-c", NOTEBOOK, cwd=folder)
+    packages = [str(PROJECT / name / "__init__.py") for name in ("rewards", "samplers")]
+    assert done.stdout.split() == [*packages, "False"], done.stderr
+
+
+def test_a_users_module_imported_before_stays_in_use_and_is_said(folder: Path) -> None:
+    (folder / "rewards.py").write_text("mine = 1\n")
+    code = "import rewards as own, flowrl\nfrom importlib.util import find_spec\n"
+    done = python("-c", code + "print(own.mine, find_spec('rewards').origin)", cwd=folder)
+    assert done.stdout.split() == ["1", str(PROJECT / "rewards" / "__init__.py")], done.stderr
+    assert "`import rewards` is flowrl's package and not" in done.stderr
+    before = list(sys.meta_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bind_siblings()  # ours are imported here
+    assert sys.meta_path == before
+
+
+LAUNCHERS = {
+    "flowrl": ("-c", "import sys; sys.path[0] = ''; from flowrl.cli.app import main; main()"),
+    "module": ("-m", "flowrl"),
+    "accelerate": (
+        *("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"),
+        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+        *("-m", "flowrl"),
+    ),
+    "torchrun": (
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "flowrl"),
+    ),
+    "notebook": ("-c", f"from flowrl.cli import main\nmain({OWN.split()})"),
+    "pytest": ("-m", "pytest", "-q", "test_mine.py"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_such_files_break_no_launcher_and_are_rewards(folder: Path, launcher: str) -> None:
+    test = "import flowrl.cli, pytest\ndef test():\n    with pytest.raises(SystemExit) as done:\n"
+    test += f"        flowrl.cli.main({OWN.split()})\n    assert done.value.code == 0\n"
+    (folder / "test_mine.py").write_text(test)
+    words = OWN.split() if launcher not in ("notebook", "pytest") else []
+    done = python(*LAUNCHERS[launcher], *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (metrics,) = folder.glob("runs/demo-0001/metrics.jsonl")
+    last = json.loads(metrics.read_text().splitlines()[-1])
+    assert "reward/warmth" in last or "held_out/warmth" in last
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_and_trains_in_an_empty_folder(tmp_path: Path) -> None:
+    listed = ["git", "ls-files", "-co", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    source, site, empty = (tmp_path / name for name in ("source", "site", "empty"))
+    files = [name for name in names.split("\n") if (PROJECT / name).is_file()]
+    for name in files:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((PROJECT / name).read_bytes())
+    options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    made = python("-m", "pip", "wheel", *options, str(source), cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert made.returncode == 0, made.stderr
+    zipfile.ZipFile(wheel).extractall(site)
+    for name in files:
+        if name.startswith(("flowrl/", "rewards/", "samplers/")):
+            assert (site / name).is_file(), name
+        if name.startswith("configs/"):
+            assert (site / "flowrl" / name).is_file(), name
+    empty.mkdir()
+    done = python("-m", "flowrl", "train", "demo", *TINY.split(), cwd=empty, path=site)
+    assert done.returncode == 0, done.stderr
+    assert str(site / "flowrl" / "configs" / "demo.yaml") in done.stderr
+    done = python("-m", "flowrl", "train", "maze_demo", *MAZE.split(), cwd=empty, path=site)
+    assert done.returncode == 0, done.stderr
