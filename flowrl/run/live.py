@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from flowrl.settings import Run
 from flowrl.settings.read import dump, run_from
@@ -37,6 +37,7 @@ class Event:
     folder: Path
 
 
+@runtime_checkable
 class Callback(Protocol):
     """A function that a run calls at every `Event`, on the main process. Its result is not read.
 
