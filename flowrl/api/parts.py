@@ -4,7 +4,7 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class GivenRewards:
     objects: Mapping[str, Reward]
 
     @classmethod
-    def of(cls, given: Sequence[GivenReward], place: str) -> "GivenRewards":
+    def of(cls, given: Any, place: str) -> "GivenRewards":
         """Read names, settings and callables. `{name: a callable, weight: 0.5}` is one too.
 
         UserErrors begin with `place`.
@@ -69,7 +69,8 @@ class GivenRewards:
 def _label(reward: Any) -> str:
     inner = reward.func if isinstance(reward, functools.partial) else reward
     is_function = inspect.isroutine(inner) or inspect.isclass(inner)
-    return (inner.__name__ if is_function else type(inner).__name__).strip("<>")
+    name: str = inner.__name__ if is_function else type(inner).__name__
+    return name.strip("<>")  # of <lambda>
 
 
 def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
@@ -112,7 +113,7 @@ def file_name(reward: Callable[..., Any]) -> str | None:
     return f"{Path(path).absolute()}:{reward.__name__}" if path.endswith(".py") else None
 
 
-def prompt_settings(given: GivenPrompts, files: Path, place: str, column: str) -> Any:
+def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
     """Prompts as the settings of a data set: a file's or hub name and a mapping with `source` as
     they are; texts and rows as a new file in `files`, images of rows beside it.
 

@@ -53,7 +53,7 @@ class PlanSamples:
     steps: tuple[int, ...]
     log_probs: Float[Tensor, "n k"]
     nodes: Int[Tensor, "n s"]
-    parents: tuple[Int[Tensor, " c"], ...]
+    parents: tuple[Int[Tensor, " _"], ...]
 
     @classmethod
     def of(cls, rollout: Rollout, samples: Samples | None) -> "PlanSamples":

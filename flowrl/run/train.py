@@ -109,7 +109,7 @@ def training_loop(
     run, began, start = session.run, time.perf_counter(), progress.seconds
     while progress.iteration < run.train.iterations:
         metrics = iterate(session, progress, alarms)
-        moments = {"iteration": dict(metrics)}
+        moments: dict[Moment, dict[str, float]] = {"iteration": dict(metrics)}
         progress.seconds = start + time.perf_counter() - began
         session.terminal.iteration(progress.iteration, metrics, progress.seconds)
         last = progress.iteration == run.train.iterations

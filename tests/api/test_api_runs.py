@@ -83,7 +83,7 @@ def test_the_command_line_goes_on_with_the_apis_run(
         if event.kind == "iteration" and event.iteration == 3:
             raise OSError("mine")  # from anywhere else this would be a full disk
 
-    with pytest.raises(OSError, match="^mine") as raised:
+    with pytest.raises(OSError, match=r"^mine") as raised:
         flowrl.train(settings=settings, folder=tmp_path / "run", callbacks=[fails])
     assert raised.traceback[-1].name == "fails"
     assert command_line("train", "--resume", tmp_path / "run") == 0
@@ -177,7 +177,9 @@ def test_a_run_leaves_the_process_as_it_was(
             inside = state()
             if ends == "well":
                 run = flowrl.train(settings=settings, folder=tmp_path / "run", callbacks=[careless])
-                assert run.metrics[1]["reward"] == lines(folder)[1]["reward"]  # float32 all the same
+                assert (
+                    run.metrics[1]["reward"] == lines(folder)[1]["reward"]
+                )  # float32 all the same
             else:
                 with pytest.raises(AssertionError):
                     flowrl.train(settings=settings, folder=tmp_path / "r", callbacks=[careless])
