@@ -1,6 +1,6 @@
 """The Python API: everything that `from flowrl import ...` offers. docs/api.md has examples."""
 
-from flowrl.api.sampling import PlanSamples, SteeredSamples, sample, steer
+from flowrl.api.sampling import SampledPlan, SteeredSamples, sample, steer
 from flowrl.api.scoring import RewardEvaluation, evaluate_rewards, serve_reward
 from flowrl.api.trained import Best, TrainedRun
 from flowrl.api.training import recipe, train
@@ -11,8 +11,8 @@ __all__ = [
     "Best",
     "Callback",
     "Event",
-    "PlanSamples",
     "RewardEvaluation",
+    "SampledPlan",
     "SteeredSamples",
     "Stopped",
     "TrainedRun",

@@ -32,7 +32,7 @@ PipelineSource = Any  # a diffusers pipeline, its folder or hub name, or a Train
 
 
 @dataclass(frozen=True)
-class PlanSamples:
+class SampledPlan:
     """The samples of one plan: n = prompts * plan.group leaves of its trees, prompt by prompt.
 
     samples    `media` [n 3 h w] or [n f 3 h w] in 0..1, `prompts`, and `group` [n]: the prompt's
@@ -56,7 +56,7 @@ class PlanSamples:
     parents: tuple[Int[Tensor, " _"], ...]
 
     @classmethod
-    def of(cls, rollout: Rollout, samples: Samples | None) -> "PlanSamples":
+    def of(cls, rollout: Rollout, samples: Samples | None) -> "SampledPlan":
         plan, draws = rollout.plan, len(rollout.draws)
         n, group = len(rollout.x0), plan.group
         leaves = torch.arange(n)
@@ -88,10 +88,10 @@ def sample(
     seed: int = 0,
     call: Mapping[str, Any] = {},
     decode: bool = True,
-) -> tuple[PlanSamples, ...]:
+) -> tuple[SampledPlan, ...]:
     """Sample prompts under a planner of `samplers`: Ode, Chain, Window, Fork, Tree, or one's own.
 
-    Returns one `PlanSamples` per plan of the planner: one, but for Fork and the like. Noise is
+    Returns one `SampledPlan` per plan of the planner: one, but for Fork and the like. Noise is
     keyed by seed, prompt and node, so samples do not depend on their batch.
 
     model     a diffusers pipeline, which is as before afterwards; its folder; a hub name; or a
@@ -114,7 +114,7 @@ def sample(
             prompt = rollout.prompt.cpu()
             names = [texts[i] for i in prompt.tolist()]
             media = Samples(batch.media(rollout), names, prompt) if decode else None
-            found.append(PlanSamples.of(rollout, media))
+            found.append(SampledPlan.of(rollout, media))
         return tuple(found)
 
 

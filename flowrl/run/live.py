@@ -14,7 +14,7 @@ from flowrl.settings import Run
 from flowrl.settings.read import dump, run_from
 from rewards import Reward
 
-FILES = "given"  # the folder of a run that holds such files
+GIVEN_FOLDER = "given"  # the folder of a run that holds such files
 Moment = Literal["iteration", "evaluation", "checkpoint"]
 CALLBACK = "in a callback of the run"  # the note of an error, which then propagates unchanged
 
@@ -72,13 +72,13 @@ class Live:
         """The run with its files in the run's folder."""
         if self.files is None:
             return run
-        place = str(folder.absolute() / FILES)
+        place = str(folder.absolute() / GIVEN_FOLDER)
         return run_from(_moved(dump(run), str(self.files), place), "the run")
 
     def write(self, folder: Path) -> None:
         """Copy the files into the run's folder."""
         if self.files is not None and any(self.files.iterdir()):
-            shutil.copytree(self.files, folder / FILES)
+            shutil.copytree(self.files, folder / GIVEN_FOLDER)
 
 
 NOTHING_LIVE = Live()
