@@ -14,7 +14,7 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
 from flowrl.settings.data import IN_PYTHON
-from rewards import Reward
+from rewards import Reward, Samples
 from rewards.user_function import function_settings, user_reward
 
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
@@ -94,8 +94,13 @@ def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) 
         raise UserError(f"{place}: {error}") from error
     if unknown := [name for name in settings if name not in known]:
         raise UserError(f"{place}: {_label(given)} has no setting {unknown[0]!r}")
+    return user_reward(given, settings, _examples(function))
+
+
+def _examples(function: Any) -> Callable[[], Samples] | None:
+    """The function's attribute `examples`, or the function of that name in its module."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    return user_reward(given, settings, vars(module).get("examples") if module else None)
+    return getattr(function, "examples", None) or (vars(module).get("examples") if module else None)
 
 
 def file_name(reward: Callable[..., Any]) -> str | None:

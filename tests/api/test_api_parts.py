@@ -108,6 +108,8 @@ def test_callables_become_rewards_by_their_signatures(
     assert read.specs[4] == {"name": "python:squared", "label": "squared", "weight": 0.5}
     samples = Samples(torch.full((2, 3, 1, 1), 0.5), ["a"] * 2, torch.zeros(2, dtype=torch.long))
     assert torch.equal(read.objects["squared"](samples), torch.full((2,), 0.25))
+    shown = redness.examples = lambda: samples  # type: ignore[attr-defined]
+    assert GivenRewards.of(redness, "rewards").objects["redness"].shows is shown
     with pytest.raises(UserError, match="two objects have the label"):
         GivenRewards.of([redness, redness], "rewards")
     with pytest.raises(UserError, match="no setting 'pwer'"):

@@ -113,6 +113,7 @@ def test_control_c_saves_and_a_thread_needs_no_signals(
     unbroken: tuple[dict, Path], tmp_path: Path
 ) -> None:
     settings, folder = unbroken
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
     def interrupts(event: flowrl.Event) -> None:
         if event.iteration == 1 and event.kind == "iteration":
