@@ -130,6 +130,11 @@ def has_weights_of(module: nn.Module, folder: Path) -> bool:
     files = list(folder.glob("*.safetensors"))
     files = [file for file in files if "." not in file.stem]  # not those of half precision
     left = dict(module.state_dict(keep_vars=True))
+    if any(weight.is_meta for weight in left.values()):
+        raise UserError(
+            f"flowrl.train: weights of {type(module).__name__} are offloaded and cannot be read; "
+            "pass the model's folder or hub name, and settings={'model': {'offload': True}}"
+        )
     same: set[int] = set()
     for file in files:
         with safe_open(file, framework="pt") as stored:

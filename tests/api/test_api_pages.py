@@ -63,6 +63,6 @@ def test_a_notebook_runs(path: Path, elsewhere: Path) -> None:
     found = last_output(path)
     print(found)
     if path.stem == "rewards":
-        assert list(found)[0] == "shapes" and found["shapes"] > 0.85 > found["brightness"]
+        assert next(iter(found)) == "shapes" and found["shapes"] > 0.85 > found["brightness"]
     else:
         assert found["after"] > found["before"] + 0.02
