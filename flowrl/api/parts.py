@@ -69,8 +69,7 @@ class GivenRewards:
 def _label(reward: Any) -> str:
     inner = reward.func if isinstance(reward, functools.partial) else reward
     is_function = inspect.isroutine(inner) or inspect.isclass(inner)
-    name: str = inner.__name__ if is_function else type(inner).__name__
-    return name.strip("<>")  # of <lambda>
+    return str(inner.__name__ if is_function else type(inner).__name__).strip("<>")  # of <lambda>
 
 
 def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
