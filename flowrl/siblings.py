@@ -40,7 +40,9 @@ def bind_siblings() -> None:
             stacklevel=3,
         )
     if not any(isinstance(finder, _BesideFlowrl) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _BesideFlowrl())
+        # before the search of the path, and behind the finders of tools that wrap it
+        place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
+        sys.meta_path.insert(place, _BesideFlowrl())
 
 
 def _is_ours(name: str, module: ModuleType) -> bool:

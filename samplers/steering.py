@@ -103,7 +103,7 @@ class Steering:
 
 
 @torch.no_grad()
-def steer(
+def steer_plan(
     how: FeynmanKac,
     plan: Plan,
     velocity: Velocity,

@@ -11,14 +11,13 @@ from flowrl.errors import Stopped, UserError
 
 _HELP = ("-h", "--help", "help")
 
-# Waiting threads spin for at most this long. By default they spin on, and where another program
-# needs a core a step takes thirty times as long; on an idle machine this costs nothing.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the words of a command line, by default those of this process, and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Waiting threads spin for at most this long. By default they spin on, and where another program
+    # needs a core a step takes thirty times as long; on an idle machine this costs nothing.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         try:
             code = exit_code(words)

@@ -193,7 +193,7 @@ def in_yaml(value: Any) -> str:
     return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
 
 
-def serve_reward(arguments: list[str]) -> int:
+def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, run_reward_server
 
@@ -210,7 +210,7 @@ def score_command(arguments: list[str]) -> int:
     return 0
 
 
-def evaluate_rewards(arguments: list[str]) -> int:
+def evaluate_rewards_command(arguments: list[str]) -> int:
     """`evaluate-rewards DATA`."""
     from flowrl.evaluation.reward_evaluation import EvaluateRewards, report_rewards
 
@@ -259,9 +259,9 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan,
     "prove": prove,
     "recipes": recipes,
-    "serve-reward": serve_reward,
+    "serve-reward": serve_reward_command,
     "score": score_command,
-    "evaluate-rewards": evaluate_rewards,
+    "evaluate-rewards": evaluate_rewards_command,
     "suites": suites,
     "schema": schema,
     "new": new,

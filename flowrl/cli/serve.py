@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -15,8 +15,12 @@ import rewards
 from flowrl.errors import UserError
 from flowrl.settings.arguments import AtLeastOne, Word
 from flowrl.settings.strict_yaml import parse_yaml, short_repr
+from rewards import Reward
 from rewards.load import load_judge
 from rewards.serving.batching import ServerLimits
+
+if TYPE_CHECKING:
+    from rewards.serving.server import Served
 
 
 @dataclass
@@ -42,26 +46,25 @@ class Serve:
     """Most millions (2**20) of pixels in a request's media; decoded they take 12 bytes each."""
 
 
-def run_reward_server(given: Serve) -> None:
-    """Serve until Ctrl-C. UserError for a reward that cannot be loaded, or a port in use."""
+def run_reward_server(given: Serve, reward: Reward | None = None) -> None:
+    """Serve until Ctrl-C. UserError for a reward that cannot be loaded, or a port in use.
+
+    `reward` is an object of Python, which `given.reward` then only names.
+    """
     for library in ("fastapi", "uvicorn"):
         if importlib.util.find_spec(library) is None:
             raise UserError(f"serve-reward: {library} is missing; pip install 'flowrl[serve]'")
     import uvicorn
 
     from rewards.serving.connections import uvicorn_settings
-    from rewards.serving.server import Served, create_app
+    from rewards.serving.server import create_app
 
-    name, settings = parse_reward(given.reward)
     token = _token(given)
     try:
         limits = ServerLimits(
             given.batch, given.wait, given.body * 2**20, pixels=given.pixels * 2**20
         )
-        if given.judge:
-            served = Served(name, settings, None, load_judge(name, **settings), token)
-        else:
-            served = Served.of(name, settings, rewards.load(name, **settings), token)
+        served = _served(given, reward, token)
     except ValueError as error:
         raise UserError(f"serve-reward: {error}") from error
     if token is None and not _is_local(given.host):
@@ -72,11 +75,22 @@ def run_reward_server(given: Serve) -> None:
         )
     _check_port(given)
     where = f"http://{given.host}:{given.port}"
-    print(f"{name} at {where}; in a run: {{name: remote, url: '{where}'}}", flush=True)
+    print(f"{served.name} at {where}; in a run: {{name: remote, url: '{where}'}}", flush=True)
     uvicorn.run(
         create_app(served, limits), host=given.host, port=given.port, log_level="warning",
         **uvicorn_settings(limits),
     )  # fmt: skip
+
+
+def _served(given: Serve, reward: Reward | None, token: str | None) -> "Served":
+    from rewards.serving.server import Served
+
+    if reward is not None:
+        return Served.of(given.reward, {}, reward, token)
+    name, settings = parse_reward(given.reward)
+    if given.judge:
+        return Served(name, settings, None, load_judge(name, **settings), token)
+    return Served.of(name, settings, rewards.load(name, **settings), token)
 
 
 def _check_port(given: Serve) -> None:

@@ -13,7 +13,7 @@ from flowrl.models.policy import Policy
 from flowrl.run.evaluate import Trial
 from rewards import Reward, Samples, score_all
 from samplers import Chain, FlowSDE, Latents, Ode, roll
-from samplers.steering import FeynmanKac, best, importance, steer
+from samplers.steering import FeynmanKac, best, importance, steer_plan
 
 Method = Literal["best", "importance", "particles"]
 
@@ -86,7 +86,7 @@ def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples,
         def score(x0: Tensor, prompt: Tensor) -> Tensor:
             return scorer.score(scorer.samples(x0, conditioning, prompt))
 
-        result = steer(kernel, plan, velocity, score, latents, draws, seed=trial.seed)
+        result = steer_plan(kernel, plan, velocity, score, latents, draws, seed=trial.seed)
         x0, prompt = result.x0, result.prompt
     else:
         (plan,) = Ode(how.particles)(sigmas, 0, trial.seed)

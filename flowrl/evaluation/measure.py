@@ -271,15 +271,20 @@ def check_specs(
 
 
 def loaded(name: str, spec: RewardSpec, items: Sequence[Item]) -> tuple[Reward, float]:
-    """A reward and the wall seconds of loading it. Its self-test only warns: nothing is trained."""
+    """A reward and the wall seconds of loading it, tested."""
     reward, seconds = _made(name, lambda: load(spec.name, **spec.settings))
+    return tested(name, reward, items), seconds
+
+
+def tested(name: str, reward: Reward, items: Sequence[Item]) -> Reward:
+    """The reward after its self-test, which only warns: nothing is trained."""
     shown = items[:4]
     prompts = Prompts([item.prompt for item in shown], [item.meta for item in shown])
     try:
         self_test(name, reward, prompts)
     except ValueError as error:
         print(f"warning: {error}", file=sys.stderr)
-    return reward, seconds
+    return reward
 
 
 def loaded_judge(name: str, spec: RewardSpec) -> tuple[Judge, float]:

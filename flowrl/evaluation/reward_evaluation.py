@@ -19,6 +19,7 @@ from flowrl.evaluation.measure import (
     loaded_judge,
     parse_specs,
     scores,
+    tested,
     verdicts,
 )
 from flowrl.evaluation.outputs import make_output_folder
@@ -77,11 +78,12 @@ class EvaluateRewards:
     """A folder; reward-evaluation-0001 or the next number if not given."""
 
 
-def report_rewards(given: EvaluateRewards) -> Path:
-    """Evaluate and write; returns the folder with the page and the JSON."""
+def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Path:
+    """Evaluate and write; returns the folder with the page and the JSON. `objects` are further
+    rewards by label, as Python has them."""
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
-    _check(given, rewards, judges)
+    _check(given, rewards, judges, objects)
     choice = ReadOptions(given.layout, given.dimension, given.images, given.prompts, given.seed)
     preferences = load_preferences(find(str(given.dataset)), choice)
     ties = headline(preferences, given.ties)
@@ -93,6 +95,10 @@ def report_rewards(given: EvaluateRewards) -> Path:
     items = preferences.items
     outcomes = [
         score_pairs(n, loaded(n, s, items), preferences, gallery, given) for n, s in rewards.items()
+    ]
+    outcomes += [
+        score_pairs(n, (tested(n, r, items), 0.0), preferences, gallery, given)
+        for n, r in objects.items()
     ]
     outcomes += [
         judge_pairs(n, *loaded_judge(n, s), preferences, gallery, given) for n, s in judges.items()
@@ -112,10 +118,15 @@ def report_rewards(given: EvaluateRewards) -> Path:
 
 
 def _check(
-    given: EvaluateRewards, rewards: Mapping[str, RewardSpec], judges: Mapping[str, RewardSpec]
+    given: EvaluateRewards,
+    rewards: Mapping[str, RewardSpec],
+    judges: Mapping[str, RewardSpec],
+    objects: Mapping[str, Reward],
 ) -> None:
-    if not rewards and not judges:
+    if not rewards and not judges and not objects:
         raise UserError("evaluate-rewards: no rewards; add --rewards shapes,brightness or others")
+    if both := set(objects) & (set(rewards) | set(judges)):
+        raise UserError(f"rewards: {', '.join(both)} is the label of an object too; change one")
     if both := set(rewards) & set(judges):
         raise UserError(f"--judges: {', '.join(both)} is among the rewards too; leave one out")
     if not 0 < given.level < 1:

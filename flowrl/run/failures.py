@@ -10,6 +10,7 @@ import torch.distributed
 from flowrl.errors import Stopped, UserError
 from flowrl.run.atomic import numbered_folders, reason
 from flowrl.run.finite import NotFiniteError
+from flowrl.run.live import of_callback
 
 TRACE = "error.txt"
 REWARD = "in reward "  # how `rewards.score_all` notes whose error it is
@@ -19,7 +20,8 @@ REWARD = "in reward "  # how `rewards.score_all` notes whose error it is
 def resumable(folder: Path) -> Iterator[None]:
     """Raise `Stopped` for errors inside, and write their traceback to a file of the run's folder.
 
-    Unexpected errors propagate unchanged, with their traceback: they are bugs of this program.
+    Unexpected errors propagate unchanged, with their traceback: they are bugs of this program, or
+    of a callback.
     User errors do too before the first checkpoint, when there is nothing to resume from.
     """
     try:
@@ -57,7 +59,7 @@ def _trace(folder: Path, error: Exception) -> str:
 
 def _sentence(error: Exception) -> str | None:
     """Describe an expected error in one sentence; None for an unexpected one."""
-    if isinstance(error, Stopped | BrokenPipeError):
+    if isinstance(error, Stopped | BrokenPipeError) or of_callback(error):
         return None
     notes: list[str] = getattr(error, "__notes__", [])
     whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)

@@ -17,6 +17,7 @@ from flowrl.errors import UserError
 from flowrl.models import sizes
 from flowrl.models.sizes import Sizes
 from flowrl.run.learner import averages
+from flowrl.run.live import of_callback
 from flowrl.settings import Run
 from flowrl.settings.read import override
 from samplers import Plan
@@ -229,7 +230,7 @@ def explained(run: Run) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         oom = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not oom and not NO_MORE.search(str(error)):
+        if of_callback(error) or (not oom and not NO_MORE.search(str(error))):
             raise
         needed, changes = estimate(run), advice(run)
         about = "" if needed is None else f"; the run needs about {size(needed.total)}"

@@ -15,6 +15,7 @@ from flowrl.errors import UserError
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
 from flowrl.run.learner import Learner
+from flowrl.run.live import NOTHING_LIVE, Live
 from flowrl.run.origin import Origin
 from flowrl.run.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
@@ -41,6 +42,7 @@ class Session:
     tracker: Tracker
     spending: Spending
     origin: Origin | None  # on the main process, which writes it into checkpoints
+    live: Live = NOTHING_LIVE
 
     @property
     def run(self) -> Run:
@@ -68,21 +70,26 @@ def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Sampl
     return Scores(nothing, nothing.bool(), tuple(rewards))
 
 
-def check_reward_sources(specs: Sequence[RewardSpec]) -> None:
+def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> None:
     """UserError if a reward's model is in no folder or cache and the hub does not answer."""
     for spec in specs:
+        if spec.label in live.rewards:
+            continue
         try:
             check_sources(spec.name, spec.settings)
         except ValueError as error:
             raise UserError(f"reward {spec.label}: {error}") from error
 
 
-def load_rewards(specs: Sequence[RewardSpec]) -> dict[str, Reward]:
-    """Load rewards by label. UserError if one cannot be loaded or reached."""
+def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict[str, Reward]:
+    """Load rewards by label; those from Python are there. UserError if one cannot be loaded or
+    reached."""
     rewards = {}
     for spec in specs:
         try:
-            rewards[spec.label] = load(spec.name, **spec.settings)
+            given = live.rewards.get(spec.label)
+            spec.refuse_python(given is not None)
+            rewards[spec.label] = load(spec.name, **spec.settings) if given is None else given
         except (ValueError, ImportError) as error:
             raise UserError(f"reward {spec.label}: {error}") from error
     return rewards
@@ -103,7 +110,9 @@ def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -
             yield f"warning: {error}"
 
 
-def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
+def open_session(
+    run: Run, folder: Path, accelerator: Accelerator, live: Live = NOTHING_LIVE
+) -> Session:
     """Load the model, prompts and rewards of a run. UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
     return Session(
@@ -112,12 +121,13 @@ def open_session(run: Run, folder: Path, accelerator: Accelerator) -> Session:
         accelerator=accelerator,
         prompts=p.read("train"),
         held_out=None if p.held_out is None else p.read("held_out"),
-        rewards=load_rewards(run.rewards),
-        judges=load_rewards(run.judges),
+        rewards=load_rewards(run.rewards, live),
+        judges=load_rewards(run.judges, live),
         terminal=Terminal(accelerator.is_main_process, run.train.iterations),
         tracker=learner.algorithm.tracker(),
         spending=spending.open_spending(run.budget, learner.algorithm.group),
         origin=Origin.of(run, learner.parallel.processes) if learner.parallel.main else None,
+        live=live,
     )
 
 

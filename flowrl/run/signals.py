@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from types import FrameType
@@ -17,7 +18,8 @@ class Interrupt:
     """Remembers the first signal inside `with Interrupt() as i:`; a second one stops at once.
 
     A launcher forwards a signal that its processes have already received from the terminal or the
-    cluster: that one does not count as a second.
+    cluster: that one does not count as a second. Python sets handlers in the main thread alone: a
+    run in another thread has none, and the caller's stay.
     """
 
     def __init__(self) -> None:
@@ -26,8 +28,9 @@ class Interrupt:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> "Interrupt":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
+from flowrl.run.live import NOTHING_LIVE, Event, Live, Moment, of_callback
 from flowrl.run.model_proof import StartProof
 from flowrl.run.monitor import evaluate_and_keep, guard, guard_held_out, prove_pipeline
 from flowrl.run.session import (
@@ -55,7 +56,7 @@ class Result:
         return self.weights is not None
 
 
-def train(session: Session, resume: Path | None = None, cache: bool = True) -> Result:
+def train_session(session: Session, resume: Path | None = None, cache: bool = True) -> Result:
     """Run to the end, or to an interruption, which saves. `resume` is a checkpoint's folder.
 
     Without `cache` the model is proven again even if a proof is kept.
@@ -95,7 +96,8 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
         base = evaluate_and_keep(session, progress, "before")
         alarms.compare(base, progress.iteration)
         session.accelerator.log(base, step=0)
-        checkpoint.save_checkpoint(session, progress, alarms)
+        announce(session, progress, {"evaluation": base} if base else {})
+        save(session, progress, alarms)
     proof.keep()
     return progress, alarms
 
@@ -107,19 +109,41 @@ def training_loop(
     run, began, start = session.run, time.perf_counter(), progress.seconds
     while progress.iteration < run.train.iterations:
         metrics = iterate(session, progress, alarms)
+        moments: dict[Moment, dict[str, float]] = {"iteration": dict(metrics)}
         progress.seconds = start + time.perf_counter() - began
         session.terminal.iteration(progress.iteration, metrics, progress.seconds)
         last = progress.iteration == run.train.iterations
         if last or progress.iteration % run.evaluate.every == 0:
-            metrics |= evaluate_and_keep(session, progress, "after" if last else None)
+            held_out = evaluate_and_keep(session, progress, "after" if last else None)
+            moments |= {"evaluation": held_out} if held_out else {}
+            metrics |= held_out
             guard_held_out(session, progress, metrics, alarms)
         session.accelerator.log(metrics, step=progress.iteration)
+        announce(session, progress, moments)
         stop = interrupt.pending(session.accelerator)
         if last or stop or progress.iteration % run.checkpoint.every == 0:
-            checkpoint.save_checkpoint(session, progress, alarms)
+            save(session, progress, alarms)
         if stop and not last:
             return stop
     return None
+
+
+def save(session: Session, progress: Progress, alarms: Alarms) -> None:
+    checkpoint.save_checkpoint(session, progress, alarms)
+    announce(session, progress, {"checkpoint": {}})
+
+
+def announce(
+    session: Session, progress: Progress, moments: Mapping[Moment, Mapping[str, float]]
+) -> None:
+    """Call the callbacks with these moments and their metrics, on the main process."""
+    if not session.live.callbacks:
+        return
+    saved = session.folder / "checkpoints" / f"{progress.iteration:06d}"
+    with session.parallel.together():
+        for kind, metrics in moments.items() if session.parallel.main else ():
+            folder = saved if kind == "checkpoint" else session.folder
+            session.live.call(Event(kind, progress.iteration, dict(metrics), folder))
 
 
 def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, float]:
@@ -160,42 +184,51 @@ def learning_rate(run: Run, iteration: int) -> float:
     return t.lr * warm * decay[t.schedule.name]
 
 
-def start(run: Run, name: str, folder: Path | None, cache: bool = True) -> Result:
+def start(
+    run: Run, name: str, folder: Path | None, cache: bool = True, live: Live = NOTHING_LIVE
+) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
     state = PartialState(cpu=on_cpu(run))
-    chosen = Path(agreed(state, lambda: str(reserve(run, folder, name))))
+    chosen = Path(agreed(state, lambda: str(reserve(run, folder, name, live))))
+    run = live.placed(run, chosen)
     with held_together(chosen, state):
         try:
             with memory.explained(run):
-                session = open_session(run, chosen, open_accelerator(run, chosen))
+                session = open_session(run, chosen, open_accelerator(run, chosen), live)
             session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
-            return train(session, cache=cache)
+            return train_session(session, cache=cache)
         except UserError as error:
-            if state.is_main_process and not isinstance(error, Stopped):
+            ours = not isinstance(error, Stopped) and not of_callback(error)
+            if state.is_main_process and ours:
                 shutil.rmtree(chosen)  # nothing was trained in it
             raise
 
 
-def reserve(run: Run, folder: Path | None, name: str) -> Path:
+def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE) -> Path:
     """Make the run's folder: the given one, or the next free one in `runs`.
 
     It appears with its run.yaml inside, so that a run can be resumed whenever it was killed.
     """
-    check_reward_sources((*run.rewards, *run.judges))
+    check_reward_sources((*run.rewards, *run.judges), live)
     chosen = folder or numbered(Path("runs"), name)
-    settings = yaml.safe_dump(dump(run), sort_keys=False)
+    settings = yaml.safe_dump(dump(live.placed(run, chosen)), sort_keys=False)
+
+    def write(new: Path) -> None:
+        live.write(new)
+        record.replace(new / "run.yaml", settings)
+
     try:
-        appear(chosen, lambda new: record.replace(new / "run.yaml", settings))
+        appear(chosen, write)
     except FileExistsError as error:
         if folder is None:
-            return reserve(run, None, name)  # another run took the number in between
+            return reserve(run, None, name, live)  # another run took the number in between
         raise UserError(f"{chosen} exists; give another --folder, or --resume {chosen}") from error
     except OSError as error:
         raise UserError(f"{chosen} cannot be made: {reason(error)}") from error
     return chosen
 
 
-def resume(run: Run, folder: Path, cache: bool = True) -> Result:
+def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE) -> Result:
     """Resume from the newest whole checkpoint of a run's folder, or from the start without one.
 
     UserError if `run` differs from what the run was begun with in a setting that cannot change; one
@@ -213,9 +246,9 @@ def resume(run: Run, folder: Path, cache: bool = True) -> Result:
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
-            session = open_session(run, folder, open_accelerator(run, folder))
+            session = open_session(run, folder, open_accelerator(run, folder), live)
             session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
-            return train(session, newest, cache)
+            return train_session(session, newest, cache)
 
 
 def compared(run: Run, folder: Path, newest: Path | None, processes: int) -> list[str]:

@@ -21,6 +21,7 @@ from flowrl.settings.base import Settings
 from flowrl.settings.strict_yaml import short_repr
 
 _BOUNDS = {"min", "max"}
+IN_PYTHON = "python:"  # begins the name of a reward that no file can name
 PromptPlace = Literal["train", "held_out"]
 
 
@@ -216,6 +217,15 @@ class RewardSpec(Settings):
                     f"weight: points [iteration, weight] in rising order, not {short_repr(at)}"
                 )
         return self
+
+    def refuse_python(self, given: bool) -> None:
+        """ValueError for an object of Python that was not given."""
+        if self.name.startswith(IN_PYTHON) and not given:
+            raise ValueError(
+                "it is an object of Python, which run.yaml cannot name: go on from Python with "
+                f"flowrl.train(resume=RUN, rewards=[{self.label}]), or set its name to FILE.py:"
+                "FUNCTION in run.yaml"
+            )
 
     def weight_at(self, iteration: int) -> float:
         """The weight of this reward's scores at an iteration."""

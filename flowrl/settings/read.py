@@ -1,7 +1,7 @@
 """A run from its file and from options, and every check that needs no weights."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +121,28 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
         raise UserError(f"recipe: the plan does not fit model.sigmas: {problem}") from problem
 
 
-def check_rewards(run: Run) -> None:
-    """UserError for a reward that does not exist, or does not take its settings."""
+def check_rewards(run: Run, given: Collection[str] = ()) -> None:
+    """UserError for a reward that does not exist, or does not take its settings. Those with the
+    labels `given` are objects of Python."""
     for place in ("rewards", "held_out_rewards"):
         for spec in getattr(run, place):
+            if spec.label in given:
+                continue
+            try:
+                spec.refuse_python(given=False)
+            except ValueError as error:
+                raise UserError(f"{place}: {spec.label}: {error}") from error
             try:
                 rewards.check_reward(spec.name, spec.settings)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from error
 
 
-def check_run(run: Run) -> None:
-    """UserError for a run that cannot work here, in about a second and without reading weights."""
+def check_run(run: Run, given: Collection[str] = ()) -> None:
+    """UserError for a run that cannot work here, in about a second and without reading weights.
+    `given`: labels of rewards that are objects of Python."""
     check_plan(run)
-    check_rewards(run)
+    check_rewards(run, given)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)
     check_optimizer(run.train.optimizer)

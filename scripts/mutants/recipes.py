@@ -40,5 +40,11 @@ ROWS = (
      "run.levels(algorithm.steps)", "models/test_own_levels.py"),
     ("plan-levels", "flowrl/run/monitor.py", "    check_levels(session)\n    weights", "    weights",
      "recipes/test_levels.py"),
+    ("api-nodes", "flowrl/api/sampling.py", "leaves // (group // nodes)", "leaves // nodes",
+     "api/test_api_parts.py::test_a_tree_is_sampled_alone"),
+    ("api-weights", "flowrl/api/models.py", "weight.cpu(), kept.to(weight.dtype)", "weight, weight",
+     "api/test_api_parts.py::test_another_pipeline_is_saved_into_the_run"),
+    ("api-environment", "flowrl/api/untouched.py", "del os.environ[name]", "pass",
+     "api/test_api_runs.py::test_a_run_leaves_the_process_as_it_was"),
 )
 # fmt: on

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from samplers import Chain, ConstantSDE, Latents, Ode, Particled, Plan, Sampling, Tree, roll
 from samplers.particles import FeynmanKac, effective, normalised, systematic
 from samplers.plan import steps_of
-from samplers.steering import best, importance, steer
+from samplers.steering import best, importance, steer_plan
 from tests.support.levels import shifted_levels
 from tests.support.tiny import Counting, gaussian_velocity
 
@@ -22,7 +22,7 @@ def first(x0, prompt):
 
 def steered(how, particles=1500, score=first, draws=(0,), **settings):
     plan = Chain(ConstantSDE(0.8), particles)(SIGMAS, 0, 0)[0]
-    return steer(
+    return steer_plan(
         how, plan, gaussian_velocity, score, Latents((1,)), list(draws), seed=0, **settings
     )
 
@@ -62,7 +62,7 @@ def test_weights_that_were_not_used_are_kept():
 def test_steering_without_strength_is_roll():
     plan = Chain(ConstantSDE(0.8), 6)(SIGMAS, 0, 0)[0]
     counting = Counting()
-    out = steer(
+    out = steer_plan(
         FeynmanKac((3, 9), 0.0), plan, counting, first, Latents((2,)), [4, 2], seed=7, iteration=5
     )
     (plain,) = roll((plan,), gaussian_velocity, Latents((2,)), [4, 2], seed=7, iteration=5)
@@ -134,7 +134,9 @@ def test_what_cannot_be_steered_is_refused():
     tree = Tree(ConstantSDE(), (2,))(SIGMAS, 0, 0)[0]
     shared = Plan(steps_of(SIGMAS), roots=4, shared_noise=True)
     chain = Chain(ConstantSDE(), 4)(SIGMAS, 0, 0)[0]
-    run = lambda how, plan: steer(how, plan, gaussian_velocity, first, Latents((1,)), [0], seed=0)
+    run = lambda how, plan: steer_plan(
+        how, plan, gaussian_velocity, first, Latents((1,)), [0], seed=0
+    )
     for plan in (tree, shared):
         with pytest.raises(ValueError, match="without branches, each with its own noise"):
             run(FeynmanKac((1,)), plan)

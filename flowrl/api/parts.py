@@ -1,0 +1,172 @@
+"""Rewards and prompts as they are handed over in Python, turned into settings of a run's file."""
+
+import functools
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from flowrl.errors import UserError
+from flowrl.prompts import IMAGE_COLUMNS
+from flowrl.settings.data import IN_PYTHON
+from rewards import Reward, Samples
+from rewards.user_function import function_settings, user_reward
+
+_RELABEL = "give one another label: {'name': object, 'label': 'another'}"
+GivenReward = str | Mapping[str, Any] | Callable[..., Any]
+GivenPrompts = str | Path | Mapping[str, Any] | Iterable[str | Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class GivenRewards:
+    """Rewards as settings, and by label those that are objects."""
+
+    specs: tuple[dict[str, Any], ...]
+    objects: Mapping[str, Reward]
+
+    @classmethod
+    def of(cls, given: Any, place: str) -> "GivenRewards":
+        """Read names, settings and callables. `{name: a callable, weight: 0.5}` is one too.
+
+        UserErrors begin with `place`.
+        """
+        if isinstance(given, str | Mapping) or callable(given):
+            given = [given]
+        specs, objects = [], dict[str, Reward]()
+        for one in given:
+            spec = dict(one) if isinstance(one, Mapping) else {"name": one}
+            named = spec.get("name")
+            if callable(named):
+                spec["label"] = spec.get("label") or _label(named)
+                if spec["label"] in objects:
+                    raise UserError(
+                        f"{place}: two objects have the label {spec['label']!r}; {_RELABEL}"
+                    )
+                settings = {k: v for k, v in spec.items() if k not in ("name", "label", "weight")}
+                objects[spec["label"]] = _reward(named, settings, place)
+                spec["name"] = file_name(named) or IN_PYTHON + spec["label"]
+            elif not isinstance(named, str):
+                raise UserError(
+                    f"{place}: a reward is a name, a mapping with a `name`, or a callable, not "
+                    f"{type(one).__name__}"
+                )
+            specs.append(spec)
+        return cls(tuple(specs), objects)
+
+    def joined(self, others: Mapping[str, Reward], place: str) -> dict[str, Reward]:
+        """These objects and others. UserError if two have one label."""
+        for label in self.objects.keys() & others.keys():
+            if self.objects[label] is not others[label]:
+                raise UserError(f"{place}: {label!r} is another object in rewards; {_RELABEL}")
+        return {**others, **self.objects}
+
+
+def _label(reward: Any) -> str:
+    inner = reward.func if isinstance(reward, functools.partial) else reward
+    is_function = inspect.isroutine(inner) or inspect.isclass(inner)
+    return str(inner.__name__ if is_function else type(inner).__name__).strip("<>")  # of <lambda>
+
+
+def _reward(given: Callable[..., Any], settings: Mapping[str, Any], place: str) -> Reward:
+    """A callable as a reward: a function by its signature, another object as it is."""
+    if inspect.isclass(given):
+        raise UserError(f"{place}: {given.__name__} is a class; give an object of it")
+    function = given.func if isinstance(given, functools.partial) else given
+    if isinstance(given, functools.partial):  # messages need its name
+        given = functools.partial(given.func, *given.args, **given.keywords)
+        vars(given)["__name__"] = _label(given)
+    if not inspect.isroutine(function):
+        if settings:
+            raise UserError(
+                f"{place}: {_label(given)} is an object, which takes no settings "
+                f"({', '.join(settings)}): set them where it is made"
+            )
+        return given
+    try:
+        known = function_settings(_label(given), given)
+    except ValueError as error:
+        raise UserError(f"{place}: {error}") from error
+    if unknown := [name for name in settings if name not in known]:
+        raise UserError(f"{place}: {_label(given)} has no setting {unknown[0]!r}")
+    return user_reward(given, settings, _examples(function))
+
+
+def _examples(function: Any) -> Callable[[], Samples] | None:
+    """The function's attribute `examples`, or the function of that name in its module."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    return getattr(function, "examples", None) or (vars(module).get("examples") if module else None)
+
+
+def file_name(reward: Callable[..., Any]) -> str | None:
+    """The name FILE.py:FUNCTION of a function that another process finds there.
+
+    None for a lambda, a method, a partial, a function of a notebook or of the script itself, and
+    one of a package, whose files cannot be imported alone.
+    """
+    if not inspect.isfunction(reward) or reward.__module__ in ("__main__", None):
+        return None
+    module = sys.modules.get(reward.__module__)
+    if module is None or vars(module).get(reward.__name__) is not reward or module.__package__:
+        return None
+    path = getattr(module, "__file__", None) or ""
+    return f"{Path(path).absolute()}:{reward.__name__}" if path.endswith(".py") else None
+
+
+def prompt_settings(given: Any, files: Path, place: str, column: str) -> Any:
+    """Prompts as the settings of a data set: a file's or hub name and a mapping with `source` as
+    they are; texts and rows as a new file in `files`, images of rows beside it.
+
+    UserError, with the row, for what a file cannot hold.
+    """
+    at = f"prompts ({place})"
+    if isinstance(given, str | Path):
+        return str(given)
+    if isinstance(given, Mapping):
+        if "source" not in given:
+            raise UserError(
+                f"{at}: a mapping is a data set {{'source': ...}}; of a DatasetDict, give one split"
+            )
+        return dict(given)
+    if not isinstance(given, Iterable):
+        raise UserError(
+            f"{at}: a file, texts, rows or a data set are possible, not {type(given).__name__}"
+        )
+    path = files / f"{place}.jsonl"
+    lines = [_line(row, i, path, column, at) for i, row in enumerate(given, 1)]
+    if not lines:
+        raise UserError(f"{at}: there are none")
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+def _line(row: Any, number: int, path: Path, column: str, at: str) -> str:
+    if not isinstance(row, str | Mapping):
+        raise UserError(
+            f"{at}: row {number} is {type(row).__name__}, not a text or a mapping of columns"
+        )
+    cells = {column: row} if isinstance(row, str) else dict(row)
+    for name, value in cells.items():
+        if isinstance(value, Image.Image):
+            cells[name] = _saved_image(value, name, number, path, at)
+    try:
+        return json.dumps(cells)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{at}: row {number} cannot be written into a file: {error}") from error
+
+
+def _saved_image(image: Image.Image, name: str, number: int, path: Path, at: str) -> str:
+    """Save an image beside the file of prompts; returns its path relative to that."""
+    if not IMAGE_COLUMNS.fullmatch(name):
+        raise UserError(
+            f"{at}: row {number} has an image in {name!r}; call the column `image`, or another "
+            "argument of the pipeline that takes one"
+        )
+    folder = path.with_name(f"{path.stem}_images")
+    folder.mkdir(exist_ok=True)
+    image.save(folder / f"{number:06d}_{name}.png")
+    return f"{folder.name}/{number:06d}_{name}.png"

@@ -1,0 +1,219 @@
+"""Samplers alone: samples of a pipeline under any plan, and samples that rewards steer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from flowrl.api.parts import GivenReward, GivenRewards
+from flowrl.api.trained import TrainedRun
+from flowrl.api.untouched import untouched
+from flowrl.cli.sample import device_of, policy_of
+from flowrl.cli.steer import Method, SampleScorer, SteeredSampler, drivable, steered_samples
+from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.open import place
+from flowrl.prompts import PromptSet
+from flowrl.run.evaluate import Trial
+from flowrl.run.live import Live
+from flowrl.run.session import load_rewards
+from flowrl.settings import RewardSpec
+from rewards import Samples, Scores, score_all
+from samplers import Plan, Planner, Rollout
+
+PipelineSource = Any  # a diffusers pipeline, its folder or hub name, or a TrainedRun
+
+
+@dataclass(frozen=True)
+class SampledPlan:
+    """The samples of one plan: n = prompts * plan.group leaves of its trees, prompt by prompt.
+
+    samples    `media` [n 3 h w] or [n f 3 h w] in 0..1, `prompts`, and `group` [n]: the prompt's
+               index; None if decoding was left out
+    x0         clean latents [n *d]
+    prompt     index [n] of each sample's prompt
+    steps      the k steps, in order, whose transitions the plan keeps (`train`)
+    log_probs  [n k] log-densities of those transitions on each sample's way, means over dimensions
+    nodes      [n s] the node that each sample passes after each of the s steps: samples with equal
+               numbers share the state there. Nodes are numbered over all prompts
+    parents    of each step, the node before it [nodes after it]; before step 0 are the roots
+    """
+
+    plan: Plan
+    samples: Samples | None
+    x0: Float[Tensor, "n *d"]
+    prompt: Int[Tensor, " n"]
+    steps: tuple[int, ...]
+    log_probs: Float[Tensor, "n k"]
+    nodes: Int[Tensor, "n s"]
+    parents: tuple[Int[Tensor, " _"], ...]
+
+    @classmethod
+    def of(cls, rollout: Rollout, samples: Samples | None) -> "SampledPlan":
+        plan, draws = rollout.plan, len(rollout.draws)
+        n, group = len(rollout.x0), plan.group
+        leaves = torch.arange(n)
+        before = (plan.roots, *plan.nodes)
+        parents = (
+            torch.arange(draws * after) // (after // first)
+            for first, after in zip(before, plan.nodes, strict=False)
+        )
+        ways = [e.logp.cpu().repeat_interleave(n // len(e.logp)) for e in rollout.edges]
+        return cls(
+            plan,
+            samples,
+            rollout.x0,
+            rollout.prompt.cpu(),
+            tuple(e.step for e in rollout.edges),
+            torch.stack(ways, 1) if ways else torch.zeros(n, 0),
+            torch.stack([leaves // (group // nodes) for nodes in plan.nodes], 1),
+            tuple(parents),
+        )
+
+
+def sample(
+    model: PipelineSource,
+    prompts: str | Sequence[str],
+    *,
+    plan: Planner,
+    steps: int = 10,
+    guidance: float | None = 1.0,
+    seed: int = 0,
+    call: Mapping[str, Any] = {},
+    decode: bool = True,
+) -> tuple[SampledPlan, ...]:
+    """Sample prompts under a planner of `samplers`: Ode, Chain, Window, Fork, Tree, or one's own.
+
+    Returns one `SampledPlan` per plan of the planner: one, but for Fork and the like. Noise is
+    keyed by seed, prompt and node, so samples do not depend on their batch.
+
+    model     a diffusers pipeline, which is as before afterwards; its folder; a hub name; or a
+              `TrainedRun`, whose last weights sample
+    guidance  scale of classifier-free guidance; 1 is none, None the pipeline's own default
+    call      further arguments of the pipeline's own call, such as height
+    decode    False leaves the media out: latents and log-probabilities alone
+
+    UserError for a pipeline that cannot be driven, or a plan that does not fit its noise levels.
+    """
+    texts = _prompt_list(prompts)
+    with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
+        batch = policy.open(texts, [{} for _ in texts], steps)
+        try:
+            rollouts = batch.rollouts(plan, range(len(texts)), seed=seed, iteration=0)
+        except ValueError as error:
+            raise UserError(f"flowrl.sample: {error}") from error
+        found = []
+        for rollout in rollouts:
+            prompt = rollout.prompt.cpu()
+            names = [texts[i] for i in prompt.tolist()]
+            media = Samples(batch.media(rollout), names, prompt) if decode else None
+            found.append(SampledPlan.of(rollout, media))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class SteeredSamples:
+    """Chosen samples: `count` per prompt.
+
+    scores       of the chosen samples [n, rewards]
+    evaluations  network evaluations of all samples that they were chosen from
+    """
+
+    samples: Samples
+    scores: Scores
+    evaluations: int
+
+
+def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
+    model: PipelineSource,
+    prompts: str | Sequence[str],
+    rewards: Sequence[GivenReward],
+    *,
+    method: Method = "particles",
+    particles: int = 8,
+    strength: float = 10.0,
+    count: int = 1,
+    steps: int = 10,
+    guidance: float | None = 1.0,
+    seed: int = 0,
+    call: Mapping[str, Any] = {},
+) -> SteeredSamples:
+    """Choose each sample among several by the sum of rewards, without training.
+
+    method     best: the highest of `particles`; importance: drawn with weights exp(strength *
+               reward); particles: Feynman-Kac resampling on the way (arXiv:2501.06848)
+    model and the other arguments as those of `flowrl.sample`; rewards as those of `flowrl.train`
+    """
+    texts = _prompt_list(prompts)
+    read = GivenRewards.of(rewards, "flowrl.steer: rewards")
+    specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
+    with untouched(), _driven(model, guidance, call) as policy, torch.no_grad():
+        judges = load_rewards(specs, Live(read.objects))
+        chosen = PromptSet(texts, tuple({"prompt": text} for text in texts))
+        trial = Trial(chosen, tuple(range(len(texts))), count, steps, seed)
+        scorer = SampleScorer(policy, judges, trial, guidance, policy.device)
+        samples, evaluations = steered_samples(scorer, SteeredSampler(method, particles, strength))
+        return SteeredSamples(samples, score_all(judges, samples), evaluations)
+
+
+def _prompt_list(prompts: str | Sequence[str]) -> tuple[str, ...]:
+    texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    if not texts or not all(text.strip() for text in texts):
+        raise UserError("give prompts that are not empty")
+    return texts
+
+
+@contextmanager
+def _driven(
+    model: PipelineSource, guidance: float | None, call: Mapping[str, Any]
+) -> Iterator[PipelinePolicy]:
+    """The model as a policy. A live pipeline is as before afterwards."""
+    if isinstance(model, TrainedRun):
+        if call:
+            raise UserError("a run has its own arguments of the call (model.call): leave call out")
+        run = model.settings
+        policy = drivable(policy_of(run, model.folder, "last" if model.done else "best"))
+        policy.device = device_of(run)
+    elif isinstance(model, DiffusionPipeline):
+        with _as_before(model):
+            policy = PipelinePolicy(model, call=call)
+            policy.device = model.device
+            policy.guidance = Scales(guidance, guidance)
+            yield policy
+        return
+    elif isinstance(model, str | Path):
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        source = place(str(model))
+        policy = PipelinePolicy.load(source, dtype=torch.float32, device=device, call=call)
+    else:
+        raise UserError(
+            "the model is a diffusers pipeline, a folder, a hub name or a TrainedRun, not "
+            f"{type(model).__name__}"
+        )
+    policy.guidance = Scales(guidance, guidance)
+    yield policy
+
+
+@contextmanager
+def _as_before(pipe: Any) -> Iterator[None]:
+    """Put back what driving changes in a pipeline: training modes, progress bar, scheduler."""
+    modules = [part for part in pipe.components.values() if isinstance(part, nn.Module)]
+    modes = [(m, m.training) for part in modules for m in part.modules()]
+    scheduler, bar = pipe.scheduler, vars(pipe).get("_progress_bar_config")
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        pipe.scheduler = scheduler
+        if bar is None:
+            vars(pipe).pop("_progress_bar_config", None)
+        else:
+            pipe._progress_bar_config = bar

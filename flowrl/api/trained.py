@@ -1,0 +1,172 @@
+"""A run, from Python: its metrics, its best weights, samples and evaluations."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
+from flowrl.api.untouched import untouched
+from flowrl.cli.commands import run_of
+from flowrl.cli.sample import policy_of, with_rows
+from flowrl.errors import UserError
+from flowrl.prompts import PromptSet
+from flowrl.run import record
+from flowrl.run.atomic import numbered_folders
+from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.live import NOTHING_LIVE, Live
+from flowrl.run.session import load_rewards
+from flowrl.settings import PromptFiles, RewardSpec, Run
+from flowrl.settings.read import dump, run_from
+from rewards import Reward, Samples
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run, by the reward `checkpoint.best` or the first held-out one."""
+
+    iteration: int
+    score: float
+    folder: Path  # of the weights
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's folder, which the command line reads and resumes as well.
+
+    folder  run.yaml, metrics.jsonl, samples/, checkpoints/, best/, and at the end the weights
+    live    rewards that were handed over as objects; those of a file need none
+    """
+
+    folder: Path
+    live: Live = NOTHING_LIVE
+
+    @classmethod
+    def open(cls, folder: str | Path, rewards: Sequence[GivenReward] = ()) -> "TrainedRun":
+        """Open the folder of a run that was trained before. `rewards` are objects that its file
+        cannot name. UserError for a folder without a run."""
+        run_of(Path(folder))
+        return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
+
+    @property
+    def settings(self) -> Run:
+        """All settings, as run.yaml has them."""
+        return run_of(self.folder)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping per iteration, in order: `iteration` and metrics by name. The first is the
+        base model's. docs/metrics.md explains the names; pandas.DataFrame takes the list."""
+        path = self.folder / record.METRICS
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has reached its last iteration and its weights are exported."""
+        return self.weights is not None
+
+    @property
+    def weights(self) -> Path | None:
+        """The folder with the last weights, which diffusers, peft or transformers load; None
+        before the end of the run."""
+        folder = self.folder / self.settings.exported
+        return folder if folder.is_dir() else None
+
+    @property
+    def best(self) -> Best | None:
+        """The best weights so far; None without held-out prompts."""
+        folder = max(numbered_folders(self.folder / "best"), default=None)
+        if folder is None:
+            return None
+        run, iteration = self.settings, int(folder.name)
+        key = f"held_out/{run.checkpoint.best or run.judges[0].label}"
+        score = next(line[key] for line in self.metrics if line["iteration"] == iteration)
+        return Best(iteration, score, folder)
+
+    def sample(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        weights: str = "last",
+        count: int = 1,
+        steps: int | None = None,
+        guidance: float | None = None,
+        seed: int = 0,
+    ) -> Samples:
+        """Sample `count` times per prompt. Returns images [n 3 h w], videos [n f 3 h w] or n texts
+        as `media`, with n = prompts * count; samples of one prompt are contiguous.
+
+        weights   last, best, base, or a folder: of an adapter, or one of the run's checkpoints
+        steps     denoising steps, or tokens; guidance: the scale. None: those of the run
+        """
+        texts = _texts(prompts)
+        changed = {} if guidance is None else {"guidance": {"sample": guidance}}
+        with untouched():
+            run = _with_model(self.settings, changed)
+            chosen = with_rows(run, texts)
+            rows = tuple(range(len(texts)))
+            trial = Trial(chosen, rows, count, steps or run.evaluation_steps, seed)
+            policy = policy_of(run, self.folder, weights)
+            return draw_trial(policy, trial).samples
+
+    def evaluate(
+        self,
+        prompts: GivenPrompts | None = None,
+        *,
+        rewards: Sequence[GivenReward] = (),
+        weights: str = "last",
+        samples: int | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+    ) -> HeldOutResult:
+        """Score samples of held-out prompts, from noise that is always the same.
+
+        Returns `metrics`: the mean by reward and statistics of the media; `columns`: [n] each;
+        `samples` and `scores` [n, rewards]. What is not given is as in the run's own evaluations.
+        """
+        with untouched():
+            run = self.settings
+            held_out = self._held_out(run, prompts)
+            e = run.evaluate
+            trial = Trial.of(
+                held_out,
+                samples or e.samples,
+                e.per_prompt,
+                steps or run.evaluation_steps,
+                e.seed if seed is None else seed,
+            )
+            judges = self.judges(rewards)
+            return score_trial(judges, draw_trial(policy_of(run, self.folder, weights), trial))
+
+    def judges(self, given: Sequence[GivenReward] = ()) -> dict[str, Reward]:
+        """The rewards of evaluations by label, loaded: the given ones, or those of the run."""
+        if not given:
+            return load_rewards(self.settings.judges, self.live)
+        read = GivenRewards.of(given, "rewards")
+        specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
+        return load_rewards(specs, Live(read.objects))
+
+    def _held_out(self, run: Run, prompts: GivenPrompts | None) -> PromptSet:
+        if prompts is None:
+            if run.prompts.held_out is None:
+                raise UserError(f"{self.folder} has no held-out prompts: give some")
+            return run.prompts.read("held_out")
+        with TemporaryDirectory() as files:
+            column = run.prompts.column
+            given = prompt_settings(prompts, Path(files), "held_out", column)
+            files_of = PromptFiles.model_validate({"train": given, "column": column})
+            return files_of.read("train")
+
+
+def _texts(prompts: str | Sequence[str]) -> tuple[str, ...]:
+    texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    if not texts or not all(text.strip() for text in texts):
+        raise UserError("sample: give prompts that are not empty")
+    return texts
+
+
+def _with_model(run: Run, changed: Mapping[str, Any]) -> Run:
+    tree = dump(run)
+    tree["model"] |= changed
+    return run_from(tree, "sample") if changed else run

@@ -1,0 +1,222 @@
+"""Training from Python: `flowrl.train` and `flowrl.recipe`."""
+
+import copy
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from flowrl.api.models import model_settings
+from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
+from flowrl.api.trained import TrainedRun
+from flowrl.api.untouched import untouched
+from flowrl.cli.commands import run_of
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.run import train as training
+from flowrl.run.live import Callback, Live
+from flowrl.settings import RewardSpec, Run
+from flowrl.settings.read import check_run, dump, run_from
+from flowrl.settings.strict_yaml import read_yaml
+
+PLACE = "flowrl.train"
+REWARD_PLACES = ("rewards", "held_out_rewards")
+
+
+def recipe(name: str, **settings: Any) -> dict[str, Any]:
+    """A recipe with its settings, for `train(recipe=...)`; `flowrl recipes NAME` lists them.
+
+    UserError, with a suggestion, for an unknown name, setting or value.
+    """
+    given = {"name": name, **settings}
+    rest = {"model": {"pipeline": "-"}, "prompts": {"train": "-"}, "rewards": "length"}
+    run_from({"recipe": given, **rest}, "flowrl.recipe")
+    return given
+
+
+@dataclass(frozen=True)
+class Given:
+    """The arguments of `train` that become settings; None and empty ones are not given."""
+
+    model: Any
+    tokenizer: Any
+    rewards: Sequence[GivenReward]
+    held_out_rewards: Sequence[GivenReward]
+    prompts: GivenPrompts | None
+    held_out: GivenPrompts | None
+    recipe: str | Mapping[str, Any] | None
+    lora: int | Mapping[str, Any] | bool | None
+    train: Mapping[str, Any]
+    settings: Mapping[str, Any] | str | Path | None
+
+    def start(self, files: Path) -> tuple[Run, dict[str, Any]]:
+        """The settings of a new run, and its rewards that are objects. Writes into `files`."""
+        tree = _tree(self.settings)
+        if self.recipe is not None:
+            tree["recipe"] = self.recipe
+        if "recipe" not in tree:
+            raise UserError(f"{PLACE}: give a recipe, such as recipe=flowrl.recipe('nft', steps=8)")
+        if self.model is not None:
+            named = model_settings(self.model, self.tokenizer, tree["recipe"], files)
+            chosen = _section(tree, "model")
+            for key in {"pipeline", "language"} & set(chosen):
+                del chosen[key]
+            tree["model"] = named | chosen
+        self._lay_over(tree)
+        column = _section(tree, "prompts").get("column", "prompt")
+        for place, given in (("train", self.prompts), ("held_out", self.held_out)):
+            if given is not None:
+                tree["prompts"][place] = prompt_settings(given, files, place, column)
+        objects = dict[str, Any]()
+        for place in REWARD_PLACES:
+            if given := getattr(self, place):
+                read = GivenRewards.of(given, place)
+                tree[place] = list(read.specs)
+                objects = read.joined(objects, place)
+        return run_from(tree, PLACE), objects
+
+    def _lay_over(self, tree: dict[str, Any]) -> None:
+        if self.lora is not None:
+            rank = {"rank": self.lora} if isinstance(self.lora, int) else self.lora
+            _section(tree, "model")["lora"] = None if self.lora is False else rank
+        _section(tree, "train").update(self.train)
+
+    def resume(self, folder: Path) -> tuple[Run, dict[str, Any]]:
+        """The settings of a run that goes on, and its rewards that are objects."""
+        for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora"):
+            if getattr(self, name) is not None:
+                raise UserError(
+                    f"{PLACE}: a resumed run has its {name} already: leave {name} out, or begin a "
+                    "new run"
+                )
+        tree = dump(run_of(folder))
+        _merge(tree, _tree(self.settings))
+        self._lay_over(tree)
+        objects = dict[str, Any]()
+        for place in REWARD_PLACES:
+            read = GivenRewards.of(getattr(self, place), place)
+            objects = read.joined(objects, place)
+            for spec in read.specs:
+                _replace(tree, spec, folder)
+        return run_from(tree, PLACE), objects
+
+
+def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
+    """Put a reward in the place of those with its label. UserError if the run has none."""
+    label = RewardSpec.model_validate(spec).label
+    known = [each["label"] for place in REWARD_PLACES for each in tree[place]]
+    if label not in known:
+        raise UserError(
+            f"{PLACE}: {folder} has no reward {label!r}; it has {', '.join(known)}. Change its "
+            "rewards in run.yaml, or by settings={'rewards': [...]}"
+        )
+    changed = {key: spec[key] for key in ("name", "weight") if key in spec}
+    for place in REWARD_PLACES:
+        tree[place] = [e | changed if e["label"] == label else e for e in tree[place]]
+
+
+def _tree(settings: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+    """Settings as a tree: a copy of the given one, or a run's file."""
+    if isinstance(settings, str | Path):
+        tree = read_yaml(find(str(settings)))
+        settings = tree if isinstance(tree, Mapping) else {}
+    return copy.deepcopy(dict(settings or {}))
+
+
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    """A section of the tree, made if it is not there."""
+    value = tree.setdefault(name, {})
+    if not isinstance(value, dict):
+        raise UserError(f"{PLACE}: settings: {name} is a mapping, not {type(value).__name__}")
+    return value
+
+
+def _merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(name), dict):
+            _merge(tree[name], value)
+        else:
+            tree[name] = value
+
+
+def train(  # noqa: PLR0913 one call has all of a run
+    model: Any = None,
+    *,
+    rewards: Sequence[GivenReward] = (),
+    prompts: GivenPrompts | None = None,
+    held_out: GivenPrompts | None = None,
+    held_out_rewards: Sequence[GivenReward] = (),
+    recipe: str | Mapping[str, Any] | None = None,
+    lora: int | Mapping[str, Any] | bool | None = None,
+    iterations: int | None = None,
+    lr: float | None = None,
+    seed: int | None = None,
+    tokenizer: Any = None,
+    settings: Mapping[str, Any] | str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    folder: str | Path | None = None,
+    resume: str | Path | None = None,
+) -> TrainedRun:
+    """Train a model by its rewards, or go on with a run. Returns the finished run.
+
+    model             a diffusers pipeline or a transformers language model, its folder, or a hub
+                      name. A live one is read and never changed: a copy is trained
+    rewards           names, {"name": ..., "weight": ..., settings}, or callables: a function of
+                      (samples), (images, prompts, metadata) or (prompts, completions), or a loaded
+                      reward; their weighted sum is maximized
+    prompts           a list of texts or rows, a datasets.Dataset, a file, a hub name, or
+                      {"source": ...} with the settings of a data set
+    held_out          prompts of evaluations, in the same forms; none: no evaluations
+    held_out_rewards  rewards of evaluations; none: those of training
+    recipe            a name, or `flowrl.recipe(name, ...)`
+    lora              rank of the adapters, or all of their settings; False trains all weights;
+                      None: as in `settings`, where the default is rank 16
+    tokenizer         that of a live language model
+    settings          all other settings, {"train": {"updates": 2}, ...}, or a run's file. The
+                      arguments above count more
+    callbacks         called after each iteration, evaluation and checkpoint: see `Callback`
+    folder            the new run's folder; by default the next free one in `runs`
+    resume            the folder of a run to go on with; it takes rewards that no file can name,
+                      iterations, lr, settings and callbacks
+
+    UserError, in one sentence, for settings that cannot work, before any weights load; Stopped for
+    a run that ended early and can be resumed. Ctrl-C ends a run after its iteration, saves, and
+    raises KeyboardInterrupt; a second one raises it at once. Both can be resumed. The state of the
+    process stays as it was: see `flowrl.api.untouched`.
+    """
+    numbers = {"iterations": iterations, "lr": lr, "seed": seed}
+    given = Given(
+        model, tokenizer, rewards, held_out_rewards, prompts, held_out, recipe, lora,
+        {key: value for key, value in numbers.items() if value is not None}, settings,
+    )  # fmt: skip
+    with untouched(), TemporaryDirectory() as temporary:
+        if resume is None:
+            files = Path(temporary).resolve()
+            run, objects = _read(given, files)
+            live = Live(objects, tuple(callbacks), files)
+            name = Path(settings).stem if isinstance(settings, str | Path) else run.recipe.name  # type: ignore[attr-defined]
+            result = training.start(run, name, None if folder is None else Path(folder), live=live)
+        else:
+            if folder is not None:
+                raise UserError(f"{PLACE}: a resumed run has a folder: leave `folder` out")
+            run, objects = given.resume(Path(resume))
+            live = Live(objects, tuple(callbacks))
+            check_run(run, objects)
+            result = training.resume(run, Path(resume), live=live)
+    if result.signal is not None:
+        if result.main:
+            print(f"saved; go on with: flowrl.train(resume={str(result.folder)!r})")
+        signal.raise_signal(result.signal)  # the caller's own handler decides what it does
+    return TrainedRun(result.folder, Live(objects))
+
+
+def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
+    """A new run's settings, checked. Errors name files without the folder that is gone later."""
+    try:
+        run, objects = given.start(files)
+        check_run(run, objects)
+    except UserError as error:
+        raise UserError(str(error).replace(f"{files}/", "")) from error
+    return run, objects

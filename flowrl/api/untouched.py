@@ -1,0 +1,139 @@
+"""The caller's process stays as it was: what a run changes for itself is put back at its end."""
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+import datasets
+import diffusers.utils.logging
+import huggingface_hub.utils
+import numpy as np
+import torch
+import transformers.utils.logging
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from flowrl.cli.commands import quiet
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Run the body as `flowrl` in a process of its own does: float32, gradients on, libraries
+    quiet. Afterwards, and after an error, the process is as before: random states, default dtype
+    and device, number of threads, gradient mode, environment, log levels, progress bars, and the
+    state of accelerate. Signal handlers are put back by the run itself.
+    """
+    kept: list[Callable[[], AbstractContextManager[None]]] = [
+        _random_states, _torch_defaults, _environment, _loggers, _progress_bars, _accelerate,
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        for keep in kept:
+            stack.enter_context(keep())
+        quiet()
+        yield
+
+
+@contextmanager
+def _random_states() -> Iterator[None]:
+    ours, theirs = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(theirs)
+
+
+@contextmanager
+def _torch_defaults() -> Iterator[None]:
+    dtype, threads, device = torch.get_default_dtype(), torch.get_num_threads(), None
+    if torch.get_default_device().type != "cpu":
+        device = torch.get_default_device()
+        torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if device is not None:
+            torch.set_default_device(device)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        changed = {name: value for name, value in before.items() if os.environ.get(name) != value}
+        os.environ.update(changed)
+
+
+@contextmanager
+def _loggers() -> Iterator[None]:
+    """Levels, handlers and propagation of all loggers that exist now, and accelerate's level."""
+    logging.getLogger("accelerate")  # `quiet` would make it
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    before = [
+        (each, each.level, each.handlers[:], each.propagate)
+        for each in known
+        if isinstance(each, logging.Logger)
+    ]
+    try:
+        yield
+    finally:
+        for each, level, handlers, propagate in before:
+            each.setLevel(level)
+            each.handlers[:], each.propagate = handlers, propagate
+
+
+@contextmanager
+def _progress_bars() -> Iterator[None]:
+    """Progress bars of four libraries; transformers' switch turns the hub's too."""
+    before = (
+        diffusers.utils.logging.is_progress_bar_enabled(),
+        transformers.utils.logging.is_progress_bar_enabled(),
+        datasets.are_progress_bars_disabled(),
+        huggingface_hub.utils.are_progress_bars_disabled(),
+    )
+    try:
+        yield
+    finally:
+        if before[0]:
+            diffusers.utils.logging.enable_progress_bar()
+        if before[1]:
+            transformers.utils.logging.enable_progress_bar()
+        if not before[2]:
+            datasets.enable_progress_bars()
+        if before[3]:
+            huggingface_hub.utils.disable_progress_bars()
+        else:
+            huggingface_hub.utils.enable_progress_bars()
+
+
+@contextmanager
+def _accelerate() -> Iterator[None]:
+    """accelerate's shared states: a process that has one of the caller's gets its own here.
+
+    Several processes keep theirs, since they are connected by it.
+    """
+    kinds = (PartialState, AcceleratorState, GradientState)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        yield
+        return
+    before = [(kind._shared_state, dict(kind._shared_state)) for kind in kinds]
+    for shared, _ in before:
+        shared.clear()
+    try:
+        yield
+    finally:
+        for shared, own in before:
+            shared.clear()
+            shared.update(own)

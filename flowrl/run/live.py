@@ -1,0 +1,100 @@
+"""Parts of a run that come from Python and not from its file: rewards, callbacks, prompts, weights.
+
+Prompts and weights are files that move into the run's folder, so its run.yaml names them. A reward
+that no file can name has a name in run.yaml that says so: see `flowrl.settings.data.IN_PYTHON`.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from flowrl.settings import Run
+from flowrl.settings.read import dump, run_from
+from rewards import Reward
+
+GIVEN_FOLDER = "given"  # the folder of a run that holds such files
+Moment = Literal["iteration", "evaluation", "checkpoint"]
+CALLBACK = "in a callback of the run"  # the note of an error, which then propagates unchanged
+
+
+@dataclass(frozen=True)
+class Event:
+    """A moment of a run, for its callbacks.
+
+    kind       iteration: its metrics, without those of an evaluation
+               evaluation: `held_out/...` metrics; iteration 0 is the base model
+               checkpoint: no metrics
+    iteration  iterations done
+    metrics    as in the line of `metrics.jsonl`, which is written before
+    folder     the run's folder; of a checkpoint, the checkpoint's own
+    """
+
+    kind: Moment
+    iteration: int
+    metrics: Mapping[str, float]
+    folder: Path
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """A function that a run calls at every `Event`, on the main process. Its result is not read.
+
+    An exception ends the run with its own traceback, and the run can be resumed.
+    """
+
+    def __call__(self, event: Event, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class Live:
+    """Parts of a run that were handed over in Python.
+
+    rewards    by label
+    files      a folder whose contents move into the run's folder; the settings name them in here
+    """
+
+    rewards: Mapping[str, Reward] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
+    files: Path | None = None
+
+    def call(self, event: Event) -> None:
+        """Call all callbacks, and mark their errors as theirs."""
+        for callback in self.callbacks:
+            try:
+                callback(event)
+            except Exception as error:
+                error.add_note(CALLBACK)
+                raise
+
+    def placed(self, run: Run, folder: Path) -> Run:
+        """The run with its files in the run's folder."""
+        if self.files is None:
+            return run
+        place = str(folder.absolute() / GIVEN_FOLDER)
+        return run_from(_moved(dump(run), str(self.files), place), "the run")
+
+    def write(self, folder: Path) -> None:
+        """Copy the files into the run's folder."""
+        if self.files is not None and any(self.files.iterdir()):
+            shutil.copytree(self.files, folder / GIVEN_FOLDER)
+
+
+NOTHING_LIVE = Live()
+
+
+def of_callback(error: BaseException) -> bool:
+    """Whether an error was raised by a callback."""
+    return CALLBACK in getattr(error, "__notes__", ())
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """The tree with all paths below `old` moved to below `new`."""
+    if isinstance(value, dict):
+        return {key: _moved(each, old, new) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, old, new) for each in value]
+    if isinstance(value, str) and value.startswith(f"{old}/"):
+        return new + value.removeprefix(old)
+    return value

@@ -1,0 +1,256 @@
+"""Parts that are handed over in Python: models, rewards, prompts; and samplers alone."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from diffusers import StableDiffusion3Pipeline
+from PIL import Image
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+import flowrl
+import samplers
+from flowrl.api.models import has_weights_of, model_settings
+from flowrl.api.parts import GivenRewards, file_name, prompt_settings
+from flowrl.cli.serve import Serve
+from flowrl.errors import UserError
+from flowrl.paths import PROJECT
+from flowrl.prompts import PromptSet
+from rewards import Samples, load
+from rewards.user_function import FlowGrpoFunction, Own, TrlFunction
+from samplers import FlowSDE
+from tests.support import tiny_lm
+from tests.support.runs import NFT, lines, tree
+from tests.support.runs import flowrl as command_line
+
+PAIRS = PROJECT / "configs/preferences/pairs.jsonl"
+TEXT = {"name": "text_grpo", "length": 3, "group": 2}
+
+
+def redness(samples: Samples, power: float = 1.0) -> torch.Tensor:
+    return samples.media.mean((2, 3))[:, 0] ** power
+
+
+def live(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    return StableDiffusion3Pipeline.from_pretrained(
+        folder, dtype=dtype, text_encoder_3=None, tokenizer_3=None
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_pipeline_is_recorded_by_the_name_that_it_came_from(
+    pipeline: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    pipe = live(pipeline, dtype)
+    named = model_settings(pipe, None, "nft", tmp_path)
+    assert named == {"pipeline": str(pipeline), "dtype": str(dtype).removeprefix("torch.")}
+    assert not list(tmp_path.iterdir())
+
+
+def changed_weight(pipe: Any) -> None:
+    next(pipe.text_encoder.parameters()).data[0, 0] += 1e-3
+
+
+def changed_scheduler(pipe: Any) -> None:
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config, shift=5.0)
+
+
+@pytest.mark.parametrize("change", [changed_weight, changed_scheduler])
+def test_another_pipeline_is_saved_into_the_run(
+    pipeline: Path, tmp_path: Path, change: Any
+) -> None:
+    pipe = live(pipeline)
+    change(pipe)
+    saved = Path(model_settings(pipe, None, "nft", tmp_path)["pipeline"])
+    assert saved == tmp_path / "pipeline"
+    assert has_weights_of(pipe.text_encoder, saved / "text_encoder")
+    assert not has_weights_of(pipe.text_encoder, pipeline / "text_encoder") or (
+        json.loads((saved / "scheduler/scheduler_config.json").read_text())["shift"] == 5.0
+    )
+
+
+def test_a_language_model_is_recorded_or_saved(tmp_path: Path) -> None:
+    source = tiny_lm.write(tmp_path / "lm", chat=True)
+    model = LlamaForCausalLM.from_pretrained(source)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    files = tmp_path / "files"
+    files.mkdir()
+    assert model_settings(model, tokenizer, TEXT, files)["language"] == str(source)
+    tokenizer.chat_template = "{{ messages }}"
+    assert model_settings(model, tokenizer, TEXT, files)["language"] == str(files / "language")
+    with pytest.raises(UserError, match="needs its tokenizer"):
+        model_settings(model, None, TEXT, files)
+    with pytest.raises(UserError, match="has its own"):
+        model_settings(str(source), tokenizer, TEXT, files)
+    assert model_settings(str(source), None, TEXT, files) == {"language": str(source)}
+    assert model_settings("a/b", None, TEXT, files) == {"language": "a/b"}
+    assert model_settings("a/b", None, "nft", files) == {"pipeline": "a/b"}
+
+
+def test_callables_become_rewards_by_their_signatures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flow_grpo(images, prompts, metadata): ...
+
+    def trl(prompts, completions): ...
+
+    bright = load("brightness")
+    partial = functools.partial(redness, power=2.0)
+    given = [redness, flow_grpo, trl, bright, {"name": partial, "label": "squared", "weight": 0.5}]
+    read = GivenRewards.of([*given, "pickscore"], "rewards")
+    kinds = [type(read.objects[spec["label"]]) for spec in read.specs[:-1]]
+    assert kinds == [Own, FlowGrpoFunction, TrlFunction, type(bright), Own]
+    assert read.specs[0] == {"name": "python:redness", "label": "redness"}
+    assert read.specs[4] == {"name": "python:squared", "label": "squared", "weight": 0.5}
+    samples = Samples(torch.full((2, 3, 1, 1), 0.5), ["a"] * 2, torch.zeros(2, dtype=torch.long))
+    assert torch.equal(read.objects["squared"](samples), torch.full((2,), 0.25))
+    shown = redness.examples = lambda: samples  # type: ignore[attr-defined]
+    assert GivenRewards.of(redness, "rewards").objects["redness"].shows is shown
+    with pytest.raises(UserError, match="two objects have the label"):
+        GivenRewards.of([redness, redness], "rewards")
+    with pytest.raises(UserError, match="no setting 'pwer'"):
+        GivenRewards.of([{"name": redness, "pwer": 1}], "rewards")
+    with pytest.raises(UserError, match="not int"):
+        GivenRewards.of([3], "rewards")
+    (tmp_path / "my_named_rewards.py").write_text("def warm(samples):\n    return [0.0]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_named_rewards  # type: ignore[import-not-found]
+
+    assert file_name(my_named_rewards.warm) == f"{tmp_path / 'my_named_rewards.py'}:warm"
+    assert file_name(lambda samples: 0) is None and file_name(trl) is None
+
+
+def test_prompts_become_a_file_of_the_run(tmp_path: Path) -> None:
+    image = Image.new("RGB", (2, 2), "red")
+    rows = ["a red ball", {"prompt": "a blue cube", "image": image, "level": 2}]
+    path = prompt_settings(iter(rows), tmp_path, "train", "prompt")
+    read = PromptSet.read(path, "prompt", "prompts.train")
+    assert read.texts == ("a red ball", "a blue cube")
+    assert Image.open(read.meta[1]["image"]).getpixel((0, 0)) == (255, 0, 0)
+    assert read.meta[1]["level"] == 2
+    assert prompt_settings("a/b", tmp_path, "train", "prompt") == "a/b"
+    spec = {"source": "openai/gsm8k", "config": "main"}
+    assert prompt_settings(spec, tmp_path, "train", "prompt") == spec
+    for wrong, words in (
+        ([], "there are none"),
+        ([3], "row 1 is int"),
+        ([{"prompt": "a", "x": object()}], "row 1 cannot be written"),
+        ([{"prompt": "a", "photo": image}], "call the column `image`"),
+        ({"train": []}, "give one split"),
+    ):
+        with pytest.raises(UserError, match=words):
+            prompt_settings(wrong, tmp_path, "train", "prompt")
+
+
+def test_a_live_pipeline_and_a_lambda_are_trained_and_go_on(
+    pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What no file can name is a marker there, and the sentence of the command line says so."""
+    settings = tree(pipeline, tmp_path, NFT)
+    rest = {key: settings[key] for key in ("evaluate", "checkpoint", "train")}
+    pipe = live(pipeline)
+    before = {name: weight.clone() for name, weight in pipe.transformer.state_dict().items()}
+    reward = {"name": lambda samples: samples.media.mean((1, 2, 3)), "label": "light"}
+    run = flowrl.train(
+        pipe, rewards=[reward], prompts=["a red ball", "a blue cube"], held_out=["a cat"],
+        recipe=NFT, lora={"rank": 4, "alpha": 8}, iterations=1, folder=tmp_path / "run",
+        settings={"prompts": {"per_iteration": 2}, **rest},
+    )  # fmt: skip
+    after = pipe.transformer.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    written = yaml.safe_load((run.folder / "run.yaml").read_text())
+    assert written["model"]["pipeline"] == str(pipeline)
+    assert written["rewards"][0]["name"] == "python:light"
+    assert written["prompts"]["train"] == str(run.folder / "given/train.jsonl")
+    assert command_line("train", "--resume", run.folder) == 2
+    assert "flowrl.train(resume=RUN, rewards=[light])" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no reward 'redness'; it has light"):
+        flowrl.train(resume=run.folder, rewards=[redness])
+    again = flowrl.train(resume=run.folder, rewards=[reward], iterations=2)
+    assert [line["iteration"] for line in lines(run.folder)] == [0, 1, 2]
+    assert again.sample(["a red ball", "a cat"], count=2).media.shape[:2] == (4, 3)
+    opened = flowrl.TrainedRun.open(run.folder, [reward])
+    assert opened.evaluate(["a cat"], samples=4).metrics["light"] == pytest.approx(
+        again.metrics[-1]["held_out/light"], abs=0.1
+    )
+    assert opened.evaluate().metrics["light"] == again.metrics[-1]["held_out/light"]
+
+
+def test_a_live_language_model_is_trained(tmp_path: Path) -> None:
+    source = tiny_lm.write(tmp_path / "lm")
+    model, tokenizer = (
+        LlamaForCausalLM.from_pretrained(source),
+        AutoTokenizer.from_pretrained(source),
+    )
+
+    def short(prompts: list[str], completions: list[str]) -> list[float]:
+        return [-float(len(text)) for text in completions]
+
+    run = flowrl.train(
+        model, tokenizer=tokenizer, rewards=[short], prompts=["abc", "de"], recipe=TEXT, lora=2,
+        iterations=1, folder=tmp_path / "run", settings={"prompts": {"per_iteration": 2}},
+    )  # fmt: skip
+    assert run.settings.model.language == str(source)
+    assert run.best is None and len(run.metrics) == 2
+    texts = run.sample("abc", count=3, steps=2).media
+    assert len(texts) == 3 and all(isinstance(text, str) for text in texts)
+
+
+def test_a_tree_is_sampled_alone(pipeline: Path) -> None:
+    """Log-probabilities and nodes are those of the transitions; the pipeline is as before."""
+    pipe = live(pipeline)
+    pipe.set_progress_bar_config(desc="mine")
+    pipe.transformer.train()
+    scheduler = pipe.scheduler
+    plan = samplers.Tree(FlowSDE(0.7), at=(0, 2), branch=2)
+    texts = ["a red ball", "a blue cube on the table"]
+    (found,) = flowrl.sample(pipe, texts, plan=plan, steps=5)
+    assert found.samples is not None and found.samples.media.shape[:2] == (8, 3)
+    assert found.nodes.tolist()[:4] == [
+        [0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [1, 1, 2, 2, 2], [1, 1, 3, 3, 3],
+    ]  # fmt: skip
+    assert [parents.tolist() for parents in found.parents[:3]] == [
+        [0, 0, 1, 1], [0, 1, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3],
+    ]  # fmt: skip
+    assert found.log_probs.shape == (8, len(found.steps))
+    first = found.log_probs[:, found.steps.index(0)]
+    assert first[0] == first[1] and first[0] != first[2]  # two leaves share their first step
+    (alone,) = flowrl.sample(pipe, texts[:1], plan=plan, steps=5, decode=False)
+    assert alone.samples is None and torch.allclose(alone.x0, found.x0[:4], atol=1e-5)
+    assert pipe.scheduler is scheduler and pipe.transformer.training
+    assert pipe._progress_bar_config == {"desc": "mine"}
+    with pytest.raises(UserError, match="a window of 9 steps"):
+        flowrl.sample(pipe, texts, plan=samplers.Window(FlowSDE(0.7), 2, size=9), steps=5)
+
+
+def test_rewards_steer_a_live_pipeline(pipeline: Path) -> None:
+    pipe = live(pipeline)
+    plain = flowrl.steer(pipe, "a red ball", [redness], method="best", particles=1, steps=3)
+    chosen = flowrl.steer(pipe, "a red ball", [redness], method="best", particles=6, steps=3)
+    assert chosen.evaluations == 6 * 3 and chosen.scores.names == ("redness",)
+    assert chosen.scores.values.item() >= plain.scores.values.item()
+
+
+def test_rewards_are_evaluated_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = flowrl.evaluate_rewards(
+        PAIRS, [redness, "brightness"], out=tmp_path / "page",
+        options={"robust": 0, "resamples": 20, "prompts": 10},
+    )  # fmt: skip
+    assert set(found.results["rewards"]) == {"redness", "brightness"}
+    assert (found.folder / "evaluation.html").is_file()
+    with pytest.raises(UserError, match="'robst' is not one of"):
+        flowrl.evaluate_rewards(PAIRS, [redness], options={"robst": 0})
+    served: list[tuple[Serve, Any]] = []
+    monkeypatch.setattr(
+        "flowrl.api.scoring.run_reward_server", lambda given, reward: served.append((given, reward))
+    )
+    flowrl.serve_reward(redness, port=8123)
+    flowrl.serve_reward({"name": "shapes", "kind": "strict"}, options={"batch": 2})
+    assert served[0][0].reward == "redness" and isinstance(served[0][1], Own)
+    assert json.loads(served[1][0].reward) == {"name": "shapes", "kind": "strict"}
+    assert served[1][1] is None and served[1][0].batch == 2
