@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.likelihoods.rows import Rows, TransitionRows
 
 BINS = 64
-Gather = Callable[[Any], Sequence[Any]]  # one value per process
+_Gather = Callable[[Any], Sequence[Any]]  # one value per process
 
 
 class Histogram(NamedTuple):
@@ -43,7 +43,7 @@ class IterationValues:
         if len(kept):
             self.parts.setdefault(name, []).append(kept)
 
-    def histograms(self, gather: Gather) -> dict[str, Histogram]:
+    def histograms(self, gather: _Gather) -> dict[str, Histogram]:
         """Count the finite values of all processes in common bins. All processes call this."""
         own: dict[str, NDArray[np.float64]] = {}
         for name, parts in self.parts.items():

@@ -15,7 +15,7 @@ from flowrl.run.model_proof import StartProof
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
 from flowrl.run.track import show_samples
-from flowrl.run.training_samples import gallery_of
+from flowrl.run.training_samples import shown_samples
 from flowrl.run.unscored import Evidence
 from flowrl.settings import Run
 
@@ -137,8 +137,8 @@ def save_samples(
         page.save_beside(folder, "before", "before_after")
     rows = [_shown_row(result, i) for i in pick]
     columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
-    gallery = gallery_of("samples/held_out", samples, columns, rows, written)
-    show_samples(session.accelerator, gallery, iteration)
+    shown = shown_samples("samples/held_out", samples, columns, rows, written)
+    show_samples(session.accelerator, shown, iteration)
 
 
 def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 HEIGHT = 8  # lines, with the frame
 MOST_REWARDS = 40  # of the last iterations, in the curve
-GIB = 2**30
+_GIB = 2**30
 _BARS = "▁▂▃▄▅▆▇█"
 _PHASES = ("encode", "sample", "decode", "score", "ref", "update")
 
@@ -83,12 +83,12 @@ def memory_in_use(device: str) -> str:
     if device == "cuda":
         whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
-        text = f"{now / GIB:.1f} GiB of {whole / GIB:.1f} in use, at most {most / GIB:.1f}"
-        return f"{text}, reserved {torch.cuda.memory_reserved() / GIB:.1f}"
+        text = f"{now / _GIB:.1f} GiB of {whole / _GIB:.1f} in use, at most {most / _GIB:.1f}"
+        return f"{text}, reserved {torch.cuda.memory_reserved() / _GIB:.1f}"
     if device == "mps":
-        return f"{torch.mps.driver_allocated_memory() / GIB:.1f} GiB of the GPU in use"
+        return f"{torch.mps.driver_allocated_memory() / _GIB:.1f} GiB of the GPU in use"
     own, whole = psutil.Process().memory_info().rss, psutil.virtual_memory().total
-    return f"{own / GIB:.1f} GiB of this process, of {whole / GIB:.1f} on this machine"
+    return f"{own / _GIB:.1f} GiB of this process, of {whole / _GIB:.1f} on this machine"
 
 
 def _reward(facts: PanelFacts) -> Text:

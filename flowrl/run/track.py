@@ -33,7 +33,7 @@ SHOW_HISTOGRAMS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
-class Gallery:
+class ShownSamples:
     """Samples as trackers show them, with a row of `columns` each: prompt, scores, text."""
 
     name: str
@@ -98,11 +98,11 @@ def finishing(accelerator: Accelerator) -> Iterator[None]:
     accelerator.trackers = []
 
 
-def show_samples(accelerator: Accelerator, gallery: Gallery, step: int) -> None:
+def show_samples(accelerator: Accelerator, samples: ShownSamples, step: int) -> None:
     """Pass samples to the trackers that show them. Main process only."""
     for tracker in accelerator.trackers:
         if tracker.name in _SAMPLES:
-            _SAMPLES[tracker.name](tracker, gallery, step)
+            _SAMPLES[tracker.name](tracker, samples, step)
 
 
 def show_histograms(
@@ -165,51 +165,51 @@ def _id(tracker: Any) -> str:
     return str(tracker.active_run.info.run_id) if tracker.name == "mlflow" else ""
 
 
-def _tensorboard_samples(tracker: Any, gallery: Gallery, step: int) -> None:
-    tracker.writer.add_text(f"{gallery.name}_table", gallery.markdown, global_step=step)
-    if gallery.page.suffix != ".html":
+def _tensorboard_samples(tracker: Any, samples: ShownSamples, step: int) -> None:
+    tracker.writer.add_text(f"{samples.name}_table", samples.markdown, global_step=step)
+    if samples.page.suffix != ".html":
         package = "tensorboard.compat.proto" if find_spec("tensorboard") else "tensorboardX.proto"
         summary = import_module(f"{package}.summary_pb2").Summary
-        with Image.open(gallery.page) as page:
+        with Image.open(samples.page) as page:
             width, height = page.size
         # the file as it is: TensorBoard plays a GIF
         image = summary.Image(
-            height=height, width=width, encoded_image_string=gallery.page.read_bytes()
+            height=height, width=width, encoded_image_string=samples.page.read_bytes()
         )
-        value = summary.Value(tag=gallery.name, image=image)
+        value = summary.Value(tag=samples.name, image=image)
         tracker.writer.file_writer.add_summary(summary(value=[value]), step)
     tracker.writer.flush()
 
 
-def _wandb_samples(tracker: Any, gallery: Gallery, step: int) -> None:
+def _wandb_samples(tracker: Any, samples: ShownSamples, step: int) -> None:
     wandb = import_module("wandb")
-    table = wandb.Table(columns=list(gallery.columns), data=[list(row) for row in gallery.rows])
-    shown: dict[str, Any] = {f"{gallery.name}_table": table}
-    if gallery.images:
-        pairs = zip(gallery.images, gallery.captions, strict=True)
-        shown[gallery.name] = [wandb.Image(image, caption=caption) for image, caption in pairs]
-    elif gallery.page.suffix == ".gif":
-        shown[gallery.name] = wandb.Video(str(gallery.page), format="gif")
-    tracker.log(shown, step=step)
+    table = wandb.Table(columns=list(samples.columns), data=[list(row) for row in samples.rows])
+    logged: dict[str, Any] = {f"{samples.name}_table": table}
+    if samples.images:
+        pairs = zip(samples.images, samples.captions, strict=True)
+        logged[samples.name] = [wandb.Image(image, caption=caption) for image, caption in pairs]
+    elif samples.page.suffix == ".gif":
+        logged[samples.name] = wandb.Video(str(samples.page), format="gif")
+    tracker.log(logged, step=step)
 
 
-def _trackio_samples(tracker: Any, gallery: Gallery, step: int) -> None:
+def _trackio_samples(tracker: Any, samples: ShownSamples, step: int) -> None:
     trackio = import_module("trackio")
-    rows = [list(row) for row in gallery.rows]
-    shown: dict[str, Any] = {
-        f"{gallery.name}_table": trackio.Table(columns=list(gallery.columns), data=rows)
+    rows = [list(row) for row in samples.rows]
+    logged: dict[str, Any] = {
+        f"{samples.name}_table": trackio.Table(columns=list(samples.columns), data=rows)
     }
-    if gallery.page.suffix == ".gif":
-        shown[gallery.name] = trackio.Video(str(gallery.page), format="gif")
-    elif gallery.images:
-        shown[gallery.name] = trackio.Image(str(gallery.page))
-    tracker.log(shown, step=step)
+    if samples.page.suffix == ".gif":
+        logged[samples.name] = trackio.Video(str(samples.page), format="gif")
+    elif samples.images:
+        logged[samples.name] = trackio.Image(str(samples.page))
+    tracker.log(logged, step=step)
 
 
-def _mlflow_samples(tracker: Any, gallery: Gallery, step: int) -> None:
-    folder = f"{gallery.name}/{step:06d}"
-    tracker.log_artifact(str(gallery.page), folder)
-    rows = [dict(zip(gallery.columns, row, strict=True)) for row in gallery.rows]
+def _mlflow_samples(tracker: Any, samples: ShownSamples, step: int) -> None:
+    folder = f"{samples.name}/{step:06d}"
+    tracker.log_artifact(str(samples.page), folder)
+    rows = [dict(zip(samples.columns, row, strict=True)) for row in samples.rows]
     import_module("mlflow").log_dict({"samples": rows}, f"{folder}/scores.json")
 
 
@@ -227,7 +227,7 @@ def _tensorboard_histogram(tracker: Any, name: str, each: Histogram, step: int) 
     )
 
 
-_SAMPLES: Mapping[str, Callable[[Any, Gallery, int], None]] = {
+_SAMPLES: Mapping[str, Callable[[Any, ShownSamples, int], None]] = {
     "tensorboard": _tensorboard_samples,
     "wandb": _wandb_samples,
     "trackio": _trackio_samples,

@@ -12,7 +12,7 @@ from flowrl.run.collect import Experience
 from flowrl.run.record import iteration_of, replace
 from flowrl.run.round import totals
 from flowrl.run.session import Session
-from flowrl.run.track import Gallery, show_samples
+from flowrl.run.track import ShownSamples, show_samples
 from rewards import Samples
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
@@ -44,25 +44,25 @@ def save_training_samples(session: Session, experience: Experience, iteration: i
         rows = [_row(line, names) for line in lines]
         own = [f"reward/{name}" for name in names]
         columns = ("iteration", "prompt", "reward", *own, "advantage")
-        gallery = gallery_of("samples/training", samples, columns, rows, written)
-        show_samples(session.accelerator, gallery, iteration)
+        shown = shown_samples("samples/training", samples, columns, rows, written)
+        show_samples(session.accelerator, shown, iteration)
 
 
-def gallery_of(
+def shown_samples(
     name: str,
     samples: Samples,
     columns: tuple[str, ...],
     rows: list[list[Any]],
     page: Path,
-) -> Gallery:
+) -> ShownSamples:
     """Samples and their page for trackers; texts become a column of the table."""
     if samples.kind == "text":
         rows = [[*row, text] for row, text in zip(rows, samples.media, strict=True)]
-        return Gallery(name, (*columns, "text"), rows, (), page)
+        return ShownSamples(name, (*columns, "text"), rows, (), page)
     images = []
     if samples.kind == "image":
         images = [pictures.enlarged(pictures.to_image(media)) for media in samples.media]
-    return Gallery(name, columns, rows, images, page)
+    return ShownSamples(name, columns, rows, images, page)
 
 
 def _lines(
