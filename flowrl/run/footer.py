@@ -9,18 +9,37 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TextIO
+from typing import Any
 
 NARROWEST, SHORTEST = 60, 5  # columns; rows above the lines
 SECONDS = 1.0  # between two drawings
 _SAVE, _RESTORE, _WHOLE, _CLEAR_LINE, _CLEAR_BELOW = "\x1b7", "\x1b8", "\x1b[r", "\x1b[2K", "\x1b[J"
 
 
-def suits(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that can show such lines."""
+def suits(stream: Any, height: int) -> bool:
+    """Whether a text stream (notebooks have their own kinds) is a terminal with room for `height`
+    lines, and this job is in front."""
     if not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return False
-    return (stream.encoding or "").lower().replace("-", "") == "utf8"
+    if (stream.encoding or "").lower().replace("-", "") != "utf8":
+        return False
+    try:
+        file = stream.fileno()
+    except OSError:  # a stand-in for a terminal, without a file
+        return False
+    return os.isatty(file) and in_front(file) and _has_room(os.get_terminal_size(file), height)
+
+
+def in_front(file: int) -> bool:
+    """Whether this job is in its terminal's foreground. A launcher's process cannot know: yes."""
+    try:
+        return os.tcgetpgrp(file) == os.getpgrp()
+    except OSError:
+        return True  # the terminal belongs to another session
+
+
+def _has_room(size: os.terminal_size, height: int) -> bool:
+    return size.columns >= NARROWEST and size.lines >= height + SHORTEST
 
 
 class Footer:
@@ -50,12 +69,12 @@ class Footer:
     def draw(self) -> None:
         """Draw the lines once. OSError if the terminal is gone."""
         with self._lock:
-            if self._ended.is_set() or os.tcgetpgrp(self.file) != os.getpgrp():
+            if self._ended.is_set() or not in_front(self.file):
                 return
             size = os.get_terminal_size(self.file)
             if size != self._size:
                 self._release()
-                if size.columns < NARROWEST or size.lines < self.height + SHORTEST:
+                if not _has_room(size, self.height):
                     return
                 self._reserve(size)
             top = size.lines - self.height + 1

@@ -1,6 +1,7 @@
 """Evaluations, sample pages and alarms of a run, and the checks at its start."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
@@ -173,12 +174,15 @@ def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore,
     labels = [spec.label for spec in session.run.judges]
     key = session.run.checkpoint.best or labels[0]
     base = progress.first if progress.last is not progress.first else {}
-    best = (progress.best, progress.best_iteration)
-    return tuple(
-        HeldOutScore(name, progress.last[name], base.get(name), *(best if name == key else ()))
+    scores = {
+        name: HeldOutScore(name, progress.last[name], base.get(name))
         for name in labels
         if name in progress.last
-    )
+    }
+    if key in scores:
+        best = {"best": progress.best, "best_iteration": progress.best_iteration}
+        scores[key] = replace(scores[key], **best)
+    return tuple(scores.values())
 
 
 def check_levels(session: Session) -> None:

@@ -117,7 +117,7 @@ def _held_out(scores: Sequence[HeldOutScore]) -> Text:
             gain = score.value - score.base
             text.append(f" ({gain:+.3f}", style="green" if gain > 0 else "red" if gain < 0 else "")
             text.append(" against the base)")
-        if score.best is not None:
+        if score.best is not None and score.best != score.value:
             text.append(f", best {score.best:.3f} after {score.best_iteration}")
         text.append("  ")
     return text if scores else Text("no evaluation yet", style="dim")
@@ -130,8 +130,8 @@ def _policy(facts: PanelFacts) -> Text:
         parts.append(f"KL in the reward {m['kl_sample']:.2g}")
     if "ratio" in m:
         parts.append(f"ratio {m['ratio']:.4f} ({m['ratio_min']:.3f} to {m['ratio_max']:.3f})")
-    if "clipped_low" in m:
-        clipped = m["clipped_low"] + m["clipped_high"]
+    if "clipped_high" in m:
+        clipped = m.get("clipped_low", 0.0) + m["clipped_high"]
         idle = facts.on_policy and clipped == 0
         share = f"clipped {100 * clipped:.1f} %"
         parts.append("on-policy: the clip never acts" if idle else share)

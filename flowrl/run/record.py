@@ -127,7 +127,7 @@ class Terminal:
 
         All other output scrolls above it. The last iteration's line remains on the terminal.
         """
-        if not self.loud or not suits(sys.stdout):
+        if not self.loud or not suits(sys.stdout, HEIGHT):
             yield
             return
         self.facts, self.line = facts, ""
