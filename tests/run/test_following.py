@@ -127,6 +127,7 @@ def test_one_update_by_the_policy_that_samples_is_on_policy(pipeline, tmp_path):
 def test_histograms_count_what_is_in_the_loss_on_all_processes():
     torch.manual_seed(0)
     values, mask = torch.randn(2, 6, 3), torch.rand(2, 6, 3) < 0.7
+    values[1] *= 3  # so that the other process has the extremes
     mine, other = IterationValues(), IterationValues()
     for part, each, some in zip((mine, other), values, mask, strict=True):
         part.add(Rows(torch.zeros(6, dtype=torch.long), each, some, None), {"ratio": each.exp()})
