@@ -29,6 +29,7 @@ class Experience:
     scores: Scores
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
     unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
+    advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,18 @@ def collect(session: Session, iteration: int) -> Experience:
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
     learned_from = (learned.rows, learned.draws, learned.policy, metrics)
     return Experience(
-        *learned_from, part.samples, part.scores, evaluations, _unscored_evidence(session, first)
+        *learned_from,
+        part.samples,
+        part.scores,
+        evaluations,
+        _unscored_evidence(session, first),
+        None if session.run.budget.replay else _mean_advantages(*plans[0].owns[0]),
     )
+
+
+def _mean_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Average the advantages [n k] of each sample over its decision points in the loss [n]."""
+    return torch.where(mask, advantages, torch.nan).nanmean(1)
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:

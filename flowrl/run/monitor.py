@@ -1,9 +1,11 @@
 """Evaluations, sample pages and alarms of a run, and the checks at its start."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from accelerate.utils import gather_object
 
+from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -14,7 +16,10 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
 from flowrl.run.model_proof import StartProof
 from flowrl.run.origin import source_digests
+from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
+from flowrl.run.track import show_samples
+from flowrl.run.training_samples import shown_samples
 from flowrl.run.unscored import Evidence
 from flowrl.settings import Run
 
@@ -108,6 +113,7 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
     )
     than = " (against the base)" if base else ""
     session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
+    session.terminal.held_out(held_out_scores(session, progress))
     if session.accelerator.is_main_process:
         save_samples(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
     means = {f"held_out/{name}": value for name, value in result.metrics.items()}
@@ -128,10 +134,58 @@ def save_samples(
         for i in pick
     ]
     title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
-    page, folder = Page(result.samples.take(pick), scores, title), session.folder / "samples"
-    page.save(folder, name)
+    samples, folder = result.samples.take(pick), session.folder / "samples"
+    page = Page(samples, scores, title)
+    written = page.save(folder, name)
     if name == "after":
         page.save_beside(folder, "before", "before_after")
+    rows = [_shown_row(result, i) for i in pick]
+    columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
+    shown = shown_samples("samples/held_out", samples, columns, rows, written)
+    show_samples(session.accelerator, shown, iteration)
+
+
+def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:
+    each = zip(result.scores.values[sample], result.scores.scored[sample], strict=True)
+    scores = [float(value) if there else None for value, there in each]
+    return [str(result.samples.prompts[sample]), *scores]
+
+
+def panel_facts(session: Session, progress: Progress) -> PanelFacts:
+    """The panel of a run that starts, or goes on."""
+    return PanelFacts(
+        name=session.folder.name,
+        recipe=session.run.recipe.name,  # type: ignore[attr-defined]
+        iterations=session.run.train.iterations,
+        done=progress.iteration,
+        held_out=held_out_scores(session, progress),
+        on_policy=on_policy(session.run, session.algorithm),
+        elapsed=progress.seconds,
+    )
+
+
+def on_policy(run: Run, algorithm: Algorithm) -> bool:
+    """Whether each row is trained on once, by the very policy that sampled it."""
+    own = algorithm.behaviour == "current" and run.model.server is None
+    return own and run.train.updates == 1 and not run.budget.replay
+
+
+def held_out_scores(session: Session, progress: Progress) -> tuple[HeldOutScore, ...]:
+    """The last evaluation's scores for the panel. The reward that decides has its best one."""
+    if progress.first is None or progress.last is None:
+        return ()
+    labels = [spec.label for spec in session.run.judges]
+    key = session.run.checkpoint.best or labels[0]
+    base = progress.first if progress.last is not progress.first else {}
+    scores = {
+        name: HeldOutScore(name, progress.last[name], base.get(name))
+        for name in labels
+        if name in progress.last
+    }
+    if key in scores:
+        best = {"best": progress.best, "best_iteration": progress.best_iteration}
+        scores[key] = replace(scores[key], **best)
+    return tuple(scores.values())
 
 
 def check_levels(session: Session) -> None:

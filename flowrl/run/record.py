@@ -1,16 +1,29 @@
-"""The record of a run: `metrics.jsonl`, and one line per iteration on the terminal."""
+"""The record of a run: `metrics.jsonl`, and a panel or one line per iteration on the terminal."""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
+from rich.console import Console
 
 from flowrl.errors import UserError
 from flowrl.run.atomic import reason
+from flowrl.run.footer import Footer, suits
+from flowrl.run.panel import (
+    HEIGHT,
+    MOST_REWARDS,
+    HeldOutScore,
+    PanelFacts,
+    clock,
+    panel_lines,
+)
 
 METRICS = "metrics.jsonl"
 TREND = (
@@ -63,7 +76,7 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     lines = lines[:-1] if not lines[-1] else lines
     kept: list[str] = []
     for number, line in enumerate(lines, 1):
-        done = _iteration(line)
+        done = iteration_of(line)
         if done is None and number < len(lines):
             warn(f"{path}, line {number} is damaged and left out; the lines after it are kept")
         if done is not None and done <= iteration:
@@ -71,7 +84,7 @@ def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
     replace(path, "".join(line + "\n" for line in kept))
 
 
-def _iteration(line: bytes) -> int | None:
+def iteration_of(line: bytes) -> int | None:
     """Read the iteration of a line; None for a line that is not one of a record."""
     try:
         entry = json.loads(line.decode())
@@ -91,13 +104,6 @@ def replace(path: Path, text: str) -> None:
     beside.rename(path)
 
 
-def clock(seconds: float) -> str:
-    """Format seconds as m:ss, or h:mm:ss."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
 class Terminal:
     """Messages and progress, printed on the main process only."""
 
@@ -105,6 +111,7 @@ class Terminal:
         self.loud, self.iterations = loud, iterations
         self.rewards: list[float] = []
         self.explained = False
+        self.facts: PanelFacts | None = None  # while the panel is drawn
 
     def say(self, text: str) -> None:
         if self.loud:
@@ -114,22 +121,66 @@ class Terminal:
         if self.loud:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
+    @contextmanager
+    def panel(self, facts: PanelFacts, device: str) -> Iterator[None]:
+        """Draw one live panel instead of a line per iteration, if standard output is a terminal.
+
+        All other output scrolls above it. The last iteration's line remains on the terminal.
+        """
+        if not self.loud or not suits(sys.stdout, HEIGHT):
+            yield
+            return
+        self.facts, self.line = facts, ""
+        console = Console(file=sys.stdout, force_terminal=True)
+
+        def lines(width: int) -> list[str]:
+            return panel_lines(self.facts or facts, device, width, console)
+
+        footer = Footer(sys.stdout.fileno(), HEIGHT, lines)
+        footer.open()
+        try:
+            yield
+        finally:
+            footer.close()
+            self.facts = None
+            if self.line:
+                self.say(self.line)
+
+    def held_out(self, scores: tuple[HeldOutScore, ...]) -> None:
+        """Show an evaluation on the panel."""
+        if self.facts is not None:
+            self.facts = changed(self.facts, held_out=scores)
+
     def iteration(self, done: int, m: Mapping[str, float], elapsed: float) -> None:
-        """Print the reward with its trend, the update's metrics, elapsed and remaining time.
+        """Show the reward with its trend, the update's metrics, elapsed and remaining time.
 
         `elapsed`: seconds of all iterations so far.
         """
+        self.rewards = [*self.rewards, m["reward"]][-MOST_REWARDS:]
+        trend = self._trend(m["reward_std"])
+        line = self._line(done, m, elapsed, trend)
+        if self.facts is None:
+            self.say(line)
+            return
+        self.line = line
+        rewards = tuple(self.rewards)
+        shown = {"done": done, "metrics": dict(m), "rewards": rewards, "trend": trend}
+        self.facts = changed(self.facts, **shown, elapsed=elapsed, at=time.monotonic())
+
+    def _trend(self, spread: float) -> str:
+        recent = self.rewards[-10:]
+        half = len(recent) // 2
+        if half < 2:
+            return " "
+        if not self.explained:
+            self.say(TREND)
+            self.explained = True
+        older, newer = recent[:half], recent[half:]
+        change = sum(newer) / len(newer) - sum(older) / len(older)
+        return "=" if abs(change) < 0.05 * spread else ("+" if change > 0 else "-")
+
+    def _line(self, done: int, m: Mapping[str, float], elapsed: float, trend: str) -> str:
         left = elapsed / done * (self.iterations - done)
-        self.rewards = [*self.rewards, m["reward"]][-10:]
-        half = len(self.rewards) // 2
-        trend = " "
-        if half >= 2:
-            if not self.explained:
-                self.say(TREND)
-                self.explained = True
-            older, newer = self.rewards[:half], self.rewards[half:]
-            change = sum(newer) / len(newer) - sum(older) / len(older)
-            trend = "=" if abs(change) < 0.05 * m["reward_std"] else ("+" if change > 0 else "-")
         parts = [
             f"{done:>4}/{self.iterations}",
             f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})",
@@ -141,4 +192,4 @@ class Terminal:
             parts.append(f"kl {m['kl']:.2g}")
         parts.append(f"grad {m['grad_norm']:.2g}")
         parts.append(f"{m['seconds']:.1f} s, {clock(elapsed)} so far, {clock(left)} left")
-        self.say("  ".join(parts))
+        return "  ".join(parts)

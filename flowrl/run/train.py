@@ -3,8 +3,8 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +22,16 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
+from flowrl.run.histograms import IterationValues
 from flowrl.run.live import NOTHING_LIVE, Event, Live, Moment, of_callback
 from flowrl.run.model_proof import StartProof
-from flowrl.run.monitor import evaluate_and_keep, guard, guard_held_out, prove_pipeline
+from flowrl.run.monitor import (
+    evaluate_and_keep,
+    guard,
+    guard_held_out,
+    panel_facts,
+    prove_pipeline,
+)
 from flowrl.run.session import (
     Session,
     check_reward_sources,
@@ -33,6 +40,8 @@ from flowrl.run.session import (
     open_session,
 )
 from flowrl.run.signals import Interrupt
+from flowrl.run.track import SHOW_HISTOGRAMS, finishing, open_trackers, show_histograms
+from flowrl.run.training_samples import save_training_samples
 from flowrl.run.update import update
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run
@@ -64,10 +73,12 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     main = session.accelerator.is_main_process
     failures, explained = resumable(session.folder), memory.explained(session.run)
     with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
-        progress, alarms = begin(session, resume, cache)
-        stop = interrupt.pending(session.accelerator)
-        if not stop:
-            stop = training_loop(session, progress, alarms, interrupt)
+        with finishing(session.accelerator):
+            progress, alarms = begin(session, resume, cache)
+            stop = interrupt.pending(session.accelerator)
+            if not stop:
+                with following(session, progress):
+                    stop = training_loop(session, progress, alarms, interrupt)
         if stop:
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session.learner, session.folder)
@@ -100,6 +111,13 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
         save(session, progress, alarms)
     proof.keep()
     return progress, alarms
+
+
+def following(session: Session, progress: Progress) -> AbstractContextManager[None]:
+    """Draw the panel inside, unless `track.panel` turns it off."""
+    if not session.run.track.panel:
+        return nullcontext()
+    return session.terminal.panel(panel_facts(session, progress), session.parallel.device)
 
 
 def training_loop(
@@ -154,12 +172,13 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     for group in session.learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
+    seen = IterationValues() if {*session.run.track.trackers} & {*SHOW_HISTOGRAMS} else None
     experience = collect(session, progress.iteration)
     if progress.optimizer_steps == 0:
         with session.parallel.together():
             ratio_check.check_ratio(session.learner, experience, session.terminal)
     t1 = time.perf_counter()
-    metrics = experience.metrics | update(session.learner, experience, progress)
+    metrics = experience.metrics | update(session.learner, experience, progress, seen)
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates
@@ -172,6 +191,10 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
     guard(session, progress, metrics, alarms, experience.unscored)
+    save_training_samples(session, experience, progress.iteration)
+    if seen is not None:
+        histograms = seen.histograms(session.parallel.every)
+        show_histograms(session.accelerator, histograms, progress.iteration)
     return metrics
 
 
@@ -194,8 +217,9 @@ def start(
     with held_together(chosen, state):
         try:
             with memory.explained(run):
-                session = open_session(run, chosen, open_accelerator(run, chosen), live)
-            session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
+                accelerator = open_accelerator(run, chosen)
+                agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
+                session = open_session(run, chosen, accelerator, live)
             return train_session(session, cache=cache)
         except UserError as error:
             ours = not isinstance(error, Stopped) and not of_callback(error)
@@ -246,8 +270,10 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
-            session = open_session(run, folder, open_accelerator(run, folder), live)
-            session.accelerator.init_trackers("flowrl", config=_flat(dump(run)))
+            accelerator = open_accelerator(run, folder)
+            first = 0 if newest is None else int(newest.name) + 1
+            agreed(state, lambda: open_trackers(run, folder, accelerator, first))
+            session = open_session(run, folder, accelerator, live)
             return train_session(session, newest, cache)
 
 
@@ -278,11 +304,3 @@ def agreed(state: PartialState, do: Callable[[], T]) -> T:
     if box[1]:
         raise UserError(box[1])
     return box[0]
-
-
-def _flat(tree: dict[str, Any], at: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        name = f"{at}.{key}" if at else key
-        flat |= _flat(value, name) if isinstance(value, dict) else {name: str(value)}
-    return flat

@@ -16,6 +16,7 @@ from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience
 from flowrl.run.finite import NotFiniteError
+from flowrl.run.histograms import IterationValues
 from flowrl.run.learner import Learner
 from samplers.noise import generator
 
@@ -59,11 +60,16 @@ class Tally:
         return means
 
 
-def update(learner: Learner, experience: Experience, progress: Progress) -> dict[str, float]:
+def update(
+    learner: Learner,
+    experience: Experience,
+    progress: Progress,
+    seen: IterationValues | None = None,
+) -> dict[str, float]:
     """Take the iteration's optimizer steps and return metrics over all processes.
 
     NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
-    them, over iterations and resumed runs.
+    them, over iterations and resumed runs. `seen` keeps the values of entries for histograms.
     """
     settings, tally = learner.run.train, Tally()
     meter = Meter(frozen=experience.reference_evaluations)
@@ -87,6 +93,8 @@ def update(learner: Learner, experience: Experience, progress: Progress) -> dict
                 tally.add("loss", entries.value, mask)
                 for name, values in entries.metrics.items():
                     tally.add(name, values, mask)
+                if seen is not None:
+                    seen.add(chunk, entries.metrics)
         norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}

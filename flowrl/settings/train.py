@@ -91,3 +91,14 @@ class Track(Settings):
     """Trackers of accelerate: tensorboard, wandb, trackio, ..."""
     images: int = Field(default=16, ge=0)
     """Samples (images, videos or texts) of each evaluation that are written to `samples/`."""
+    training: int = Field(default=0, ge=0, le=64)
+    """Samples of each training iteration that are written to `samples/training/`, with their
+    rewards and advantages; those of the newest 100 iterations are kept."""
+    project: str = Field(default="flowrl", pattern=r"^\w[\w .-]*$")
+    """The trackers' project or experiment; for TensorBoard the folder in the run's folder."""
+    name: str | None = Field(default=None, min_length=1)
+    """The run's name in trackers; null: that of its folder."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run in trackers."""
+    panel: bool = True
+    """Draw one live panel on a terminal; false: print a line per iteration."""

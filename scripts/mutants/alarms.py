@@ -5,6 +5,8 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 
 ALARMS, TESTS = "flowrl/run/alarms.py", "run/test_alarms.py"
 UNSCORED, EVALUATE = "flowrl/run/unscored.py", "flowrl/run/evaluate.py"
+HISTOGRAMS, MONITOR = "flowrl/run/histograms.py", "flowrl/run/monitor.py"
+TRAINING_SAMPLES = "flowrl/run/training_samples.py"
 
 # fmt: off
 ROWS = (
@@ -37,4 +39,12 @@ ROWS = (
      "gains = column", "run/test_evaluate.py"),
     ("evaluate-unscored", EVALUATE, "known = values.double().masked_fill(~scored, torch.nan)",
      "known = values.double()", "run/test_evaluate.py"),
+    ("histograms-mask", HISTOGRAMS, "values.detach().expand(mask.shape)[mask]",
+     "values.detach().flatten()", "run/test_following.py"),
+    ("histograms-bins", HISTOGRAMS, "_counted(values, ranges[name])",
+     "_counted(values, (values.min(), values.max()))", "run/test_following.py"),
+    ("following-on-policy", MONITOR, "own and run.train.updates == 1", "own",
+     "run/test_following.py"),
+    ("training-samples-twice", TRAINING_SAMPLES, "< done < iteration", "< done",
+     "run/test_following.py"),
 )

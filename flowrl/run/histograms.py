@@ -1,0 +1,75 @@
+"""Histograms of an iteration's advantages and log-ratios, over all processes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flowrl.likelihoods.rows import Rows, TransitionRows
+
+BINS = 64
+_Gather = Callable[[Any], Sequence[Any]]  # one value per process
+
+
+class Histogram(NamedTuple):
+    """Counts in bins of equal width, and moments of the values."""
+
+    counts: NDArray[np.int64]  # [BINS]
+    edges: NDArray[np.float64]  # [BINS + 1]
+    number: int
+    total: float
+    squares: float
+
+
+@dataclass
+class IterationValues:
+    """Values of all entries in the loss. Names end on the noise level where a step has one."""
+
+    parts: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, chunk: Rows, metrics: Mapping[str, Tensor]) -> None:
+        """Add a chunk's advantages, and the logarithms of the ratios that its loss has seen."""
+        level = f"/noise_{float(chunk.sigma[0]):.3f}" if isinstance(chunk, TransitionRows) else ""
+        self._keep(f"histogram/advantage{level}", chunk.advantage, chunk.mask)
+        if "ratio" in metrics:
+            log_ratio = metrics["ratio"].detach().double().clamp(min=1e-30).log()
+            self._keep(f"histogram/log_ratio{level}", log_ratio, chunk.mask)
+
+    def _keep(self, name: str, values: Tensor, mask: Tensor) -> None:
+        kept = values.detach().expand(mask.shape)[mask].double().cpu()
+        if len(kept):
+            self.parts.setdefault(name, []).append(kept)
+
+    def histograms(self, gather: _Gather) -> dict[str, Histogram]:
+        """Count the finite values of all processes in common bins. All processes call this."""
+        own: dict[str, NDArray[np.float64]] = {}
+        for name, parts in self.parts.items():
+            joined = np.concatenate([part.numpy() for part in parts])
+            if len(finite := joined[np.isfinite(joined)]):
+                own[name] = finite
+        found: list[Mapping[str, tuple[float, float]]] = list(
+            gather({name: (float(v.min()), float(v.max())) for name, v in own.items()})
+        )
+        ranges: dict[str, tuple[float, float]] = {}
+        for each in found:
+            for name, (low, high) in each.items():
+                lowest, highest = ranges.get(name, (low, high))
+                ranges[name] = min(low, lowest), max(high, highest)
+        every: list[Mapping[str, Histogram]] = list(
+            gather({name: _counted(values, ranges[name]) for name, values in own.items()})
+        )
+        return {name: _summed([e[name] for e in every if name in e]) for name in sorted(ranges)}
+
+
+def _counted(values: NDArray[np.float64], bounds: tuple[float, float]) -> Histogram:
+    counts, edges = np.histogram(values, BINS, bounds)
+    return Histogram(counts, edges, len(values), float(values.sum()), float((values**2).sum()))
+
+
+def _summed(parts: Sequence[Histogram]) -> Histogram:
+    counts = np.sum([part.counts for part in parts], 0)
+    numbers = [sum(each) for each in zip(*(part[2:] for part in parts), strict=True)]
+    return Histogram(counts, parts[0].edges, int(numbers[0]), numbers[1], numbers[2])

@@ -1,0 +1,166 @@
+"""The live panel of a run: reward, held-out score, policy, time and memory in a frame."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+import torch
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+HEIGHT = 8  # lines, with the frame
+MOST_REWARDS = 40  # of the last iterations, in the curve
+_GIB = 2**30
+_BARS = "▁▂▃▄▅▆▇█"
+_PHASES = ("encode", "sample", "decode", "score", "ref", "update")
+
+
+@dataclass(frozen=True)
+class HeldOutScore:
+    """A reward's mean over held-out samples, and the base model's."""
+
+    name: str
+    value: float
+    base: float | None  # None at the evaluation of the base itself
+    best: float | None = None
+    best_iteration: int | None = None
+
+
+@dataclass(frozen=True)
+class PanelFacts:
+    """The numbers on the panel. Each change makes a new one, since another thread draws it."""
+
+    name: str  # of the run
+    recipe: str
+    iterations: int
+    done: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the last iteration
+    rewards: tuple[float, ...] = ()  # of the last iterations
+    trend: str = " "
+    held_out: tuple[HeldOutScore, ...] = ()
+    on_policy: bool = False  # every row is trained on once, by the policy that sampled it
+    elapsed: float = 0.0  # seconds of all iterations so far
+    at: float = field(default_factory=time.monotonic)  # when `elapsed` was taken
+
+
+def panel_lines(facts: PanelFacts, device: str, width: int, console: Console) -> list[str]:
+    """Render the panel for a terminal of `width` columns."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    rows = {
+        "reward": _reward(facts),
+        "held-out": _held_out(facts.held_out),
+        "policy": _policy(facts),
+        "time": _time(facts.metrics),
+        "memory": memory_in_use(device),
+        "progress": _progress(facts),
+    }
+    for label, text in rows.items():
+        grid.add_row(label, text)
+    title = f"{facts.name}  {facts.recipe}  iteration {facts.done} of {facts.iterations}"
+    framed = Panel(
+        grid, box=ROUNDED, title=Text(title), title_align="left", border_style="dim", width=width
+    )
+    with console.capture() as drawn:
+        console.print(framed)
+    return drawn.get().splitlines()
+
+
+def curve(values: Sequence[float]) -> str:
+    """Draw numbers as bars, from the lowest to the highest of them."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def memory_in_use(device: str) -> str:
+    """Memory of the device in use by this process, or of the process itself on a CPU."""
+    if device == "cuda":
+        whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        now, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
+        text = f"{now / _GIB:.1f} GiB of {whole / _GIB:.1f} in use, at most {most / _GIB:.1f}"
+        return f"{text}, reserved {torch.cuda.memory_reserved() / _GIB:.1f}"
+    if device == "mps":
+        return f"{torch.mps.driver_allocated_memory() / _GIB:.1f} GiB of the GPU in use"
+    own, whole = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+    return f"{own / _GIB:.1f} GiB of this process, of {whole / _GIB:.1f} on this machine"
+
+
+def _reward(facts: PanelFacts) -> Text:
+    m = facts.metrics
+    if not m:
+        return Text("the first iteration is on its way", style="dim")
+    colour = {"+": "green", "-": "red"}.get(facts.trend, "")
+    text = Text(f"{m['reward']:.3f} ").append(facts.trend, style=colour)
+    text.append(f" {curve(facts.rewards)}", style="cyan")
+    text.append(f"  spread {m['reward_std']:.2f}")
+    own = {n.removeprefix("reward/"): v for n, v in m.items() if n.startswith("reward/")}
+    if len(own) > 1:
+        text.append("".join(f"  {name} {value:.3f}" for name, value in own.items()))
+    if m.get("unscored_share", 0.0) > 0:
+        text.append(f"  unscored {100 * m['unscored_share']:.0f} %", style="yellow")
+    if m.get("alarms", 0.0) > 0:
+        text.append("  alarm: see above", style="bold red")
+    return text
+
+
+def _held_out(scores: Sequence[HeldOutScore]) -> Text:
+    text = Text()
+    for score in scores:
+        text.append(f"{score.name} {score.value:.3f}")
+        if score.base is not None:
+            gain = score.value - score.base
+            text.append(f" ({gain:+.3f}", style="green" if gain > 0 else "red" if gain < 0 else "")
+            text.append(" against the base)")
+        if score.best is not None and score.best != score.value:
+            text.append(f", best {score.best:.3f} after {score.best_iteration}")
+        text.append("  ")
+    return text if scores else Text("no evaluation yet", style="dim")
+
+
+def _policy(facts: PanelFacts) -> Text:
+    m = facts.metrics
+    parts = [f"KL {m['kl']:.2g}"] if "kl" in m else []
+    if "kl_sample" in m:
+        parts.append(f"KL in the reward {m['kl_sample']:.2g}")
+    if "ratio" in m:
+        parts.append(f"ratio {m['ratio']:.4f} ({m['ratio_min']:.3f} to {m['ratio_max']:.3f})")
+    if "clipped_high" in m:
+        clipped = m.get("clipped_low", 0.0) + m["clipped_high"]
+        idle = facts.on_policy and clipped == 0
+        share = f"clipped {100 * clipped:.1f} %"
+        parts.append("on-policy: the clip never acts" if idle else share)
+    if m:
+        parts.append(f"gradient {m['grad_norm']:.2g}")
+    return Text("  ".join(parts))
+
+
+def _time(m: Mapping[str, float]) -> Text:
+    if not m:
+        return Text()
+    phases = [(name, m[f"seconds/{name}"]) for name in _PHASES if f"seconds/{name}" in m]
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
+    return Text(f"{m['seconds']:.1f} s an iteration: {parts}")
+
+
+def _progress(facts: PanelFacts) -> Text:
+    since = time.monotonic() - facts.at
+    text = Text("━" * (share := round(24 * facts.done / facts.iterations)), style="cyan")
+    text.append("━" * (24 - share), style="dim")
+    text.append(f"  {clock(facts.elapsed + since)} so far", style="default")
+    if facts.done:
+        left = facts.elapsed / facts.done * (facts.iterations - facts.done)
+        text.append(f", {clock(max(0.0, left - since))} left", style="default")
+    return text
+
+
+def clock(seconds: float) -> str:
+    """Format seconds as m:ss, or h:mm:ss."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
