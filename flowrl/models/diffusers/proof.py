@@ -128,12 +128,26 @@ class Subject:
                 mixed = not forward and self._mixes(way)
                 return Way(self.steps, self.guidance, forward=forward, mixed=mixed)
             reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
+        if self._takes_later():
+            return self._way()
         raise UserError(
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance {self.guidance}, "
             f"{self.steps} steps: driven from outside, its steps receive something else "
             f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, or use "
             "another pipeline"
         )
+
+    def _takes_later(self) -> bool:
+        """Let states after the first have the dtype that the own call has there, if it is another.
+
+        FlowMatchEulerDiscreteScheduler rounds its result to the network's dtype.
+        """
+        first, last = self.state(0).dtype, self.state(-1).dtype
+        known = self.loop.traits.later is not None or "prepare_latents" not in dir(self.loop.pipe)
+        if known or first == last:
+            return False
+        self.loop.traits = replace(self.loop.traits, later=last)
+        return True
 
     def _mismatch(self, way: Way) -> str | None:
         """Return where and by how much a driven prediction differs; None where all are equal."""
