@@ -179,8 +179,9 @@ class Subject:
     def _check_sizes(self) -> None:
         """Images that decide the size of the latents would be of several sizes in a batch.
 
-        Tried with the first row's image, as it is and twice as wide: a pipeline that maps both to
-        one size (a list of allowed sizes) passes, and other images could still fail in a run.
+        Tried with the first row's image in five shapes, square, wide and tall. A pipeline that maps
+        all of them to one size passes; an image of a shape between or beyond them that it maps to
+        another ends the run with a sentence.
         """
         if self.extras and self.loop.follows_pictures(self.extras[0]):
             raise UserError(

@@ -176,17 +176,20 @@ class Loop:
         return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
 
     def follows_pictures(self, extra: Extra) -> bool:
-        """Whether a wider image makes latents of another shape; never where a size is given."""
+        """Whether images of other shapes make latents of other shapes; never where a size is given.
+
+        Tried with `columns.RATIOS`: lists of allowed sizes tell wide images from tall ones.
+        """
         names = columns.images(extra)
         sized = {"height", "width"} <= set(self.call)
         if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
             return False
-        shapes = []
-        for factor in (1, 2):
-            wide = {**extra, **{name: columns.widened(extra[name], factor) for name in names}}
-            conditioning = self.encode([SHORT_PROMPT], (wide,))
-            shapes.append(self.first(conditioning, self.traits.steps).shape)
-        return shapes[0] != shapes[1]
+        shapes = set()
+        for ratio in columns.RATIOS:
+            other = {name: columns.reshaped(extra[name], ratio) for name in names}
+            conditioning = self.encode([SHORT_PROMPT], ({**extra, **other},))
+            shapes.add(self.first(conditioning, self.traits.steps).shape)
+        return len(shapes) > 1
 
     def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
         """Return the first flow states [n *d] without their noise; None if they are noise alone."""
