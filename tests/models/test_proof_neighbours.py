@@ -83,7 +83,7 @@ def test_the_states_dtype_after_the_first_step_is_kept(monkeypatch: pytest.Monke
     made = PipelinePolicy(family.build().to(torch.bfloat16), call=family.call)
     proof = made.prove(PROMPTS, steps=STEPS, guidance=1.0)
     whole = prove_whole(made, PROMPTS, (), proof)
-    assert whole.failure() is None and whole.own.media == 0
+    assert whole.failure() is None and whole.own is not None and whole.own.media == 0
     again = PipelinePolicy(family.build().to(torch.bfloat16), call=family.call)
     KeptProof.of(made, []).use(again)
     assert again.loop.traits.later == torch.bfloat16
