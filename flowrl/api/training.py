@@ -15,7 +15,7 @@ from flowrl.api.untouched import untouched
 from flowrl.cli.commands import run_of
 from flowrl.errors import UserError
 from flowrl.paths import find
-from flowrl.run import train as training
+from flowrl.run import start as starting
 from flowrl.run.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import check_run, dump, run_from
@@ -197,14 +197,14 @@ def train(  # noqa: PLR0913 one call has all of a run
             run, objects = _read(given, files)
             live = Live(objects, tuple(callbacks), files)
             name = Path(settings).stem if isinstance(settings, str | Path) else run.recipe.name  # type: ignore[attr-defined]
-            result = training.start(run, name, None if folder is None else Path(folder), live=live)
+            result = starting.start(run, name, None if folder is None else Path(folder), live=live)
         else:
             if folder is not None:
                 raise UserError(f"{PLACE}: a resumed run has a folder: leave `folder` out")
             run, objects = given.resume(Path(resume))
             live = Live(objects, tuple(callbacks))
             check_run(run, objects)
-            result = training.resume(run, Path(resume), live=live)
+            result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
         if result.main:
             print(f"saved; go on with: flowrl.train(resume={str(result.folder)!r})")

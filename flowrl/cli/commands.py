@@ -44,7 +44,7 @@ def train_command(arguments: list[str]) -> int:
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists; set another --folder, or --resume {folder}")
     quiet()
-    from flowrl.run.train import start
+    from flowrl.run.start import start
 
     return _finish(start(run, path.stem, folder, cache))
 
@@ -55,7 +55,7 @@ def _resume(folder: Path, rest: Sequence[str], cache: bool) -> int:
     run = override(run_of(folder), rest)
     check_run(run)
     quiet()
-    from flowrl.run.train import resume
+    from flowrl.run.start import resume
 
     return _finish(resume(run, folder, cache))
 

@@ -100,7 +100,7 @@ CLAIMS = (
     "those encoded with it. A run encodes each batch once, so its ratios are exact all the same. "
     "Negative prompts are compared after guidance has combined them with the prompt's prediction, "
     "so what they alone get wrong shows multiplied by the scale less 1. That latents follow the "
-    "size of an image is found with one image, as it is and twice as wide.",
+    "shape of an image is found with one image in five shapes, square, wide and tall.",
     "",
     "Refused at load: weights for inpainting that have no channels for the mask (4-channel "
     "StableDiffusionInpaintPipeline and StableDiffusion3InpaintPipeline), since their loop "

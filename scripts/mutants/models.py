@@ -11,6 +11,7 @@ REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
 START = "models/test_pipeline_start.py::test_a_sample_is_the_pipelines_own"
 NEIGHBOURS = "models/test_proof_neighbours.py::test_a_hundredth_of_a_neighbour_is_refused"
 LEVELS = "models/test_own_levels.py"
+LATER = "models/test_proof_neighbours.py::test_the_states_dtype_after_the_first_step_is_kept"
 EPSILON = "models/test_pipeline_epsilon.py"
 
 # fmt: off
@@ -66,8 +67,16 @@ ROWS = (
     ("kept-sources", "flowrl/models/diffusers/kept_proofs.py", '"sources": sorted({*_sources(classes)}),',
      '"sources": [],', "models/test_kept_proofs.py::test_the_source_of_an_own_pipeline_is_in_the_digest"),
     ("kept-sign", "flowrl/models/diffusers/kept_proofs.py",
-     'form=traits["form"], sign=traits["sign"])', ")",
+     'form=traits["form"], sign=traits["sign"], later=later)', "later=later)",
      "models/test_kept_proofs.py::test_traits_that_only_the_proof_finds_are_kept"),
+    ("kept-later", "flowrl/models/diffusers/kept_proofs.py",
+     'sign=traits["sign"], later=later)', 'sign=traits["sign"])', LATER),
+    ("later-first", "flowrl/models/diffusers/signature.py",
+     "call = replace(call, held=None)", "pass", LATER),
+    ("later-held", "flowrl/models/diffusers/latents.py",
+     "outputs[at] = outputs[at].to(dtype)", "pass", LATER),
+    ("shapes-between", "flowrl/models/diffusers/columns.py", "(1, 2), (4, 3), (3, 4)", "(1, 2)",
+     "models/test_pipeline_refusals.py::test_latents_of_the_pictures_shape_are_refused"),
     ("kept-weights", "flowrl/run/model_proof.py", '"base": origin.base,', '"base": {},',
      "cli/test_prove.py::test_other_weights_are_proven_again"),
     ("probe-texts", "flowrl/models/diffusers/traits.py", "**dict.fromkeys(texts, prompt)}",

@@ -10,7 +10,7 @@ from flowrl.cli.new import New, image_files, text_files, write_new_run
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES, TEXT_RECIPES
-from flowrl.run.train import start
+from flowrl.run.start import start
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples, load

@@ -1,8 +1,9 @@
 """On-policy means on-policy: before the first optimizer step every recipe's ratio is 1, and its
 gradient depends neither on the size of calls nor on the order of rows."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.likelihoods.rows import take
+from flowrl.likelihoods.rows import Rows, take
 from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run import ratio_check, update
@@ -42,7 +43,7 @@ def hit(samples):
     return [float("a" in text) for text in samples.media]
 """
 TURNS = ("text_gigpo", "text_turns", "text_rebn")
-ROUNDING = {"float32": 3e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
+ROUNDING = {"float32": 1e-6, "float64": 1e-12}  # of a gradient, as a share of its norm
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,60 @@ def step_gradients(monkeypatch, kept: Session, experience: Experience) -> list[T
     monkeypatch.setattr(update, "optimizer_step", step)
     update.update(kept.learner, experience, Progress())
     return found
+
+
+@dataclass
+class OutputGradients:
+    """Gradients with respect to what the network returns, row by row.
+
+    Kept in a first step. Later ones are compared with them, and with `fixed` replaced by them
+    before they reach the network: then only the network's own backward differs.
+    """
+
+    kept: dict[bytes, Tensor] = field(default_factory=dict)
+    fixed: bool = False
+    away: float = 0.0
+    size: float = 0.0
+
+    def policy(self, real: Any, keys: list[bytes]) -> Callable[..., Tensor]:
+        def velocity(*args: Any) -> Tensor:
+            v = real(*args)
+            if v.requires_grad:
+                assert len(v) == len(keys)
+                v.register_hook(lambda grad: self.seen(grad, keys))
+            return v
+
+        return velocity
+
+    def seen(self, grad: Tensor, keys: list[bytes]) -> Tensor:
+        for key, row in zip(keys, grad, strict=True):
+            self.kept.setdefault(key, row.clone())
+        kept = torch.stack([self.kept[key] for key in keys])
+        self.away += float((grad - kept).double().square().sum())
+        self.size += float(kept.double().square().sum())
+        return kept if self.fixed else grad
+
+    @contextmanager
+    def watched(self, monkeypatch) -> Iterator[None]:
+        """Within an update; a row is known by all that it holds."""
+        real = update.chunk_loss
+
+        def watching(learner: Learner, experience: Experience, chunk: Rows, first: bool) -> Any:
+            found = [getattr(chunk, f.name) for f in fields(chunk)]
+            tensors = [value.cpu() for value in found if isinstance(value, Tensor)]
+            rows = range(len(chunk.prompt))
+            keys = [b"".join(value[row].numpy().tobytes() for value in tensors) for row in rows]
+            policy: Any = self.policy(experience.policy, keys)
+            return real(learner, replace(experience, policy=policy), chunk, first)
+
+        self.away = self.size = 0.0
+        with monkeypatch.context() as patch:
+            patch.setattr(update, "chunk_loss", watching)
+            yield
+
+
+def distance(got: list[Tensor], want: list[Tensor]) -> float:
+    return float(sum((a - b).square().sum() for a, b in zip(got, want, strict=True))) ** 0.5
 
 
 def shuffled(experience: Experience, unit: int) -> Experience:
@@ -175,23 +230,46 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in IMAGE_RECIPES),
-        *(pytest.param(name) for name in TEXT_RECIPES),
-    ],
-)
+@pytest.mark.parametrize("name", TEXT_RECIPES)
 def test_no_gradient_depends_on_the_size_of_calls_or_on_the_order_of_rows(
     open_run, monkeypatch, name, dtype
 ):
     kept = open_run(name, dtype, rows_per_call=4)
     experience = collect(kept, 0)
     want = step_gradients(monkeypatch, kept, experience)
-    norm = float(sum(g.square().sum() for g in want)) ** 0.5
+    norm = distance(want, [torch.zeros_like(each) for each in want])
     other = shuffled(experience, kept.algorithm.loss.unit)
     for rows, same in ((64, experience), (2, experience), (4, other)):
         kept.learner.policy.rows_per_call = rows
-        got = step_gradients(monkeypatch, kept, same)
-        away = float(sum((a - b).square().sum() for a, b in zip(got, want, strict=True))) ** 0.5
+        away = distance(step_gradients(monkeypatch, kept, same), want)
         assert norm > 0 and away <= ROUNDING[dtype] * norm
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in IMAGE_RECIPES]
+)
+def test_no_image_gradient_does_beyond_the_networks_own_rounding(
+    open_run, monkeypatch, name, dtype
+):
+    """Two statements. What the loss hands back to the network for a row does not depend on the
+    calls (measured: equal to the bit in float32), and with those gradients kept from the first step
+    the weights' gradient is the same one again (measured: to the bit). So all that is left of a
+    dependence is the network's own backward, which sums a weight's gradient over the rows of a
+    call: 4e-7 to 2e-6 of the norm in float32, since rows of opposite advantages cancel, and 2e-15
+    in float64. Sums over calls in float64 instead of float32 change it by less than 1e-7.
+    """
+    kept, outputs = open_run(name, dtype, rows_per_call=4), OutputGradients()
+    experience = collect(kept, 0)
+    with outputs.watched(monkeypatch):
+        want = step_gradients(monkeypatch, kept, experience)
+    norm = distance(want, [torch.zeros_like(each) for each in want])
+    other = shuffled(experience, kept.algorithm.loss.unit)
+    for rows, same in ((64, experience), (2, experience), (4, other)):
+        kept.learner.policy.rows_per_call = rows
+        found = []
+        for outputs.fixed in (False, True):
+            with outputs.watched(monkeypatch):
+                found.append(step_gradients(monkeypatch, kept, same))
+        assert outputs.away**0.5 <= ROUNDING[dtype] * outputs.size**0.5
+        assert norm > 0 and distance(*found) <= ROUNDING[dtype] * norm

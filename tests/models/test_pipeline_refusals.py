@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Callable
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -243,12 +244,23 @@ def test_a_part_of_the_noise_levels_is_refused(name: str) -> None:
         checks.arguments("Some", {name: 0.8}, {name: Parameter(name, Parameter.KEYWORD_ONLY)}, None)
 
 
-def test_latents_of_the_pictures_shape_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "sides",
+    [
+        lambda ratio: (max(1, round(ratio)), 1),
+        lambda ratio: (1, 2 if ratio < 1 / 1.5 else 1),  # a list of allowed sizes: square and tall
+        lambda ratio: (2 if 1.2 < ratio < 1.5 else 1, 1),
+    ],
+    ids=["wide", "tall", "between"],
+)
+def test_latents_of_the_pictures_shape_are_refused(
+    sides: Callable[[float], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Qwen-Image-Edit without height and width: other shapes would fail in the middle of a run."""
     call = {key: value for key, value in SQUARE.items() if key not in SIZE}
     picture = columns.placeholder_images(["image"], 16, 16)
     pipe = qwen_image_edit()
-    sizes = lambda area, ratio: (16 * max(1, round(ratio)), 16, None)
+    sizes = lambda area, ratio: (*(16 * side for side in sides(ratio)), None)
     monkeypatch.setitem(vars(pipeline_qwenimage_edit), "calculate_dimensions", sizes)
     made = PipelinePolicy(pipe, call=call | picture | {"negative_prompt": "bad"})
     with pytest.raises(UserError, match=r"latents of its image's shape.*set height and width"):

@@ -7,7 +7,7 @@ import pytest
 from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.run import train
+from flowrl.run import start
 from flowrl.settings.read import override, read_run
 
 
@@ -25,7 +25,7 @@ def test_a_window_that_the_schedulers_levels_leave_no_room_for_is_refused(
     with pytest.raises(
         UserError, match=r"6 steps, whose levels end on .*0\.001, 0\.000.*a window of 4"
     ):
-        train.start(run, "demo", tmp_path / "run")
+        start.start(run, "demo", tmp_path / "run")
 
 
 @pytest.mark.parametrize(("steps", "refused"), [("6", True), ("7", False)])

@@ -7,6 +7,7 @@ or images. Only rewards read the other columns. `call` may hold arguments that a
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rewards.perception.files import open_image_file
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
 VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
 OPEN_IMAGES = 256  # images that stay open
+RATIOS = tuple(Fraction(*sides) for sides in ((1, 1), (2, 1), (1, 2), (4, 3), (3, 4)))
 
 Extra = Mapping[str, Any]
 
@@ -112,13 +114,17 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
     return given
 
 
-def widened(value: Any, factor: int) -> Any:
-    """Resize an image, or each of several, to `factor` times its height in width."""
+def reshaped(value: Any, ratio: Fraction) -> Any:
+    """Resize an image, or each of several, to a ratio of width to height.
+
+    The shorter side keeps its length.
+    """
     if isinstance(value, list):
-        return [widened(each, factor) for each in value]
+        return [reshaped(each, ratio) for each in value]
     if not isinstance(value, Image.Image):
         return value
-    return value.resize((factor * value.height, value.height))
+    side = min(value.size)
+    return value.resize((round(side * max(1, ratio)), round(side * max(1, 1 / ratio))))
 
 
 def shared_images(call: Mapping[str, Any]) -> Extra:

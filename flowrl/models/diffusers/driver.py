@@ -67,6 +67,7 @@ class PipelineCall:
     x: Tensor | None = None  # None: the pipeline's own initial noise
     entry: Entry = Entry()
     stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
+    held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
 
 
 class Driver:
@@ -210,8 +211,8 @@ class Driver:
         patches = [*patches, *stubs, self._hand_back(call.encoded)]
         if call.x is not None and call.entry.place is None:
             arguments["latents"] = call.x
-        elif call.x is not None:
-            put = call.entry.around(self.pipe.prepare_latents, call.x)
+        if call.x is not None and not (call.entry.place is None and call.held is None):
+            put = call.entry.around(self.pipe.prepare_latents, call.x, call.held)
             patches.append(Patch(self.pipe, "prepare_latents", put))
         return self._run(self.raw, arguments, control, patches)
 

@@ -164,7 +164,8 @@ def _traits(loop: Loop) -> dict[str, Any]:
     vae = vars(loop.pipe).get("vae")
     slicing = None if vae is None else vars(vae).get("use_slicing")
     traits = loop.traits
-    return {"form": traits.form, "sign": traits.sign, "single": traits.single, "slicing": slicing}
+    own = {"form": traits.form, "sign": traits.sign, "single": traits.single, "slicing": slicing}
+    return own | {"later": traits.later and str(traits.later).removeprefix("torch.")}
 
 
 def _settle(loop: Loop, traits: Mapping[str, Any]) -> None:
@@ -172,7 +173,8 @@ def _settle(loop: Loop, traits: Mapping[str, Any]) -> None:
         loop.pipe.vae.use_slicing = True
     if traits["single"] != loop.traits.single:  # rows are encoded otherwise then
         loop.traits = replace(loop.traits, single=traits["single"], encodings={})
-    loop.traits = replace(loop.traits, form=traits["form"], sign=traits["sign"])
+    later = traits["later"] and getattr(torch, traits["later"])
+    loop.traits = replace(loop.traits, form=traits["form"], sign=traits["sign"], later=later)
 
 
 def _processors(module: nn.Module) -> Iterator[Any]:

@@ -30,13 +30,22 @@ class Entry:
     place: int | None = None
     index: Tensor | None = None
 
-    def around(self, prepare: Callable[..., Any], x: Tensor) -> Callable[..., Any]:
-        """Return prepare_latents with x [n *d] as the state."""
+    def around(
+        self, prepare: Callable[..., Any], x: Tensor, dtype: torch.dtype | None = None
+    ) -> Callable[..., Any]:
+        """Return prepare_latents with x [n *d] as the state, in a dtype if one is named.
+
+        Without a place, x is among its arguments already.
+        """
 
         def put(*args: Any, **named: Any) -> Any:
             result = prepare(*args, **named)
             outputs = list(result) if isinstance(result, tuple) else [result]
-            outputs[self.place or 0] = self.fill(outputs[self.place or 0], x)
+            at = self.place or 0
+            if self.place is not None:
+                outputs[at] = self.fill(outputs[at], x)
+            if dtype is not None:
+                outputs[at] = outputs[at].to(dtype)
             return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
         return put

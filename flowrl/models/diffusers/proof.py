@@ -129,12 +129,26 @@ class Subject:
                 mixed = not forward and self._mixes(way)
                 return Way(self.steps, self.guidance, forward=forward, mixed=mixed)
             reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
+        if self._takes_later():
+            return self._way()
         raise UserError(
             f"{self.loop.name} cannot be driven with {self.loop.call}, guidance {self.guidance}, "
             f"{self.steps} steps: driven from outside, its steps receive something else "
             f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, or use "
             "another pipeline"
         )
+
+    def _takes_later(self) -> bool:
+        """Let states after the first have the dtype that the own call has there, if it is another.
+
+        FlowMatchEulerDiscreteScheduler rounds its result to the network's dtype.
+        """
+        first, last = self.state(0).dtype, self.state(-1).dtype
+        known = self.loop.traits.later is not None or "prepare_latents" not in dir(self.loop.pipe)
+        if known or first == last:
+            return False
+        self.loop.traits = replace(self.loop.traits, later=last)
+        return True
 
     def _mismatch(self, way: Way) -> str | None:
         """Return where and by how much a driven prediction differs; None where all are equal."""
@@ -166,8 +180,9 @@ class Subject:
     def _check_sizes(self) -> None:
         """Images that decide the size of the latents would be of several sizes in a batch.
 
-        Tried with the first row's image, as it is and twice as wide: a pipeline that maps both to
-        one size (a list of allowed sizes) passes, and other images could still fail in a run.
+        Tried with the first row's image in five shapes, square, wide and tall. A pipeline that maps
+        all of them to one size passes; an image of a shape between or beyond them that it maps to
+        another ends the run with a sentence.
         """
         if self.extras and self.loop.follows_pictures(self.extras[0]):
             raise UserError(

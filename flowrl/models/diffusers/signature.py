@@ -176,17 +176,20 @@ class Loop:
         return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
 
     def follows_pictures(self, extra: Extra) -> bool:
-        """Whether a wider image makes latents of another shape; never where a size is given."""
+        """Whether images of other shapes make latents of other shapes; never where a size is given.
+
+        Tried with `columns.RATIOS`: lists of allowed sizes tell wide images from tall ones.
+        """
         names = columns.images(extra)
         sized = {"height", "width"} <= set(self.call)
         if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
             return False
-        shapes = []
-        for factor in (1, 2):
-            wide = {**extra, **{name: columns.widened(extra[name], factor) for name in names}}
-            conditioning = self.encode([SHORT_PROMPT], (wide,))
-            shapes.append(self.first(conditioning, self.traits.steps).shape)
-        return shapes[0] != shapes[1]
+        shapes = set()
+        for ratio in columns.RATIOS:
+            other = {name: columns.reshaped(extra[name], ratio) for name in names}
+            conditioning = self.encode([SHORT_PROMPT], ({**extra, **other},))
+            shapes.add(self.first(conditioning, self.traits.steps).shape)
+        return len(shapes) > 1
 
     def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
         """Return the first flow states [n *d] without their noise; None if they are noise alone."""
@@ -239,7 +242,9 @@ class Loop:
         else:
             times = start.schedule.times(sigma).to(start.device)
             target = Target(times[0] if bool((times == times[0]).all()) else times)
-        call = self._at(x, conditioning, way.steps, way.guidance)
+        call = self._at(x, conditioning, way)
+        if bool((start.schedule.index(sigma) == 0).all()):
+            call = replace(call, held=None)
         return self.driver.received(call, target).folded(len(x))
 
     def decode(self, x0: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
@@ -247,7 +252,7 @@ class Loop:
         if self.traits.single and len(x0) > 1:
             rows = range(len(x0))
             return torch.cat([self.decode(x0[[i]], conditioning.take([i]), way) for i in rows])
-        call = self._at(x0.detach(), conditioning, way.steps, way.guidance)
+        call = self._at(x0.detach(), conditioning, way)
         return media_of(self.driver.finished(call, through=way.through)[0])
 
     def record(
@@ -286,13 +291,10 @@ class Loop:
         else:
             self.traits = replace(self.traits, single=True, encodings={})
 
-    def _at(
-        self, x: Tensor, conditioning: Conditioning, steps: int, guidance: float | None
-    ) -> PipelineCall:
-        start, traits = self.start(steps), self.traits
+    def _at(self, x: Tensor, conditioning: Conditioning, way: Way) -> PipelineCall:
+        start, traits, guidance = self.start(way.steps), self.traits, way.guidance
         assert len(x) == len(conditioning)
-        given = self.arguments(conditioning.prompts, steps, guidance, conditioning.extras)
+        given = self.arguments(conditioning.prompts, way.steps, guidance, conditioning.extras)
         calls = conditioning.calls(guided=guidance is None or guidance > UNGUIDED)
-        return PipelineCall(
-            given, calls, x.to(start.device, start.dtype), traits.entry, stubs=traits.stubs
-        )
+        x = x.to(start.device, start.dtype)
+        return PipelineCall(given, calls, x, traits.entry, traits.stubs, traits.later)

@@ -75,11 +75,13 @@ class Traits:
     levels     the user's noise levels; None for the pipeline's own
 
     Some traits show only in the pipeline's own call with two prompts. That call runs all steps, so
-    it is no trial: the proof makes it and settles these three.
+    it is no trial: the proof makes it and settles these four.
 
     single     one prompt per call, because it takes no batch
     form       `output_type`: "np" where a pipeline scales tensors otherwise than images
     sign       -1 if the loop hands minus the flow's velocity to its scheduler
+    later      dtype of the states after the first step, if a prediction depends on it (HunyuanVideo
+               rounds its timesteps to it); None: that of the first state
     """
 
     name: str
@@ -97,6 +99,7 @@ class Traits:
     single: bool = False
     form: Literal["pt", "np"] = "pt"
     sign: Literal[1, -1] = 1
+    later: torch.dtype | None = None
 
     @property
     def trial_guidance(self) -> float | None:
