@@ -21,7 +21,14 @@ from flowrl.settings.arguments import (
     SampleArguments,
     parse_arguments,
 )
-from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
+from flowrl.settings.read import (
+    check_plan,
+    check_run,
+    override,
+    read_run,
+    run_from,
+    run_of,
+)
 
 NO_CACHE = "--no-cache"
 
@@ -76,24 +83,28 @@ def _finish(result: "object") -> int:
 
 
 def sample_command(arguments: list[str]) -> int:
-    """`sample RUN PROMPT ...`."""
+    """`sample RUN PROMPT ... [overrides]` or `sample --model M PROMPT ...`."""
     from flowrl.cli.sample import sample_prompts
 
-    given = parse_arguments(SampleArguments, arguments, "sample")
+    words, options = split_settings(arguments)
+    given = parse_arguments(SampleArguments, words, "sample")
+    if given.model is not None and given.run is not None:  # all its words are prompts
+        given.run, given.prompts = None, (given.run, *given.prompts)
     if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
         raise UserError('sample: name prompts, such as: flowrl sample RUN "a red circle"')
     quiet()
-    sample_prompts(run_of(given.run), given)
+    sample_prompts(given, options)
     return 0
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    """`evaluate RUN`."""
-    from flowrl.cli.sample import evaluate_weights
+    """`evaluate RUN [overrides]` or `evaluate --model M`."""
+    from flowrl.cli.evaluate import evaluate_weights
 
-    given = parse_arguments(EvaluateArguments, arguments, "evaluate")
+    words, options = split_settings(arguments)
+    given = parse_arguments(EvaluateArguments, words, "evaluate")
     quiet()
-    evaluate_weights(run_of(given.run), given)
+    evaluate_weights(given, options)
     return 0
 
 
@@ -263,12 +274,16 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def run_of(folder: Path) -> Run:
-    """The settings of a run's folder."""
-    file = folder / "run.yaml"
-    if not file.is_file():
-        raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
-    return read_run(file)
+def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split options such as `--model.dtype bfloat16`, with their values, from other words."""
+    words: list[str] = []
+    options: list[str] = []
+    into = words
+    for word in arguments:
+        if word.startswith("--"):
+            into = options if "." in word.partition("=")[0] else words
+        into.append(word)
+    return words, options
 
 
 def quiet() -> None:
