@@ -148,7 +148,7 @@ class EvaluationTable:
 
     def _column(
         self, result: HeldOutResult, name: str, rows: Rows | None
-    ) -> Float[np.ndarray, " n"]:
+    ) -> Float[np.ndarray, " kept"]:
         column = result.columns[name].double().numpy()
         return column if rows is None else column[rows]
 
