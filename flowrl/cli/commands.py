@@ -110,7 +110,8 @@ def evaluate_command(arguments: list[str]) -> int:
 
 def plan(arguments: list[str]) -> int:
     """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit into the memory."""
-    own, rest = _split(arguments, ("--svg", "--iteration", "--memory"))
+    keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
+    own, rest = _split(arguments, keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words = [*rest[:count], *(word for pair in own.items() for word in pair)]
     given = parse_arguments(PlanArguments, words, "plan")
@@ -127,16 +128,22 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     run = override(read_run(find(str(path))), options)
     check_plan(run)
     quiet()
-    from flowrl.cli.plan import describe_run, fits, open_points
-    from flowrl.run import memory
+    from flowrl.cli.plan import describe_run, open_points
+    from flowrl.models.devices import parse_devices
+    from flowrl.run import memory, time_estimate
+
+    devices = None if given.devices is None else parse_devices(given.devices)
 
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
     print(describe_run(run, given.iteration, given.svg))
-    print(memory.memory_report(run, given.memory, given.iteration))
+    limit = memory.limit(given.memory, devices)
+    print(memory.memory_report(run, limit, given.iteration))
+    if devices is not None:
+        print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for point in open_points(run):
         print(f"before training: {point}")
-    return fits(run, given.memory, given.iteration)
+    return memory.fits(run, limit, given.iteration)
 
 
 def prove(arguments: list[str]) -> int:

@@ -86,7 +86,7 @@ def text_length(run: Run) -> Iterator[str]:
     """A line on the tokens that every prompt is padded to, if the pipeline is on this machine."""
     import diffusers
 
-    from flowrl.models.sizes import local_folder
+    from flowrl.models.description import local_folder
 
     name, source = "max_sequence_length", run.model.pipeline
     folder = None if source is None else local_folder(source)
@@ -138,12 +138,3 @@ def open_points(run: Run) -> Iterator[str]:
             check()
         except UserError as error:
             yield str(error)
-
-
-def fits(run: Run, limit: str | None, iteration: int) -> bool:
-    """Whether the estimated memory is within the limit; True if either is unknown."""
-    from flowrl.run import memory
-
-    estimate = memory.estimate(run, iteration)
-    most = memory.parsed(limit) if limit else memory.visible()[0]
-    return estimate is None or most is None or estimate.total <= most

@@ -110,7 +110,12 @@ class PlanArguments:
     """Draw the plan's tree into this file."""
     iteration: Annotated[int, Field(ge=0)] = 0
     memory: str | None = None
-    """The memory that the run must fit into, such as 24GiB; the visible GPU's if absent."""
+    """The memory that the run must fit into, such as 24GiB; that of --devices or of the visible GPU
+    if absent."""
+    devices: str | None = None
+    """GPUs to estimate seconds for, such as 8xH100 or RTX-4090."""
+    utilisation: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share of the devices' peak arithmetic that is assumed, with --devices."""
 
 
 @dataclasses.dataclass
