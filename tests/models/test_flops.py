@@ -108,7 +108,11 @@ def test_seconds_follow_from_the_count(pipeline: Path, tmp_path: Path) -> None:
     assert found.phases["sampling"] == pytest.approx(32 * state / (2 * 989.4e12 * 0.5))
     assert found.phases["training"] == pytest.approx((24 * 2 + 24) * state / (2 * 989.4e12 * 0.5))
     full = run_from(
-        {**tree, "model": tree["model"] | {"lora": None}, "train": {"gradient_checkpointing": True}},
+        {
+            **tree,
+            "model": tree["model"] | {"lora": None},
+            "train": {"gradient_checkpointing": True},
+        },
         "test",
     )
     other = estimate_time(full, devices, 0.25)
