@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 Verdict = Literal["ok", "note", "missing"]
 
 # the versions that the tests ran with, and that docs/pipelines.md was measured with
-PROVEN = {
+PROVEN_VERSIONS = {
     "accelerate": "1.15.0",
     "diffusers": "0.42.1",
     "peft": "0.21.2",
@@ -110,7 +110,7 @@ def _packages() -> Iterator[Finding]:
             detail = f"{here}, but flowrl needs {wanted.specifier}: pip install '{wanted}'"
             yield Finding("missing", wanted.name, detail)
             continue
-        proven = PROVEN.get(wanted.name)
+        proven = PROVEN_VERSIONS.get(wanted.name)
         if proven is None or here.partition("+")[0] == proven:
             yield Finding("ok", wanted.name, here)
             continue

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 from pydantic import ValidationError
 
+from flowrl.cli.given_model import GivenModel, load_into
 from flowrl.cli.sample import parse_rewards
-from flowrl.cli.subject import Subject, load_into
 from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
@@ -32,7 +32,7 @@ METRIC_NAMES = {
     "text/stopped": "share that ended with a stop token",
     "text/distinct": "distinct within a prompt",
 }
-Rows = Bool[np.ndarray, " n"]
+RowMask = Bool[np.ndarray, " n"]
 
 
 def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
@@ -40,30 +40,30 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     difference from the base's."""
     if given.out is not None:
         check_output_file(given.out)
-    subject = Subject.of(given, options, "evaluate")
-    run = subject.run
+    chosen = GivenModel.of(given, options, "evaluate")
+    run = chosen.run
     suite = None if given.suite is None else load_suite(given.suite)
-    prompts = evaluation_prompts(subject, given, suite)
+    prompts = evaluation_prompts(chosen, given, suite)
     check_texts(prompts, run.model)
     words = given.rewards or (suite.rewards if suite is not None else ())
-    if not words and subject.folder is None:
+    if not words and chosen.folder is None:
         raise UserError("evaluate: --model comes without rewards: name some with --rewards")
     e = evaluation_settings(run, given)
     rewards = load_rewards(parse_rewards(words) if words else run.judges)
     for sentence in prove_rewards(rewards, run, prompts):
         print(sentence)
-    model, policy = subject.open()
+    model, policy = chosen.open()
     whole = e.samples if suite is None else len(prompts) * e.per_prompt
-    steps = subject.steps(policy, given.steps)
+    steps = chosen.steps(policy, given.steps)
     trial = Trial.of(prompts, given.samples or whole, e.per_prompt, steps, e.seed)
 
     def scored() -> HeldOutResult:
         return score_trial(rewards, draw_trial(policy, trial), Attempts.of(e))
 
-    base = scored() if subject.weights is not None and not given.alone else None
-    load_into(model, run, subject.weights)
+    base = scored() if chosen.weights is not None and not given.alone else None
+    load_into(model, run, chosen.weights)
     result = scored()
-    print("\n".join(summary(EvaluationTable(result, base))))
+    print("\n".join(table_lines(EvaluationTable(result, base))))
     if suite is not None:
         print(suite_summary(suite, result.scores, result.samples.meta))
     if given.out is not None:
@@ -86,10 +86,10 @@ def evaluation_settings(run: Run, given: EvaluateArguments) -> EvaluateSettings:
 
 
 def evaluation_prompts(
-    subject: Subject, given: EvaluateArguments, suite: Suite | None
+    chosen: GivenModel, given: EvaluateArguments, suite: Suite | None
 ) -> PromptSet:
     """The suite's prompts, those of `--prompts`, or the run's held-out ones."""
-    run = subject.run
+    run = chosen.run
     if suite is not None:
         if given.prompts:
             raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
@@ -97,7 +97,7 @@ def evaluation_prompts(
     if given.prompts:
         return given_prompts(given.prompts, run.prompts.column)
     if run.prompts.held_out is None:
-        owner = "the run has no held-out prompts" if subject.folder else "--model has no prompts"
+        owner = "the run has no held-out prompts" if chosen.folder else "--model has no prompts"
         raise UserError(f"evaluate: {owner}: add --prompts FILE")
     return run.prompts.read("held_out")
 
@@ -122,7 +122,7 @@ class EvaluationTable:
     result: HeldOutResult
     base: HeldOutResult | None
 
-    def line(self, label: str, name: str, rows: Rows | None = None) -> str:
+    def line(self, label: str, name: str, rows: RowMask | None = None) -> str:
         """The mean of a column with its standard error, and its difference from the base's."""
         now, group = self._column(self.result, name, rows), self._groups(rows)
         units, unit = now, "samples"
@@ -135,7 +135,7 @@ class EvaluationTable:
         text = f"{label}: {known.mean():.4f} +- {error:.4f} (standard error, {len(known)} {unit})"
         return text if self.base is None else f"{text}; {self._beside(name, rows)}"
 
-    def _beside(self, name: str, rows: Rows | None) -> str:
+    def _beside(self, name: str, rows: RowMask | None) -> str:
         assert self.base is not None
         now, base = (self._column(r, name, rows) for r in (self.result, self.base))
         gain = paired_gain(now, base, self._groups(rows))
@@ -147,17 +147,17 @@ class EvaluationTable:
         return f"base {mean:.4f}, difference {gain.value:+.4f} ({interval})"
 
     def _column(
-        self, result: HeldOutResult, name: str, rows: Rows | None
+        self, result: HeldOutResult, name: str, rows: RowMask | None
     ) -> Float[np.ndarray, " kept"]:
         column = result.columns[name].double().numpy()
         return column if rows is None else column[rows]
 
-    def _groups(self, rows: Rows | None) -> Any:
+    def _groups(self, rows: RowMask | None) -> Any:
         group = self.result.samples.group.numpy()
         return group if rows is None else group[rows]
 
 
-def summary(table: EvaluationTable) -> list[str]:
+def table_lines(table: EvaluationTable) -> list[str]:
     """A line per reward, per attempt and per statistic, and one per data set if there are
     several."""
     result, lines = table.result, []

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from flowrl.cli.subject import device_of
+from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
 from flowrl.models.diffusers import kept_proofs
 from flowrl.models.diffusers.kept_proofs import KeptProof

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
-from flowrl.cli.subject import Subject, device_of, load_into
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.media.statistics import Statistics
@@ -39,17 +39,17 @@ def samples_folder(run_folder: Path, out: Path | None) -> Path:
 
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     """Generate and score samples of prompts, and write them with a page of all."""
-    subject = Subject.of(given, options, "sample")
-    run = subject.run
-    out = samples_folder(subject.folder or Path(), given.out)
-    specs = parse_rewards(given.rewards) or (() if subject.folder is None else run.judges)
+    chosen = GivenModel.of(given, options, "sample")
+    run = chosen.run
+    out = samples_folder(chosen.folder or Path(), given.out)
+    specs = parse_rewards(given.rewards) or (() if chosen.folder is None else run.judges)
     rewards = load_rewards(specs)
     if given.steer != "no" and not rewards:
         raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
-    base, policy = subject.open()
-    load_into(base, run, subject.weights)
+    base, policy = chosen.open()
+    load_into(base, run, chosen.weights)
     prompts = with_rows(run, given.prompts)
-    steps = subject.steps(policy, given.steps)
+    steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.steer == "no":
         result = draw_trial(policy, trial)
@@ -61,7 +61,7 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         result = TrialSamples(samples, Statistics({}, {}))
         print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
     shown: list[float | None] = [None] * len(result.samples.prompts)
-    title = subject.name
+    title = chosen.name
     if rewards:
         scores = score_trial(rewards, result).scores
         column = zip(scores.values[:, 0].tolist(), scores.scored[:, 0].tolist(), strict=True)

@@ -56,7 +56,7 @@ class MemoryEstimate:
         return sum(self.parts.values()) + max(self.phases.values(), default=0)
 
     def sharded(self, processes: int) -> "MemoryEstimate":
-        """What one of several processes holds under FSDP2: a part of the trained model, its
+        """The memory of one of several processes under FSDP2: a part of the trained model, its
         optimizer and its averages, and the latents of its own draws."""
         parts = {n: b if n == "frozen parts" else -(-b // processes) for n, b in self.parts.items()}
         return replace(self, parts=parts)

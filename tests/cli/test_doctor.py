@@ -50,7 +50,9 @@ def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {each.subject: each for each in doctor._packages()}
     assert found["torch"].state == "note" and "proven with 2." in found["torch"].detail
     assert found["pillow"].state == "ok"
-    monkeypatch.setattr(doctor, "version", lambda name: f"{doctor.PROVEN.get(name, '999')}+cu130")
+    monkeypatch.setattr(
+        doctor, "version", lambda name: f"{doctor.PROVEN_VERSIONS.get(name, '999')}+cu130"
+    )
     assert {each.state for each in doctor._packages()} == {"ok"}
 
 

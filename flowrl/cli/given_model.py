@@ -23,7 +23,7 @@ from flowrl.settings.read import check_plan, override, run_from, run_of
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights
 TEXT_ADAPTER = "adapter_config.json"  # peft's name
-MOST_TOKENS = 256  # of a text, where no run has set it
+TEXT_LENGTH = 256  # of a text, where no run has set it
 
 
 def device_of(run: Run) -> torch.device:
@@ -64,7 +64,7 @@ def weights_folder(folder: Path, weights: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Subject:
+class GivenModel:
     """A model and its weights.
 
     folder   the run's; None for a model without a run
@@ -80,7 +80,7 @@ class Subject:
     @classmethod
     def of(
         cls, given: SampleArguments | EvaluateArguments, options: Sequence[str], command: str
-    ) -> "Subject":
+    ) -> "GivenModel":
         """Read a run's settings, or make those of a model. `options` replace settings."""
         if (given.run is None) == (given.model is None):
             raise UserError(f"{command}: name either a run's folder or --model, a pipeline's or a "
@@ -132,7 +132,7 @@ def model_run(source: str, adapter: Path | None) -> Run:
         recipe, evaluate = {"name": "flow_grpo"}, {}
     else:
         model |= {"language": source, "lora": _text_adapter(adapter)}
-        recipe, evaluate = {"name": "text_grpo", "length": MOST_TOKENS}, {"steps": MOST_TOKENS}
+        recipe, evaluate = {"name": "text_grpo", "length": TEXT_LENGTH}, {"steps": TEXT_LENGTH}
     tree = {
         "recipe": recipe,
         "model": model,
