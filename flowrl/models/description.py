@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,13 @@ def describe(m: ModelSettings) -> Description | None:
         if m.pipeline is None:
             return Description(None, {}, {}, folder=folder)
         return _pipeline_folder(folder)
-    found = PUBLIC_MODELS.get(source) if m.gguf_file is None else None
-    if found is None:
-        return None
+    return None if m.gguf_file is not None or source not in PUBLIC_MODELS else public_model(source)
+
+
+@lru_cache(maxsize=4)
+def public_model(source: str) -> Description:
+    """The description of a model of the table, kept with its denoisers: plans ask repeatedly."""
+    found = PUBLIC_MODELS[source]
     return Description(found.pipeline, found.configs, found.counts, public=True)
 
 

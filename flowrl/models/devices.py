@@ -39,9 +39,9 @@ GPU_KINDS: dict[str, GpuKind] = {
 
 
 class DeviceGroup(NamedTuple):
-    """`count` devices of one kind."""
+    """`number` devices of one kind."""
 
-    count: int
+    number: int
     name: str
     kind: GpuKind
 

@@ -212,7 +212,7 @@ class MemoryLimit:
 
 def limit(memory: str | None, devices: DeviceGroup | None = None) -> MemoryLimit:
     """The limit of `--memory`, else of `--devices`, else of the visible GPU."""
-    count = 1 if devices is None else devices.count
+    count = 1 if devices is None else devices.number
     if memory is not None:
         return MemoryLimit(parsed(memory), "--memory", count)
     if devices is not None:

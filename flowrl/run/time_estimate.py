@@ -110,7 +110,7 @@ def estimate_time(
         return None
     work = iteration_work(run, iteration)
     speed = devices.peak(m.dtype) * utilisation
-    rate = speed * at_work(run.prompts.per_iteration, devices.count, m.context_parallel)
+    rate = speed * at_work(run.prompts.per_iteration, devices.number, m.context_parallel)
     passes = (3 if m.lora is None else 2) + int(run.train.gradient_checkpointing)
     phases = {
         "sampling": work.sampling * count.state / rate,
@@ -137,7 +137,7 @@ def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
     """Seconds to read all weights once per token of each batch of texts."""
     model = sizes.of(run.model, run.algorithm().steps)
     assert model is not None
-    each = -(-samples // devices.count)
+    each = -(-samples // devices.number)
     batches = -(-each // rows_per_call(run, model))
     read = model.trained * BYTES[run.model.dtype] / (devices.kind.bandwidth * 1e12)
     return batches * run.algorithm().steps * read
@@ -154,7 +154,7 @@ def _evaluation(
         return None
     steps = 1 if m.language is not None else run.evaluation_steps
     work = e.samples * (steps * count.state + (count.decode or 0.0))
-    seconds = work / speed / devices.count
+    seconds = work / speed / devices.number
     if m.language is None:
         return seconds
     share = run.evaluation_steps / run.algorithm().steps
@@ -173,7 +173,7 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
     phases = ", ".join(f"{name} {duration(s)}" for name, s in found.phases.items())
     peak = devices.peak(run.model.dtype) / 1e12
     lines = [
-        f"time: about {duration(found.total)} an iteration on {devices.count} x {devices.name} at "
+        f"time: about {duration(found.total)} an iteration on {devices.number} x {devices.name} at "
         f"{utilisation:.0%} of {peak:.0f} TFLOP/s in {run.model.dtype} ({phases})"
     ]
     t, every = run.train, run.evaluate.every
