@@ -5,7 +5,7 @@ prompt has no answer in that column is unscored.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
@@ -51,14 +51,16 @@ def exact_number(text: str) -> Fraction | None:
     return value / 100 if percent else value
 
 
+def canonical(answer: str, kind: str) -> Hashable:
+    """A value that is equal for answers that are the same."""
+    number = exact_number(answer) if kind == "number" else None
+    if number is not None:
+        return number
+    return answer.strip() if kind == "exact" else tuple(answer.casefold().split())
+
+
 def same(answer: str, truth: str, kind: str) -> bool:
-    if kind == "number":
-        a, b = exact_number(answer), exact_number(truth)
-        if a is not None and b is not None:
-            return a == b
-    if kind == "exact":
-        return answer.strip() == truth.strip()
-    return answer.casefold().split() == truth.casefold().split()
+    return canonical(answer, kind) == canonical(truth, kind)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ class ExactAnswer:
             return torch.nan
         answer = last_match(text, self.pattern)
         return float(answer is not None and same(answer, str(truth), self.kind))
+
+    def answers(self, samples: Samples) -> list[Hashable | None]:
+        """The answer of each text, as `canonical`; None where the pattern finds none."""
+        found = [last_match(text, self.pattern) for text in samples.media]
+        return [None if a is None else canonical(a, self.kind) for a in found]
 
     def examples(self) -> Samples | None:
         """The right answer and a wrong one; None for a pattern of the user's."""

@@ -78,6 +78,14 @@ class MathAnswer:
                 )
         return golds
 
+    def answers(self, samples: Samples) -> list[str | None]:
+        """The answer of each text as an expression; None where none can be read in time."""
+        unlike = list(dict.fromkeys(samples.media))
+        boxed = self.find == "boxed"
+        read = self.workers.ask([{"read": text, "boxed": boxed} for text in unlike])
+        found = dict(zip(unlike, read, strict=True))
+        return [found[text] or None for text in samples.media]
+
     def report(self) -> dict[str, float]:
         """`late`: the number of comparisons that were stopped and scored 0."""
         late, self.workers.late = self.workers.late, 0

@@ -1,6 +1,6 @@
 """The contracts: samples in, one number per sample out. n samples, r rewards, p pairs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -104,6 +104,15 @@ class Reward(Protocol):
     """
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]: ...
+
+
+@runtime_checkable
+class FindsAnswers(Protocol):
+    """A reward of texts that reads an answer in each, by which a majority can vote."""
+
+    def answers(self, samples: Samples) -> Sequence[Hashable | None]:
+        """The answer of each text, equal for equal answers; None for a text without one."""
+        ...
 
 
 @runtime_checkable

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel
 
 from flowrl.errors import UserError
+from flowrl.models.description import local_folder
 from flowrl.models.open import DTYPES
-from flowrl.models.sizes import local_folder
 from flowrl.paths import find
 from flowrl.settings.read import run_from
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flowrl.api.parts import GivenReward, GivenRewards
 from flowrl.api.trained import TrainedRun
 from flowrl.api.untouched import untouched
-from flowrl.cli.sample import device_of, policy_of
+from flowrl.cli.given_model import device_of, policy_of
 from flowrl.cli.steer import Method, SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Scales

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple
 
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.api.untouched import untouched
-from flowrl.cli.commands import run_of
-from flowrl.cli.sample import policy_of, with_rows
+from flowrl.cli.given_model import policy_of
+from flowrl.cli.sample import with_rows
 from flowrl.errors import UserError
+from flowrl.models.open import evaluation_policy
 from flowrl.prompts import PromptSet
 from flowrl.run import record
 from flowrl.run.atomic import numbered_folders
+from flowrl.run.attempts import Attempts
 from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
 from flowrl.run.live import NOTHING_LIVE, Live
 from flowrl.run.session import load_rewards
 from flowrl.settings import PromptFiles, RewardSpec, Run
-from flowrl.settings.read import dump, run_from
+from flowrl.settings.read import dump, run_from, run_of
 from rewards import Reward, Samples
 
 
@@ -137,7 +139,8 @@ class TrainedRun:
                 e.seed if seed is None else seed,
             )
             judges = self.judges(rewards)
-            return score_trial(judges, draw_trial(policy_of(run, self.folder, weights), trial))
+            policy = evaluation_policy(policy_of(run, self.folder, weights), run)
+            return score_trial(judges, draw_trial(policy, trial), Attempts.of(e))
 
     def judges(self, given: Sequence[GivenReward] = ()) -> dict[str, Reward]:
         """The rewards of evaluations by label, loaded: the given ones, or those of the run."""

@@ -12,13 +12,12 @@ from flowrl.api.models import model_settings
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.api.trained import TrainedRun
 from flowrl.api.untouched import untouched
-from flowrl.cli.commands import run_of
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.run import start as starting
 from flowrl.run.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
-from flowrl.settings.read import check_run, dump, run_from
+from flowrl.settings.read import check_run, dump, run_from, run_of
 from flowrl.settings.strict_yaml import read_yaml
 
 PLACE = "flowrl.train"

@@ -23,7 +23,7 @@ from flowrl.settings.arguments import (
     parse_arguments,
 )
 from flowrl.settings.own_parts import FILE_AND_NAME
-from flowrl.settings.read import check_plan, check_run, override, read_run
+from flowrl.settings.read import check_plan, check_run, override, read_run, run_of
 
 NO_CACHE = "--no-cache"
 
@@ -78,30 +78,35 @@ def _finish(result: "object") -> int:
 
 
 def sample_command(arguments: list[str]) -> int:
-    """`sample RUN PROMPT ...`."""
+    """`sample RUN PROMPT ... [overrides]` or `sample --model M PROMPT ...`."""
     from flowrl.cli.sample import sample_prompts
 
-    given = parse_arguments(SampleArguments, arguments, "sample")
+    words, options = split_settings(arguments)
+    given = parse_arguments(SampleArguments, words, "sample")
+    if given.model is not None and given.run is not None:  # all its words are prompts
+        given.run, given.prompts = None, (given.run, *given.prompts)
     if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
         raise UserError('sample: name prompts, such as: flowrl sample RUN "a red circle"')
     quiet()
-    sample_prompts(run_of(given.run), given)
+    sample_prompts(given, options)
     return 0
 
 
 def evaluate_command(arguments: list[str]) -> int:
-    """`evaluate RUN`."""
-    from flowrl.cli.sample import evaluate_weights
+    """`evaluate RUN [overrides]` or `evaluate --model M`."""
+    from flowrl.cli.evaluate import evaluate_weights
 
-    given = parse_arguments(EvaluateArguments, arguments, "evaluate")
+    words, options = split_settings(arguments)
+    given = parse_arguments(EvaluateArguments, words, "evaluate")
     quiet()
-    evaluate_weights(run_of(given.run), given)
+    evaluate_weights(given, options)
     return 0
 
 
 def plan(arguments: list[str]) -> int:
     """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit into the memory."""
-    own, rest = _split(arguments, ("--svg", "--iteration", "--memory"))
+    keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
+    own, rest = _split(arguments, keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words = [*rest[:count], *(word for pair in own.items() for word in pair)]
     given = parse_arguments(PlanArguments, words, "plan")
@@ -118,16 +123,22 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     run = override(read_run(run_file(str(path))), options)
     check_plan(run)
     quiet()
-    from flowrl.cli.plan import describe_run, fits, open_points
-    from flowrl.run import memory
+    from flowrl.cli.plan import describe_run, open_points
+    from flowrl.models.devices import parse_devices
+    from flowrl.run import memory, time_estimate
+
+    devices = None if given.devices is None else parse_devices(given.devices)
 
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
     print(describe_run(run, given.iteration, given.svg))
-    print(memory.memory_report(run, given.memory, given.iteration))
+    limit = memory.limit(given.memory, devices)
+    print(memory.memory_report(run, limit, given.iteration))
+    if devices is not None:
+        print(time_estimate.time_report(run, devices, given.utilisation, given.iteration))
     for point in open_points(run):
         print(f"before training: {point}")
-    return fits(run, given.memory, given.iteration)
+    return memory.fits(run, limit, given.iteration)
 
 
 def prove(arguments: list[str]) -> int:
@@ -270,12 +281,16 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def run_of(folder: Path) -> Run:
-    """The settings of a run's folder."""
-    file = folder / "run.yaml"
-    if not file.is_file():
-        raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
-    return read_run(file)
+def split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split options such as `--model.dtype bfloat16`, with their values, from other words."""
+    words: list[str] = []
+    options: list[str] = []
+    into = words
+    for word in arguments:
+        if word.startswith("--"):
+            into = options if "." in word.partition("=")[0] else words
+        into.append(word)
+    return words, options
 
 
 def quiet() -> None:

@@ -9,10 +9,40 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
 from packaging.requirements import Requirement
 
 Verdict = Literal["ok", "note", "missing"]
+
+# the versions that the tests ran with, and that docs/pipelines.md was measured with
+PROVEN_VERSIONS = {
+    "accelerate": "1.15.0",
+    "diffusers": "0.42.1",
+    "peft": "0.21.2",
+    "torch": "2.13.0",
+    "transformers": "5.23.0",
+}
+EXTRAS = {
+    "track": "trackers: TensorBoard",
+    "rewards": "HPSv2 and open_clip's CLIP",
+    "remote": "rewards behind HTTP, judges, vLLM and SGLang servers",
+    "serve": "flowrl serve-reward",
+    "ocr": "the reward ocr",
+    "math": "the reward math_answer",
+    "video": "video files for score and evaluate-rewards",
+    "gguf": "quantized weights (model.gguf_file)",
+    "trl": "comparisons with TRL in tests and scripts",
+}
+OPTIONAL = {
+    "bitsandbytes": "train.optimizer: adamw8bit",
+    "wandb": "track.with: [wandb]",
+    "trackio": "track.with: [trackio]",
+    "mlflow": "track.with: [mlflow]",
+}
+HUB_SECONDS = 3.0
+FREE = 5  # GiB of disk; a run of a large model writes more
 
 
 class Finding(NamedTuple):
@@ -23,16 +53,22 @@ class Finding(NamedTuple):
 
 @dataclass
 class Doctor:
-    """Check Python, devices, versions, extras, the hub's cache, write access and launchers."""
+    """Check Python, devices, memory, versions, extras, the hub and its cache, write access and
+    launchers. Exit code 1 if something that every run needs is missing."""
 
 
 def findings() -> Iterator[Finding]:
     yield _python()
     yield from _packages()
+    yield _memory()
     yield from _devices()
+    yield _compiler()
+    yield _sandbox()
     yield from _extras()
-    yield _hub()
-    yield _write_access(Path.cwd())
+    yield from _optional()
+    yield from _hub()
+    yield _write_access("disk", Path.cwd(), "runs go to ./runs")
+    yield from _proof_cache()
     yield _launchers()
 
 
@@ -42,18 +78,25 @@ def print_findings() -> int:
     width = max(len(each.subject) for each in found)
     for each in found:
         print(f"{each.state:<8}{each.subject:<{width}}  {each.detail}")
-    return int(any(each.state == "missing" for each in found))
+    missing = [each.subject for each in found if each.state == "missing"]
+    print(
+        f"missing: {', '.join(missing)}" if missing else "nothing that every run needs is missing"
+    )
+    return int(bool(missing))
 
 
 def _python() -> Finding:
-    system = f"{platform.system()} {platform.machine()}"
-    state: Verdict = "ok" if platform.system() == "Linux" else "note"
-    tested = "" if state == "ok" else "; flowrl is tested on Linux only"
-    return Finding(state, "python", f"{sys.version.split()[0]} on {system}{tested}")
+    system = platform.system()
+    names = {"Darwin": "macOS"}
+    where = f"{sys.version.split()[0]} on {names.get(system, system)} {platform.machine()}"
+    if system == "Linux":
+        return Finding("ok", "python", where)
+    lost = "flowrl is tested on Linux only"
+    return Finding("note", "python", f"{where}: {lost}")
 
 
 def _packages() -> Iterator[Finding]:
-    """The required packages, compared with the versions that flowrl needs."""
+    """The required packages, compared with the versions that flowrl needs and was proven with."""
     for line in distribution("flowrl").requires or ():
         wanted = Requirement(line)
         if wanted.marker is not None:  # extras are looked at by themselves
@@ -63,48 +106,93 @@ def _packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             yield Finding("missing", wanted.name, f"pip install '{wanted}'")
             continue
-        fits = wanted.specifier.contains(here, prereleases=True)
-        detail = here if fits else f"{here}, but flowrl needs {wanted.specifier}"
-        yield Finding("ok" if fits else "missing", wanted.name, detail)
+        if not wanted.specifier.contains(here, prereleases=True):
+            detail = f"{here}, but flowrl needs {wanted.specifier}: pip install '{wanted}'"
+            yield Finding("missing", wanted.name, detail)
+            continue
+        proven = PROVEN_VERSIONS.get(wanted.name)
+        if proven is None or here.partition("+")[0] == proven:
+            yield Finding("ok", wanted.name, here)
+            continue
+        detail = f"{here}; proven with {proven}. Each start compares the pipeline with its own call"
+        yield Finding("note", wanted.name, detail)
+
+
+def _memory() -> Finding:
+    import psutil
+
+    total, available = psutil.virtual_memory()[:2]
+    bound = Path("/sys/fs/cgroup/memory.max")
+    text = bound.read_text().strip() if bound.is_file() else "max"
+    limit = int(text) if text.isdigit() else total
+    inside = f", a container's limit of {limit / 2**30:.0f} GiB" if limit < total else ""
+    detail = f"{total / 2**30:.0f} GiB, {available / 2**30:.0f} GiB available{inside}"
+    return Finding("ok", "memory", f"{detail}; {os.cpu_count()} CPUs")
 
 
 def _devices() -> Iterator[Finding]:
     import torch
 
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    yield Finding("ok", "memory", f"{memory:.0f} GiB, {os.cpu_count()} CPUs")
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(i)
-            half = "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+            half = "bfloat16" if torch.cuda.is_bf16_supported() else "float16, no bfloat16"
             size = f"{device.total_memory / 2**30:.0f} GiB, {half}"
-            yield Finding("ok", f"cuda:{i}", f"{device.name}, {size}")
-    elif torch.backends.mps.is_available():
-        yield Finding(
-            "note", "mps", "visible, but flowrl was never run on it; set model.device: cpu"
+            yield Finding("ok", f"cuda:{i}", f"{device.name}, {size}, CUDA {torch.version.cuda}")
+        return
+    if torch.backends.mps.is_available():
+        why = "visible, but flowrl was never run on it: set model.device: cpu"
+        yield Finding("note", "mps", f"Apple's GPU (MPS) is {why}; no bitsandbytes, no CUDA")
+        return
+    driver = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").is_file()
+    built = torch.version.cuda
+    if driver and built is None:
+        why = (
+            f"an NVIDIA driver is here, but torch {torch.__version__} is built without CUDA: "
+            "install torch with CUDA (https://pytorch.org/get-started/locally)"
         )
+    elif driver:
+        why = f"torch is built for CUDA {built}, but sees no device: compare the driver's version"
     else:
-        yield Finding("note", "cuda", "none visible: runs use the CPU")
+        why = "no GPU is visible: runs use the CPU, which is enough for the demos"
+    yield Finding("note", "cuda", why)
+
+
+def _compiler() -> Finding:
+    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    if found is None:
+        lost = "no C++ compiler: model.compile will not work; install g++ or clang"
+        return Finding("note", "compiler", lost)
+    return Finding("ok", "compiler", f"{found}, for model.compile")
+
+
+def _sandbox() -> Finding:
+    if platform.system() == "Linux":
+        return Finding("ok", "sandbox", "Linux, for the reward code_tests")
+    less = "the reward code_tests confines programs by fewer means than on Linux"
+    return Finding("note", "sandbox", less)
 
 
 def _extras() -> Iterator[Finding]:
     """Each extra, what it makes available, and its missing packages."""
-    opens = {
-        "track": "trackers: TensorBoard",
-        "rewards": "HPSv2 and open_clip's CLIP",
-        "remote": "rewards behind HTTP, judges",
-        "serve": "flowrl serve-reward",
-        "ocr": "the reward ocr",
-        "math": "the reward math_answer",
-        "video": "video files for score and evaluate-rewards",
-        "gguf": "quantized weights",
-    }
-    lines = [Requirement(line) for line in distribution("flowrl").requires or ()]
-    for extra, purpose in opens.items():
+    own = distribution("flowrl")
+    lines = [Requirement(line) for line in own.requires or ()]
+    for extra in own.metadata.get_all("Provides-Extra") or ():
+        if extra == "dev":
+            continue
         wanted = [r for r in lines if r.marker and r.marker.evaluate({"extra": extra})]
         lost = [r.name for r in wanted if not _installed(r.name)]
-        detail = f"{purpose}: pip install 'flowrl[{extra}]'" if lost else purpose
-        yield Finding("note" if lost else "ok", f"extra {extra}", detail)
+        purpose = EXTRAS.get(extra, ", ".join(r.name for r in wanted))
+        get = f"{purpose}: pip install 'flowrl[{extra}]' ({', '.join(lost)})" if lost else purpose
+        yield Finding("note" if lost else "ok", f"extra {extra}", get)
+
+
+def _optional() -> Iterator[Finding]:
+    for name, purpose in OPTIONAL.items():
+        if _installed(name):
+            yield Finding("ok", name, f"{version(name)}, for {purpose}")
+        else:
+            yield Finding("note", name, f"for {purpose}: pip install {name}")
 
 
 def _installed(name: str) -> bool:
@@ -115,23 +203,56 @@ def _installed(name: str) -> bool:
     return True
 
 
-def _hub() -> Finding:
-    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+def _hub() -> Iterator[Finding]:
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE, HF_HUB_OFFLINE
 
+    if HF_HUB_OFFLINE:
+        why = "HF_HUB_OFFLINE is set: only folders and models of the cache can be used"
+        yield Finding("note", "hub", why)
+    else:
+        yield _reachable(ENDPOINT)
     cache = Path(HF_HUB_CACHE)
     models = len(list(cache.glob("models--*"))) if cache.is_dir() else 0
-    where = f"{models} models in {cache}"
-    return Finding("note" if HF_HUB_OFFLINE else "ok", "hub cache", where)
+    found = _write_access("hub cache", cache, "HF_HUB_CACHE names another folder")
+    yield found._replace(detail=f"{models} models; {found.detail}")
 
 
-def _write_access(folder: Path) -> Finding:
-    if not os.access(folder, os.W_OK):
-        return Finding("missing", "disk", f"{folder} cannot be written; runs go to ./runs")
-    free = shutil.disk_usage(folder).free / 2**30
-    return Finding("ok" if free > 5 else "note", "disk", f"{free:.0f} GiB free in {folder}")
+def _reachable(url: str) -> Finding:
+    try:
+        with urlopen(Request(url, method="HEAD"), timeout=HUB_SECONDS):
+            return Finding("ok", "hub", f"{url} answers; gated models need `hf auth login`")
+    except (URLError, OSError, ValueError) as error:
+        why = " ".join(str(error).split())[:80]
+        way = "`hf download` models where there is a network, or set HF_ENDPOINT to a mirror"
+        return Finding("note", "hub", f"{url} cannot be reached ({why}): {way}")
+
+
+def _proof_cache() -> Iterator[Finding]:
+    from flowrl.models.diffusers import kept_proofs
+
+    yield _write_access(
+        "proof cache",
+        kept_proofs.folder(),
+        f"proofs are repeated; set {kept_proofs.FOLDER_VARIABLE}",
+    )
+
+
+def _write_access(subject: str, folder: Path, otherwise: str) -> Finding:
+    """Whether a folder, or the nearest one above it that exists, can be written."""
+    here = next(p for p in (folder, *folder.resolve().parents) if p.exists())
+    if not os.access(here, os.W_OK):
+        state: Verdict = "missing" if subject == "disk" else "note"
+        return Finding(state, subject, f"{folder} cannot be written; {otherwise}")
+    free = shutil.disk_usage(here).free / 2**30
+    detail = f"{free:.0f} GiB free in {folder}"
+    return Finding("ok" if free > FREE else "note", subject, detail)
 
 
 def _launchers() -> Finding:
     beside = Path(sys.executable).parent
-    names = [name for name in ("accelerate", "torchrun") if (beside / name).exists()]
-    return Finding("ok" if names else "note", "launchers", ", ".join(names) or "none found")
+    found = [n for n in ("flowrl", "accelerate", "torchrun") if (beside / n).exists()]
+    lost = [name for name in ("accelerate", "torchrun") if name not in found]
+    detail = ", ".join([*found, "python -m flowrl"])
+    if lost:
+        detail += f"; no {' and no '.join(lost)} beside {sys.executable}: one process only"
+    return Finding("note" if lost else "ok", "launchers", detail)

@@ -102,7 +102,7 @@ def _call_of(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     """Class and parameters of the pipeline's own call; none where it is not on this machine."""
     import diffusers
 
-    from flowrl.models.sizes import local_folder
+    from flowrl.models.description import local_folder
 
     folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
     if folder is None:
@@ -153,12 +153,3 @@ def open_points(run: Run) -> Iterator[str]:
             check()
         except UserError as error:
             yield str(error)
-
-
-def fits(run: Run, limit: str | None, iteration: int) -> bool:
-    """Whether the estimated memory is within the limit; True if either is unknown."""
-    from flowrl.run import memory
-
-    estimate = memory.estimate(run, iteration)
-    most = memory.parsed(limit) if limit else memory.visible()[0]
-    return estimate is None or most is None or estimate.total <= most

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Sequence
 
-from flowrl.cli.sample import device_of
+from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
 from flowrl.models.diffusers import kept_proofs
 from flowrl.models.diffusers.kept_proofs import KeptProof
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, deviations, prove_whole
+from flowrl.models.open import evaluation_policy
 from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
 from flowrl.run.learner import load_policy
@@ -75,16 +76,22 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
 
 
 def _whole(run: Run, policy: PipelinePolicy, rows: PromptColumns) -> tuple[WholeProof, ...]:
-    """The proofs over whole samples at the run's steps and guidances. UserError if one fails."""
-    scales, made = run.model.guidance, []
-    pairs = [(run.algorithm().steps, scale) for scale in (scales.sample, scales.train)]
-    for steps, guidance in dict.fromkeys([*pairs, (run.evaluation_steps, scales.sample)]):
-        replay = policy.known_proofs.get((steps, guidance)) or policy.prove(
-            rows[0][:2], steps=steps, guidance=guidance, meta=rows[1][:2]
+    """The proofs over whole samples at the steps, guidances and sizes of the run's training and
+    evaluations. UserError if one fails."""
+    scales, steps, made = run.model.guidance, run.algorithm().steps, []
+    evaluator = evaluation_policy(policy, run)
+    assert isinstance(evaluator, PipelinePolicy)
+    own = run.evaluation_steps, run.evaluation_guidance
+    sized = evaluator.loop is not policy.loop
+    pairs = [(steps, scales.sample), (steps, scales.train), *(() if sized else (own,))]
+    cases = [(policy, *pair) for pair in dict.fromkeys(pairs)]
+    for subject, count, guidance in [*cases, *([(evaluator, *own)] if sized else ())]:
+        replay = subject.known_proofs.get((count, guidance)) or subject.prove(
+            rows[0][:2], steps=count, guidance=guidance, meta=rows[1][:2]
         )
-        made.append(prove_whole(policy, *whole_prompts(rows), replay))
+        made.append(prove_whole(subject, *whole_prompts(rows), replay))
         failure = made[-1].failure()
         if failure is not None:
             print(deviations(made))
-            raise UserError(f"{policy.name}: {failure}")
+            raise UserError(f"{subject.name}: {failure}")
     return tuple(made)

@@ -1,5 +1,6 @@
 """Opens the model of a run's settings; no other module knows all kinds of model."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,30 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(m.guidance.sample, m.guidance.train)
     return policy
+
+
+def evaluation_policy(policy: Policy, run: Run) -> Policy:
+    """The policy at the guidance and size of `evaluate`: itself, where these are the model's.
+
+    Otherwise a policy with the same modules, so that it always has the same weights. Proofs of one
+    size are shared; another size has its own. UserError for a size that the pipeline refuses.
+    """
+    size, guidance = run.evaluation_size, run.evaluation_guidance
+    if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
+        return policy
+    from flowrl.models.diffusers.policy import PipelinePolicy
+    from flowrl.models.diffusers.signature import Loop
+
+    assert isinstance(policy, PipelinePolicy)
+    twin = copy.copy(policy)
+    twin.guidance = policy.guidance._replace(sample=guidance)
+    if size:
+        twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
+        twin.call, twin.known_proofs = twin.loop.call, {}
+        if run.train.rows_per_call == "auto":
+            twin.rows_per_call = twin.automatic(run.evaluation_steps)
+        twin.frozen.rest()
+    return twin
 
 
 def _language(run: Run, device: torch.device) -> "CausalPolicy":

@@ -1,24 +1,18 @@
-"""Sizes of a model, from its configuration and the headers of its files: no weights are read."""
+"""Sizes of a model, from its configuration and the headers of its files: no weights are read.
 
-import inspect
-import json
+See `flowrl.models.description` for where a configuration comes from.
+"""
+
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-import diffusers
-import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora import OTHER, default_targets
-from flowrl.models.open import place
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
 
@@ -41,6 +35,8 @@ class Sizes:
     latent    of a row
     decoding  of a row's image at the decoder's last level, one layer
     unknown   components whose weights could not be counted
+    rows      of the denoiser for one state in training: two with classifier-free guidance
+    public    whether the configuration is from flowrl's table, and not from the model's files
     """
 
     trained: int
@@ -53,43 +49,39 @@ class Sizes:
     latent: int = 0
     decoding: int = 0
     unknown: tuple[str, ...] = ()
-
-
-def local_folder(source: str) -> Path | None:
-    """Return a model's local folder: as given, below the project, or in the hub's cache."""
-    here = Path(place(source))
-    if here.is_dir():
-        return here
-    try:
-        return Path(snapshot_download(source, local_files_only=True))
-    except (LocalEntryNotFoundError, ValueError):
-        return None
+    rows: int = 1
+    public: bool = False
 
 
 def of(m: ModelSettings, length: int) -> Sizes | None:
-    """Return the sizes, None if the model is not here. `length`: tokens of a completion."""
-    folder = local_folder(m.pipeline or m.language or "")
-    if folder is None or m.gguf_file is not None:
+    """Return the sizes, None if no configuration is known. `length`: tokens of a completion."""
+    described = describe(m)
+    if described is None:
         return None
-    return _pipeline(folder, m) if m.pipeline else _language(folder, length)
+    return _pipeline(described, m) if m.pipeline else _language(described, length)
 
 
-def _language(folder: Path, length: int) -> Sizes:
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+def rows_per_state(described: Description, guidance: float | None) -> int:
+    """Rows of the denoiser for one state: two with classifier-free guidance, which a denoiser that
+    takes the scale as an input does not need. None is the pipeline's own scale."""
+    if described.first.config.get("guidance_embeds"):
+        return 1
+    own = described.default("guidance_scale") if guidance is None else guidance
+    return 2 if isinstance(own, int | float) and own > 1 else 1
+
+
+def _language(described: Description, length: int) -> Sizes:
+    model: Any = described.language_model()
     head = model.get_output_embeddings()
     targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
     inside, between, blocks = _work([model])
-    return Sizes(_count(model), {}, _ends(targets), PROMPT + length, inside, between, blocks)
+    sizes = Sizes(_count(model), {}, _ends(targets), PROMPT + length, inside, between, blocks)
+    return replace(sizes, public=described.public)
 
 
-def _pipeline(folder: Path, m: ModelSettings) -> Sizes:
-    index = json.loads((folder / "model_index.json").read_text())
-    parts = [n for n, v in index.items() if not n.startswith("_") and (folder / n).is_dir()]
-    denoisers = {n: _denoiser(folder / n) for n in parts if n in DENOISERS}
-    counted = {n: _numbers(folder / n) for n in parts if n not in DENOISERS}
-    models = {n for n in counted if (folder / n / "config.json").is_file()}
-    shape = _Shape.of(folder, index["_class_name"], next(iter(denoisers.values())), m)
+def _pipeline(described: Description, m: ModelSettings) -> Sizes:
+    denoisers = described.denoisers
+    shape = RowShape.of(described, m)
     targets = [
         module
         for model in denoisers.values()
@@ -100,7 +92,7 @@ def _pipeline(folder: Path, m: ModelSettings) -> Sizes:
     inside, between, blocks = _work(list(denoisers.values())[:1])
     return Sizes(
         trained=sum(map(_count, denoisers.values())),
-        frozen={n: c for n, c in counted.items() if c is not None},
+        frozen={n: c for n, c in described.counts.items() if c is not None},
         adapters=_ends(targets),
         tokens=shape.tokens,
         inside=inside,
@@ -108,14 +100,10 @@ def _pipeline(folder: Path, m: ModelSettings) -> Sizes:
         blocks=blocks,
         latent=shape.latent,
         decoding=shape.decoding,
-        unknown=tuple(sorted(n for n in models if counted[n] is None)),
+        unknown=tuple(sorted(n for n, c in described.counts.items() if c is None)),
+        rows=rows_per_state(described, m.guidance.train),
+        public=described.public,
     )
-
-
-def _denoiser(folder: Path) -> nn.Module:
-    config = json.loads((folder / "config.json").read_text())
-    with torch.device("meta"):
-        return getattr(diffusers, config["_class_name"]).from_config(config)
 
 
 def _targets(m: ModelSettings, denoiser: nn.Module) -> Iterable[str]:
@@ -145,58 +133,59 @@ def _work(models: Iterable[nn.Module]) -> tuple[int, int, int]:
     return inside, between, blocks
 
 
-def _numbers(folder: Path) -> int | None:
-    """Count the numbers of all tensors in a folder's safetensors; None where it has none."""
-    files = list(folder.glob("*.safetensors"))
-    files = [f for f in files if "." not in f.stem] or files  # not the half-precision variants
-    total = 0
-    for path in files:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-        total += sum(math.prod(shape) for shape in shapes)
-    return total if files else None
-
-
 @dataclass(frozen=True)
-class _Shape:
+class RowShape:
+    """Sizes of one row.
+
+    frames, height, width   of the latents, before they are packed
+    channels                of the latents
+    tokens                  in the trained blocks; None for a model without tokens (a UNet)
+    decoding                of a row's image at the decoder's last level, one layer
+    """
+
+    frames: int
+    height: int
+    width: int
+    channels: int
     tokens: int | None
-    latent: int
     decoding: int
 
+    @property
+    def latent(self) -> int:
+        """Numbers in a row's latents."""
+        return self.frames * self.height * self.width * self.channels
+
     @classmethod
-    def of(cls, folder: Path, pipeline: str, denoiser: Any, m: ModelSettings) -> "_Shape":
+    def of(cls, described: Description, m: ModelSettings) -> "RowShape":
         """Read the sizes of one row from diffusers' configurations."""
-        path = folder / "vae" / "config.json"
-        vae = json.loads(path.read_text()) if path.is_file() else {}
-        config = denoiser.config
-        levels = next((vae[n] for n in LEVELS if vae.get(n)), [1])
+        vae = described.vae()
+        config = dict(described.first.config)
+        levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
         spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2 ** (len(levels) - 1))
         temporal = next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
         side = config.get("sample_size")
-        height, width = _size("height", pipeline, m), _size("width", pipeline, m)
-        height = height or (side * spatial if isinstance(side, int) else 512)
-        width = width or (side * spatial if isinstance(side, int) else 512)
-        frames = _size("num_frames", pipeline, m) or 1
+        size = side * spatial if isinstance(side, int) else 512
+        height = _size("height", described, m) or size
+        width = _size("width", described, m) or size
+        frames = _size("num_frames", described, m) or 1
         latent_frames = (frames - 1) // temporal + 1
         channels = config.get("in_channels", 4)
-        places = latent_frames * (height // spatial) * (width // spatial)
         own = vae.get("latent_channels") or vae.get("z_dim") or channels
+        shape = latent_frames, height // spatial, width // spatial
         patch = config.get("patch_size")
         tokens = None
         if patch is not None:
             sizes = list(patch) if isinstance(patch, list | tuple) else [patch]
             packed = 2 if channels == 4 * own and sizes[-1] == 1 else 1  # FLUX, Qwen-Image
             deep = sizes[0] if len(sizes) == 3 else config.get("patch_size_t") or 1
-            tokens = max(1, places // (deep * (sizes[-1] * packed) ** 2))
-        return cls(tokens, places * own, frames * height * width * levels[0])
+            tokens = max(1, math.prod(shape) // (deep * (sizes[-1] * packed) ** 2))
+        return cls(*shape, own, tokens, frames * height * width * levels[0])
 
 
-def _size(name: str, pipeline: str, m: ModelSettings) -> int | None:
+def _size(name: str, described: Description, m: ModelSettings) -> int | None:
     """Return a size that the run sets, or the pipeline's own default."""
     given = m.call.get(name, getattr(m, name, None))
     if given is not None:
         return int(given)
-    parameters = inspect.signature(getattr(diffusers, pipeline).__call__).parameters
-    default = parameters[name].default if name in parameters else None
+    default = described.default(name)
     return default if isinstance(default, int) else None

@@ -29,9 +29,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_flatten
 
 from flowrl.errors import UserError
+from flowrl.models.description import local_folder
 from flowrl.models.diffusers.driver import DENOISERS
 from flowrl.models.diffusers.proof_steps import STEP_TOLERANCE
-from flowrl.models.sizes import local_folder
 from flowrl.settings import ModelSettings
 
 # gradients compared with those of unshared calls: tests/processes/test_context_parallel.py

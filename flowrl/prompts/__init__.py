@@ -2,10 +2,18 @@
 
 from flowrl.prompts.chat import Chat
 from flowrl.prompts.files import on_hub
-from flowrl.prompts.prompt_set import IMAGE_COLUMNS, Draws, PromptSet, uncertainty, weighted_draw
+from flowrl.prompts.prompt_set import (
+    DATA_SET,
+    IMAGE_COLUMNS,
+    Draws,
+    PromptSet,
+    uncertainty,
+    weighted_draw,
+)
 from flowrl.prompts.source import DataSource, Selection
 
 __all__ = [
+    "DATA_SET",
     "IMAGE_COLUMNS",
     "Chat",
     "DataSource",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
-from flowrl.prompts import PromptSet
+from flowrl.prompts import DATA_SET, PromptSet
+from flowrl.run.attempts import Attempts
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.learner import Learner, evaluated
 from flowrl.run.round import decode_samples_of
@@ -66,10 +68,31 @@ def draw_trial(policy: Policy, trial: Trial) -> TrialSamples:
 
 @dataclass(frozen=True)
 class HeldOutResult:
-    metrics: dict[str, float]  # means by reward over all processes, and statistics of the media
-    columns: dict[str, Tensor]  # [n] of all processes: scores, NaN where unscored, and statistics
-    samples: Samples  # this process's
+    """Samples of a prompt are contiguous in all columns.
+
+    metrics    means by reward over all processes, and statistics of the media
+    columns    [n] of all processes: scores, NaN where unscored, attempts, and statistics
+    samples    this process's
+    scores     this process's
+    attempts   names of the columns that `flowrl.run.attempts` made
+    data_sets  of the n samples, if the prompts come from several
+    """
+
+    metrics: dict[str, float]
+    columns: dict[str, Tensor]
+    samples: Samples
     scores: Scores
+    attempts: tuple[str, ...] = ()
+    data_sets: tuple[str, ...] = ()
+
+    def by_data_set(self) -> dict[str, dict[str, float]]:
+        """Means of the scores and attempts in each data set; NaN without any."""
+        found: dict[str, dict[str, float]] = {}
+        for label in dict.fromkeys(self.data_sets):
+            rows = torch.tensor([each == label for each in self.data_sets])
+            names = (*self.scores.names, *self.attempts)
+            found[label] = {name: known_mean(self.columns[name][rows]) for name in names}
+        return found
 
     def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """Standard deviations of the samples, and standard errors of the paired gains over `base`.
@@ -89,12 +112,29 @@ class HeldOutResult:
         return found
 
 
-def score_trial(rewards: dict[str, Reward], drawn: TrialSamples) -> HeldOutResult:
-    return merged_trial(drawn, score_all(rewards, drawn.samples))
+def score_trial(
+    rewards: Mapping[str, Reward], drawn: TrialSamples, attempts: Attempts = Attempts()
+) -> HeldOutResult:
+    scores = score_all(rewards, drawn.samples)
+    return merged_trial(drawn, scores, more=attempts.columns(rewards, drawn.samples, scores))
 
 
-def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> HeldOutResult:
-    """Merge results of all processes, without those of one that does not count."""
+def known_mean(column: Tensor) -> float:
+    """The mean of the values that are not NaN; NaN without any."""
+    known = column[~column.isnan()].double()
+    return float(known.mean()) if len(known) else math.nan
+
+
+def merged_trial(
+    drawn: TrialSamples,
+    scores: Scores,
+    counts: bool = True,
+    more: Mapping[str, Tensor] = MappingProxyType({}),
+) -> HeldOutResult:
+    """Merge results of all processes, without those of one that does not count.
+
+    `more` are further columns [n] of this process's samples.
+    """
     kept = slice(None if counts else 0)
     parts = gather_object([drawn.statistics if counts else None])
     values, scored, statistics = (
@@ -113,7 +153,12 @@ def merged_trial(drawn: TrialSamples, scores: Scores, counts: bool = True) -> He
     columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
     known = values.double().masked_fill(~scored, torch.nan)
     columns |= dict(zip(scores.names, known.unbind(1), strict=True))
-    return HeldOutResult(metrics, columns, drawn.samples, scores)
+    for name, column in more.items():
+        columns[name] = torch.cat(gather_object([column[kept]]))
+        metrics[name] = known_mean(columns[name])
+    labels = [str(row[DATA_SET]) for row in drawn.samples.meta if DATA_SET in row][kept]
+    sets = tuple(label for part in gather_object([labels]) for label in part)
+    return HeldOutResult(metrics, columns, drawn.samples, scores, tuple(more), sets)
 
 
 def evaluate_held_out(
@@ -129,9 +174,10 @@ def evaluate_held_out(
     mine, counts = parallel.share(len(trial.rows))
     with parallel.together():
         with learner.policies.using(evaluated(learner.run)):
-            drawn = draw_trial(learner.policy, trial.part(mine))
+            drawn = draw_trial(learner.evaluator, trial.part(mine))
         scores = score_once(parallel, judges, drawn.samples)
-    result = merged_trial(drawn, scores, counts and parallel.leads)
+        more = Attempts.of(e).columns(judges, drawn.samples, scores)
+    result = merged_trial(drawn, scores, counts and parallel.leads, more)
     for name in result.scores.names:
         if not math.isfinite(result.metrics[name]):
             raise NotFiniteError(

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.models.open import DTYPES, open_model
+from flowrl.models.open import DTYPES, evaluation_policy, open_model
 from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
 from flowrl.processes import context_parallel
@@ -22,12 +22,16 @@ EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps 
 
 @dataclass(frozen=True)
 class Learner:
-    """The part of a run that losses and updates see, without prompts, rewards and folder."""
+    """The part of a run that losses and updates see, without prompts, rewards and folder.
+
+    evaluator   the policy at the guidance and the size of evaluations: the same weights
+    """
 
     run: Run
     algorithm: Algorithm
     parallel: Parallel
     policy: Policy
+    evaluator: Policy
     policies: Policies
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
@@ -39,6 +43,7 @@ class Learner:
         context_parallel.refuse_model(run.model, accelerator.num_processes)
         algorithm = run.algorithm()
         policy = load_policy(run, accelerator.device, folder)
+        evaluator = evaluation_policy(policy, run)  # before sharding: it calls the whole model
         parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
         policies = Policies(
             policy.trainable(),
@@ -49,7 +54,7 @@ class Learner:
         parallel.follow(policies)
         optimizer = optimizers.build(run.train, policies.parameters.values())
         losses = scaler(accelerator.device, DTYPES[run.model.dtype])
-        return cls(run, algorithm, parallel, policy, policies, optimizer, losses)
+        return cls(run, algorithm, parallel, policy, evaluator, policies, optimizer, losses)
 
     def __str__(self) -> str:
         """Device, precision and trained parameters in one line."""

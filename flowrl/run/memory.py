@@ -9,12 +9,13 @@ times its width. Decoding is assumed to hold LAYERS layers of the decoder's last
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flowrl.errors import UserError
 from flowrl.models import sizes
+from flowrl.models.devices import DeviceGroup
 from flowrl.models.sizes import Sizes
 from flowrl.run.learner import averages
 from flowrl.run.live import of_callback
@@ -49,16 +50,24 @@ class MemoryEstimate:
     parts: Mapping[str, int]
     phases: Mapping[str, int]
     unknown: tuple[str, ...]
+    public: bool = False  # sizes are from flowrl's table, and not from the model's files
 
     @property
     def total(self) -> int:
         return sum(self.parts.values()) + max(self.phases.values(), default=0)
 
+    def sharded(self, processes: int) -> "MemoryEstimate":
+        """The memory of one of several processes under FSDP2: a part of the trained model, its
+        optimizer and its averages, and the latents of its own draws."""
+        parts = {n: b if n == "frozen parts" else -(-b // processes) for n, b in self.parts.items()}
+        return replace(self, parts=parts)
+
     def __str__(self) -> str:
         held = {**self.parts, **self.phases}
         listed = ", ".join(f"{name} {size(n)}" for name, n in held.items() if n)
         lacks = f"; not counted: {', '.join(self.unknown)}" if self.unknown else ""
-        return f"memory: about {size(self.total)} ({listed}){lacks}"
+        table = "; sizes from flowrl's table, since the model is not here" if self.public else ""
+        return f"memory: about {size(self.total)} ({listed}){lacks}{table}"
 
 
 def size(count: int) -> str:
@@ -79,7 +88,7 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     model = sizes.of(run.model, algorithm.steps)
     if model is None:
         return None
-    rows = _rows(run, model)
+    rows = rows_per_call(run, model)
     phases = {"training": _activations(run, model, rows)}
     if model.decoding:
         decoded = 1 if run.model.vae.slicing else rows
@@ -91,7 +100,7 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     if model.tokens is None:
         lacks.append("activations of a model without tokens")
     parts = _weights(run, model) | {"states": _states(run, model, iteration)}
-    return MemoryEstimate(parts, phases, tuple(lacks))
+    return MemoryEstimate(parts, phases, tuple(lacks), model.public)
 
 
 def _weights(run: Run, model: Sizes) -> dict[str, int]:
@@ -113,7 +122,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     }
 
 
-def _rows(run: Run, model: Sizes) -> int:
+def rows_per_call(run: Run, model: Sizes) -> int:
     """Return rows per call, as `Policy.automatic` chooses them."""
     given = run.train.rows_per_call
     if given != "auto":
@@ -126,9 +135,7 @@ def _rows(run: Run, model: Sizes) -> int:
 def _activations(run: Run, model: Sizes, rows: int) -> int:
     """Estimate bytes that one call keeps for `backward`."""
     m, wide = run.model, BYTES[run.model.dtype]
-    seen = rows * (model.tokens or 0) * wide / m.context_parallel
-    if (m.guidance.train or 1) > 1:  # an unconditional row beside each
-        seen *= 2
+    seen = model.rows * rows * (model.tokens or 0) * wide / m.context_parallel
     whole = seen * model.inside * KEPT_SHARE[m.lora is not None, wide < 4]
     if run.train.gradient_checkpointing:
         whole = seen * model.between * BETWEEN + whole / max(1, model.blocks)
@@ -182,7 +189,7 @@ def _words(change: str, run: Run) -> list[str] | None:
             return None if m.vae.slicing or not pipeline else [name]
         case "--train.rows-per-call":
             seen = sizes.of(m, run.algorithm().steps)
-            rows = 1 if seen is None else _rows(run, seen)
+            rows = 1 if seen is None else rows_per_call(run, seen)
             return None if rows == 1 else [name, "1" if rows < 8 else str(rows // 8)]
         case "--train.optimizer":
             return None if t.optimizer == value[0] else [name, *value]
@@ -195,7 +202,38 @@ def _value(words: list[str]) -> str:
     return words[1] if len(words) > 1 else "true"
 
 
-def memory_report(run: Run, memory: str | None, iteration: int = 0) -> str:
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The memory of one device, None if unknown; `whose` names it, of `processes` devices."""
+
+    most: int | None
+    whose: str = ""
+    processes: int = 1
+
+
+def limit(memory: str | None, devices: DeviceGroup | None = None) -> MemoryLimit:
+    """The limit of `--memory`, else of `--devices`, else of the visible GPU."""
+    count = 1 if devices is None else devices.number
+    if memory is not None:
+        return MemoryLimit(parsed(memory), "--memory", count)
+    if devices is not None:
+        return MemoryLimit(int(devices.kind.memory * 10**9), devices.name, count)
+    if not torch.cuda.is_available():
+        return MemoryLimit(None)
+    device = torch.cuda.get_device_properties(0)
+    return MemoryLimit(device.total_memory, device.name)
+
+
+def fits(run: Run, limit: MemoryLimit, iteration: int = 0) -> bool:
+    """Whether the estimated memory is within the limit, sharded if there are several devices; True
+    if either is unknown."""
+    needed = estimate(run, iteration)
+    if needed is None or limit.most is None:
+        return True
+    return min(needed.total, needed.sharded(limit.processes).total) <= limit.most
+
+
+def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
     """Report for `flowrl plan`: the estimate, whether it fits, and which changes make it fit."""
     needed = estimate(run, iteration)
     if needed is None:
@@ -204,23 +242,23 @@ def memory_report(run: Run, memory: str | None, iteration: int = 0) -> str:
             f"memory: unknown, since {source} is not on this machine; `hf download {source}` "
             "downloads it"
         )
-    limit, whose = (parsed(memory), "--memory") if memory else visible()
-    if limit is None:
+    if limit.most is None:
         return str(needed)
-    if needed.total <= limit:
-        return f"{needed}; fits into {size(limit)} ({whose})"
-    changes = advice(run, limit)
+    into = f"{size(limit.most)} ({limit.whose})"
+    if needed.total <= limit.most:
+        return f"{needed}; fits into {into}"
+    shards = needed.sharded(limit.processes)
+    if shards.total <= limit.most:
+        return (
+            f"{needed}; does not fit into {into} whole, but sharded over {limit.processes} "
+            f"processes (FSDP2: docs/processes.md) each holds about {size(shards.total)}"
+        )
+    changes = advice(run, limit.most)
     way = f": set {', '.join(changes)}" if changes else ""
     smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
     end = way or f": {smaller or 'smaller images, or a smaller model'}"
-    return f"{needed}; does not fit into {size(limit)} ({whose}){end}"
-
-
-def visible() -> tuple[int | None, str]:
-    if not torch.cuda.is_available():
-        return None, ""
-    device = torch.cuda.get_device_properties(0)
-    return device.total_memory, device.name
+    each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
+    return f"{needed}; does not fit into {into}{each if limit.processes > 1 else ''}{end}"
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def proof_digest(
         "gradient_checkpointing": run.train.gradient_checkpointing,
         "steps": [run.algorithm().steps, run.evaluation_steps],
         "levels": [run.levels(n) for n in (run.algorithm().steps, run.evaluation_steps)],
+        "evaluation": [run.evaluation_guidance, run.evaluation_size],
         "base": origin.base,
         "processes": [origin.processes, sharded],
     }

@@ -1,5 +1,6 @@
 """Evaluations, sample pages and alarms of a run, and the checks at its start."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -117,6 +118,8 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
     if session.accelerator.is_main_process:
         save_samples(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
     means = {f"held_out/{name}": value for name, value in result.metrics.items()}
+    for label, scores in result.by_data_set().items():
+        means |= {f"data_set/{label}/{n}": v for n, v in scores.items() if not math.isnan(v)}
     return means | result.spreads(progress.base_scores or {})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import rewards
 from flowrl.credit.trackers import NoTracker
 from flowrl.errors import UserError
-from flowrl.models.sizes import local_folder
+from flowrl.models.description import local_folder
 from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run

@@ -19,19 +19,28 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 @dataclasses.dataclass
 class SampleArguments:
-    """Generate samples of prompts with a run's weights."""
+    """Generate samples of prompts with a run's weights, or with a model that no run has trained.
+    Every setting of a run's file is an option too, after the prompts: --model.dtype bfloat16."""
 
-    run: Word[Path]
-    """The run's folder."""
-    prompts: Word[tuple[str, ...]]
+    run: Word[str | None] = None
+    """The run's folder; not with --model."""
+    prompts: Word[tuple[str, ...]] = ()
+    model: str | None = None
+    """A pipeline's or a language model's folder or hub name, instead of a run."""
+    adapter: Path | None = None
+    """A folder with an adapter of --model."""
     weights: str = "last"
     """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
     count: AtLeastOne = 4
     """Samples per prompt."""
     steps: AtLeastOne | None = None
-    """Denoising steps (num inference steps); the run's evaluation steps if absent."""
+    """Denoising steps (num inference steps) or most tokens; the evaluation's if absent."""
     guidance: Annotated[float, Field(ge=0)] | None = None
-    """Guidance scale; the run's if absent."""
+    """Guidance scale; the evaluation's if absent."""
+    height: AtLeastOne | None = None
+    """Height in pixels; the evaluation's if absent."""
+    width: AtLeastOne | None = None
+    """Width in pixels; the evaluation's if absent."""
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
@@ -47,22 +56,44 @@ class SampleArguments:
 
 @dataclasses.dataclass
 class EvaluateArguments:
-    """Score a run's weights on prompts, with deterministic sampling from keyed noise."""
+    """Score weights on prompts beside the base's, with deterministic sampling from the same keyed
+    noise: a run's weights, or a model that no run has trained. Differences have 95 % intervals over
+    prompts. Every setting of a run's file is an option too: --evaluate.temperature 0."""
 
-    run: Word[Path]
-    """The run's folder."""
-    prompts: str | None = None
-    """A prompt file; the run's held-out prompts if absent."""
+    run: Word[Path | None] = None
+    """The run's folder; not with --model."""
+    model: str | None = None
+    """A pipeline's or a language model's folder or hub name, instead of a run."""
+    adapter: Path | None = None
+    """A folder with an adapter of --model."""
+    prompts: tuple[str, ...] = ()
+    """Prompt files, or data sets as YAML such as '{source: openai/gsm8k, config: main, column:
+    question}'; the run's held-out prompts if absent."""
     suite: str | None = None
     """A prompt set with its own rewards instead: see `flowrl suites`."""
     weights: str = "last"
     """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
+    alone: bool = False
+    """Leave the base out."""
     rewards: tuple[str, ...] = ()
     """Names, or YAML such as '{name: shapes, kind: strict, iou: 0.85}'; the run's if absent."""
     samples: AtLeastOne | None = None
     """Samples in all; the run's evaluate.samples if absent."""
+    per_prompt: AtLeastOne | None = None
+    """Fewest samples per prompt; the run's evaluate.per_prompt if absent."""
     steps: AtLeastOne | None = None
-    """Denoising steps (num inference steps); the run's evaluation steps if absent."""
+    """Denoising steps (num inference steps) or most tokens; the run's evaluation steps if
+    absent."""
+    guidance: Annotated[float, Field(ge=0)] | None = None
+    """Guidance scale; the run's evaluate.guidance if absent."""
+    height: AtLeastOne | None = None
+    """Height in pixels; the run's evaluate.height if absent."""
+    width: AtLeastOne | None = None
+    """Width in pixels; the run's evaluate.width if absent."""
+    pass_at: tuple[AtLeastOne, ...] = ()
+    """Numbers k for pass@k, such as --pass-at 1 4; the run's evaluate.pass_at if absent."""
+    majority: bool = False
+    """Score the most frequent answer of each prompt's texts too."""
     seed: int | None = None
     out: Path | None = None
     """A file for the scores of every sample, as JSON lines."""
@@ -79,7 +110,12 @@ class PlanArguments:
     """Draw the plan's tree into this file."""
     iteration: Annotated[int, Field(ge=0)] = 0
     memory: str | None = None
-    """The memory that the run must fit into, such as 24GiB; the visible GPU's if absent."""
+    """The memory that the run must fit into, such as 24GiB; that of --devices or of the visible GPU
+    if absent."""
+    devices: str | None = None
+    """GPUs to estimate seconds for, such as 8xH100 or RTX-4090."""
+    utilisation: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share of the devices' peak arithmetic that is assumed, with --devices."""
 
 
 @dataclasses.dataclass

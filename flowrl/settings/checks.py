@@ -26,6 +26,11 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         raise UserError(f"recipe {name} is for model.{kind}, and the run has model.{other}")
     if m.pipeline is not None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is for text (model.language): leave it out")
+    if m.language is None:
+        return
+    for place in ("guidance", "height", "width"):
+        if getattr(run.evaluate, place) is not None:
+            raise UserError(f"evaluate.{place} is for images and videos: leave it out")
 
 
 def check_texts(prompts: PromptSet, m: ModelSettings) -> None:

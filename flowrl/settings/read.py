@@ -37,6 +37,14 @@ def read_run(path: Path) -> Run:
     return run_from(read_yaml(path), str(path))
 
 
+def run_of(folder: Path) -> Run:
+    """The settings of a run's folder."""
+    file = folder / "run.yaml"
+    if not file.is_file():
+        raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
+    return read_run(file)
+
+
 def run_from(tree: Any, source: str) -> Run:
     """Check a tree of settings. UserError, in one sentence that begins with `source`."""
     if not isinstance(tree, Mapping):

@@ -124,6 +124,19 @@ class Run(Settings):
         return tuple(1 - k / steps for k in range(steps + 1))
 
     @property
+    def evaluation_guidance(self) -> float | None:
+        """Guidance scale of evaluations; None is the pipeline's own."""
+        e = self.evaluate
+        return self.model.guidance.sample if e.guidance is None else e.guidance
+
+    @property
+    def evaluation_size(self) -> dict[str, int]:
+        """Arguments of the pipeline's call that evaluations change: height and width."""
+        own = {"height": self.evaluate.height, "width": self.evaluate.width}
+        model = {"height": self.model.height, "width": self.model.width}
+        return {k: v for k, v in own.items() if v is not None and v != model[k]}
+
+    @property
     def exported(self) -> str:
         """Name of the folder with the last weights."""
         whole = "pipeline" if self.model.pipeline else "model"

@@ -12,7 +12,7 @@ from flowrl.settings.words import unknown_name
 _MOST_SENTENCES = 5
 
 
-def explain(error: ValidationError, recipe: type[BaseModel] | None) -> str:
+def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> str:
     """One clause per mistake, with semicolons between them; at most _MOST_SENTENCES of them.
 
     `recipe` holds the settings of the run's recipe, if that is known.

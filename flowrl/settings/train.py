@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flowrl.settings.base import OnResume, Settings
 
@@ -66,12 +66,35 @@ class EvaluateSettings(Settings):
     """Denoising steps (num inference steps), or the most tokens of a text; null: the recipe's."""
     temperature: float = Field(default=1.0, ge=0)
     """Temperature of text; 0 takes the likeliest token, so all samples of a prompt are equal."""
+    guidance: float | None = Field(default=None, ge=0)
+    """Guidance scale of images and videos; null: model.guidance.sample."""
+    height: int | None = Field(default=None, ge=1)
+    """Height of images and videos in pixels; null: model.height."""
+    width: int | None = Field(default=None, ge=1)
+    """Width of images and videos in pixels; null: model.width."""
     samples: int = Field(default=512, ge=1, le=1_000_000)
     per_prompt: int = Field(default=4, ge=1, le=100_000)
     """Fewest samples per prompt, on which the diversity is measured."""
+    pass_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Numbers k, at most per_prompt, for pass@k: the probability that one of k samples of a prompt
+    is a success."""
+    majority: bool = False
+    """Score the most frequent answer among a prompt's texts (majority vote), for rewards that find
+    an answer."""
+    success: float = 1.0
+    """Score from which a sample is a success, for pass@k and the majority vote."""
     seed: int = 1234
     average: float | None = Field(default=None, gt=0, lt=1)
     """Decay, per iteration, of the averaged weights that are evaluated and saved; null: none."""
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> "EvaluateSettings":
+        if self.pass_at and max(self.pass_at) > self.per_prompt:
+            raise ValueError(
+                f"pass_at: {max(self.pass_at)} needs as many samples of each prompt, and "
+                f"per_prompt is {self.per_prompt}: raise per_prompt"
+            )
+        return self
 
 
 class Checkpoint(Settings):

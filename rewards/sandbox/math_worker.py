@@ -1,7 +1,8 @@
 """A process that compares mathematics for `rewards.math_answer`. Run as a script, for ever.
 
 A line of JSON in: {"gold": text} asks whether a right answer can be read at all, {"gold", "text",
-"boxed"} whether a completion has that answer. A line out: true or false. The parent keeps the time,
+"boxed"} whether a completion has that answer, {"read", "boxed"} for a completion's answer. A line
+out: true or false, or the answer as a text, empty without one. The parent keeps the time,
 so the library's own alarms are off.
 """
 
@@ -37,9 +38,22 @@ def read_expressions(text: str, boxed: bool) -> tuple[Any, ...]:
     return tuple(one for one in parsed if not isinstance(one, str))
 
 
-def answer(question: dict[str, Any]) -> bool:
+def written(expression: Any) -> str:
+    """An expression as text, equal for equal numbers: 0.5 and 1/2 are both 1/2."""
+    import sympy
+
+    try:
+        return str(sympy.nsimplify(expression, rational=True))
+    except (AttributeError, TypeError, ValueError):  # sets, relations: as they are
+        return str(expression)
+
+
+def answer(question: dict[str, Any]) -> bool | str:
     from math_verify import verify
 
+    if "read" in question:
+        found = read_expressions(question["read"], question["boxed"])
+        return written(found[0]) if found else ""
     gold = read_expressions(bare(question["gold"]), False)
     if "text" not in question:
         return bool(gold)

@@ -195,6 +195,18 @@ def test_plan_exits_with_1_where_the_run_does_not_fit(capsys):
     assert flowrl(capsys, "plan", DEMO, "--memory", "100GiB")[0] == 0
 
 
+def test_plan_estimates_seconds_on_named_devices(capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, out, _ = flowrl(capsys, "plan", DEMO, "--devices", "2xH100", "--utilisation", "0.5")
+    assert code == 0 and "fits into 74.5 GiB (H100)" in out
+    assert "an iteration on 2 x H100 at 50% of 67 TFLOP/s in float32 (sampling" in out
+    preset = "configs/papers/flow_grpo_sd35m_ocr.yaml"  # no file of the model is here
+    code, out, _ = flowrl(capsys, "plan", preset, "--memory", "1GiB")
+    assert code == 1 and "sizes from flowrl's table" in out
+    for wrong in (("--devices", "8xH1000"), ("--devices", "H100", "--utilisation", "0")):
+        assert refusal(capsys, "plan", DEMO, *wrong).startswith("flowrl: ")
+
+
 def test_plan_prints_the_text_length_that_is_paid_for(capsys, tmp_path):
     _, out, _ = flowrl(capsys, "plan", DEMO)
     assert "text: 1 tokens per prompt (model.call.max_sequence_length, as set)" in out

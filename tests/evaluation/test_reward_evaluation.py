@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowrl.cli.sample import evaluate_weights
+from flowrl.cli.evaluate import evaluate_weights
 from flowrl.errors import UserError
 from flowrl.evaluation.agreement import Resamples, credits
 from flowrl.evaluation.measure import Gallery, scores
@@ -18,7 +18,6 @@ from flowrl.evaluation.preferences import ReadOptions, load_preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, judge_pairs, plain, robust_rows
 from flowrl.evaluation.reward_report import headline, results, sentences
 from flowrl.paths import PROJECT
-from flowrl.settings import Run
 from flowrl.settings.arguments import EvaluateArguments
 from rewards import load as load_reward
 from rewards.combine import ByScore
@@ -208,7 +207,7 @@ def test_outputs_are_checked_before_anything_is_scored(tmp_path, capsys, monkeyp
         assert runs.flowrl("suites", "shapes", "--out", out) == 2
         assert why in capsys.readouterr().err
         with pytest.raises(UserError, match=why):
-            evaluate_weights(Run.model_construct(), EvaluateArguments(tmp_path, out=out))
+            evaluate_weights(EvaluateArguments(tmp_path, out=out), [])
     assert taken.read_text() == ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.run import start
+from flowrl.run import start, train
 from flowrl.settings.read import override, read_run
 
 

@@ -142,9 +142,9 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
     assert found is not None
-    assert "fits into 1.0 GiB (--memory)" in memory.memory_report(given, "1GiB")
+    assert "fits into 1.0 GiB (--memory)" in memory.memory_report(given, memory.limit("1GiB"))
     small = f"{found.total / 2**20 * 0.8:.1f}MiB"
-    said = memory.memory_report(given, small)
+    said = memory.memory_report(given, memory.limit(small))
     assert "does not fit into" in said
     assert "train.gradient_checkpointing: true (saves about" in said
     changes = memory.advice(given, 0)
@@ -153,7 +153,7 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
     assert {"train.rows_per_call", "model.dtype"} <= set(names)
     for wrong in ("24", "24 Gib", "much"):
         with pytest.raises(UserError, match=r"--memory: .* is not a size"):
-            memory.memory_report(given, wrong)
+            memory.limit(wrong)
     config = write(runs.tree(folders["SD3"], tmp_path, runs.FLOW_GRPO), tmp_path)
     assert flowrl("plan", config, "--memory", "8GiB") == 0
     assert "memory: about" in capsys.readouterr().out
@@ -162,9 +162,23 @@ def test_the_plan_says_what_fits_and_what_to_change(folders, tmp_path, capsys) -
 def test_what_is_not_here_is_said_to_be_unknown(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     tree = runs.tree(Path("nobody/nothing"), tmp_path, runs.NFT)
-    said = memory.memory_report(run_from(tree, "test"), "24GiB")
+    said = memory.memory_report(run_from(tree, "test"), memory.limit("24GiB"))
     assert said.startswith("memory: unknown, since nobody/nothing is not on this machine")
     assert memory.advice(run_from(tree, "test")) == []
+
+
+def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:
+    given = run(folders["SD3"], "SD3", tmp_path, lora=None)
+    found = memory.estimate(given)
+    assert found is not None
+    shards = found.sharded(4)
+    held = sum(b for name, b in found.parts.items() if name != "frozen parts")
+    assert found.total - shards.total == pytest.approx(held * 3 / 4, abs=len(found.parts))
+    between = memory.MemoryLimit((found.total + shards.total) // 2, "H100", 4)
+    assert "sharded over 4 processes" in memory.memory_report(given, between)
+    assert memory.fits(given, between)
+    alone = memory.MemoryLimit(between.most, "H100", 1)
+    assert not memory.fits(given, alone)
 
 
 def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> None:

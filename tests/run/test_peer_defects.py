@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flowrl.algorithm import Algorithm
-from flowrl.cli.sample import policy_of
+from flowrl.cli.given_model import policy_of
 from flowrl.credit.advantages import Estimator, Standardize
 from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition

@@ -1,0 +1,193 @@
+"""Scores of a model on prompts beside its base's, with intervals of the differences."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+from pydantic import ValidationError
+
+from flowrl.cli.given_model import GivenModel, load_into
+from flowrl.cli.sample import parse_rewards
+from flowrl.errors import UserError
+from flowrl.evaluation.outputs import check_output_file
+from flowrl.evaluation.paired import paired_gain, prompt_means
+from flowrl.evaluation.suites import Suite, load_suite, suite_summary
+from flowrl.prompts import PromptSet
+from flowrl.run.attempts import Attempts
+from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.session import load_rewards, prove_rewards
+from flowrl.settings import EvaluateSettings, PromptFiles, Run
+from flowrl.settings.arguments import EvaluateArguments
+from flowrl.settings.checks import check_texts
+from flowrl.settings.sentences import plain_message
+from flowrl.settings.strict_yaml import parse_yaml
+
+METRIC_NAMES = {
+    "image/diversity": "diversity within a prompt",
+    "text/length": "tokens per completion",
+    "text/stopped": "share that ended with a stop token",
+    "text/distinct": "distinct within a prompt",
+}
+RowMask = Bool[np.ndarray, " n"]
+
+
+def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
+    """Print the mean of each reward over samples of held-out prompts, or of a suite, and its
+    difference from the base's."""
+    if given.out is not None:
+        check_output_file(given.out)
+    chosen = GivenModel.of(given, options, "evaluate")
+    run = chosen.run
+    suite = None if given.suite is None else load_suite(given.suite)
+    prompts = evaluation_prompts(chosen, given, suite)
+    check_texts(prompts, run.model)
+    words = given.rewards or (suite.rewards if suite is not None else ())
+    if not words and chosen.folder is None:
+        raise UserError("evaluate: --model comes without rewards: name some with --rewards")
+    e = evaluation_settings(run, given)
+    rewards = load_rewards(parse_rewards(words) if words else run.judges)
+    for sentence in prove_rewards(rewards, run, prompts):
+        print(sentence)
+    model, policy = chosen.open()
+    whole = e.samples if suite is None else len(prompts) * e.per_prompt
+    steps = chosen.steps(policy, given.steps)
+    trial = Trial.of(prompts, given.samples or whole, e.per_prompt, steps, e.seed)
+
+    def scored() -> HeldOutResult:
+        return score_trial(rewards, draw_trial(policy, trial), Attempts.of(e))
+
+    base = scored() if chosen.weights is not None and not given.alone else None
+    load_into(model, run, chosen.weights)
+    result = scored()
+    print("\n".join(table_lines(EvaluationTable(result, base))))
+    if suite is not None:
+        print(suite_summary(suite, result.scores, result.samples.meta))
+    if given.out is not None:
+        write_scores(given.out, result, base)
+
+
+def evaluation_settings(run: Run, given: EvaluateArguments) -> EvaluateSettings:
+    """`evaluate` of a run with the options of the command line. UserError if they do not fit."""
+    e = run.evaluate
+    changes: dict[str, Any] = {
+        "seed": e.seed if given.seed is None else given.seed,
+        "per_prompt": given.per_prompt or max(e.per_prompt, *given.pass_at, 1),
+        "pass_at": given.pass_at or e.pass_at,
+        "majority": given.majority or e.majority,
+    }
+    try:
+        return EvaluateSettings.model_validate(e.model_dump() | changes)
+    except ValidationError as error:
+        raise UserError(f"evaluate: {plain_message(error.errors(include_url=False)[0])}") from error
+
+
+def evaluation_prompts(
+    chosen: GivenModel, given: EvaluateArguments, suite: Suite | None
+) -> PromptSet:
+    """The suite's prompts, those of `--prompts`, or the run's held-out ones."""
+    run = chosen.run
+    if suite is not None:
+        if given.prompts:
+            raise UserError("evaluate: a suite has its own prompts: leave --prompts or --suite out")
+        return suite.prompts
+    if given.prompts:
+        return given_prompts(given.prompts, run.prompts.column)
+    if run.prompts.held_out is None:
+        owner = "the run has no held-out prompts" if chosen.folder else "--model has no prompts"
+        raise UserError(f"evaluate: {owner}: add --prompts FILE")
+    return run.prompts.read("held_out")
+
+
+def given_prompts(words: Sequence[str], column: str) -> PromptSet:
+    """Read the data sets of `--prompts`: names, or YAML with the keys of `prompts.held_out`."""
+    values = [parse_yaml(word, "--prompts") if word[:1] == "{" else word for word in words]
+    try:
+        sets = PromptFiles.model_validate({"train": "none", "held_out": values}).held_out or ()
+    except ValidationError as error:
+        raise UserError(
+            f"--prompts: {plain_message(error.errors(include_url=False)[0])}"
+        ) from error
+    found = {each.label: each.read(column, "--prompts") for each in sets}
+    return PromptSet.joined(found) if len(found) > 1 else next(iter(found.values()))
+
+
+@dataclass(frozen=True)
+class EvaluationTable:
+    """Results of one trial, and the base's on the same prompts and noise; None without."""
+
+    result: HeldOutResult
+    base: HeldOutResult | None
+
+    def line(self, label: str, name: str, rows: RowMask | None = None) -> str:
+        """The mean of a column with its standard error, and its difference from the base's."""
+        now, group = self._column(self.result, name, rows), self._groups(rows)
+        units, unit = now, "samples"
+        if name in self.result.attempts:  # a prompt's samples share one value
+            units, unit = prompt_means(now, group), "prompts"
+        known = units[~np.isnan(units)]
+        if not len(known):
+            return f"{label}: no scores"
+        error = float(known.std(ddof=1)) / len(known) ** 0.5 if len(known) > 1 else float("nan")
+        text = f"{label}: {known.mean():.4f} +- {error:.4f} (standard error, {len(known)} {unit})"
+        return text if self.base is None else f"{text}; {self._beside(name, rows)}"
+
+    def _beside(self, name: str, rows: RowMask | None) -> str:
+        assert self.base is not None
+        now, base = (self._column(r, name, rows) for r in (self.result, self.base))
+        gain = paired_gain(now, base, self._groups(rows))
+        known = base[~np.isnan(base)]
+        mean = float(known.mean()) if len(known) else float("nan")
+        interval = f"95 % interval {gain.low:+.4f} to {gain.high:+.4f} over {gain.n} prompts"
+        if gain.n < 2:
+            interval = "no interval, which needs two prompts"
+        return f"base {mean:.4f}, difference {gain.value:+.4f} ({interval})"
+
+    def _column(
+        self, result: HeldOutResult, name: str, rows: RowMask | None
+    ) -> Float[np.ndarray, " kept"]:
+        column = result.columns[name].double().numpy()
+        return column if rows is None else column[rows]
+
+    def _groups(self, rows: RowMask | None) -> Any:
+        group = self.result.samples.group.numpy()
+        return group if rows is None else group[rows]
+
+
+def table_lines(table: EvaluationTable) -> list[str]:
+    """A line per reward, per attempt and per statistic, and one per data set if there are
+    several."""
+    result, lines = table.result, []
+    for name in (*result.scores.names, *result.attempts):
+        lines.append(table.line(name, name))
+        for label in dict.fromkeys(result.data_sets):
+            rows = np.array([each == label for each in result.data_sets])
+            lines.append(table.line(f"  {label}", name, rows))
+    for name in [name for name in result.metrics if name in METRIC_NAMES]:
+        text = f"{METRIC_NAMES[name]}: {result.metrics[name]:.4f}"
+        lines.append(text if table.base is None else f"{text}; {table._beside(name, None)}")
+    return lines
+
+
+def write_scores(out: Path, result: HeldOutResult, base: HeldOutResult | None) -> None:
+    """Write a line per sample: its prompt, scores and attempts, and the base's."""
+    sides = [_rows_of(result), [] if base is None else _rows_of(base)]
+    with out.open("w") as file:
+        for i, prompt in enumerate(result.samples.prompts):
+            row: dict[str, Any] = {"prompt": prompt, **sides[0][i]}
+            if result.data_sets:
+                row["data_set"] = result.data_sets[i]
+            if base is not None:
+                row["base"] = sides[1][i]
+            file.write(json.dumps(row) + "\n")
+    print(f"scores of every sample: {out}")
+
+
+def _rows_of(result: HeldOutResult) -> list[Mapping[str, float | None]]:
+    names = (*result.scores.names, *result.attempts)
+    columns = [result.columns[name].tolist() for name in names]
+    cells = [[None if v != v else v for v in row] for row in zip(*columns, strict=True)]
+    return [dict(zip(names, row, strict=True)) for row in cells]

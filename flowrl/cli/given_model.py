@@ -1,0 +1,183 @@
+"""The model of `flowrl sample` and `flowrl evaluate`: a run's, or one that no run has trained."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
+
+from flowrl.errors import UserError
+from flowrl.models.open import evaluation_policy
+from flowrl.models.policy import Policy
+from flowrl.paths import find
+from flowrl.run import checkpoint
+from flowrl.run.learner import load_policy
+from flowrl.settings import ModelSettings, Run
+from flowrl.settings.arguments import EvaluateArguments, SampleArguments
+from flowrl.settings.checks import check_hub
+from flowrl.settings.read import check_plan, override, run_from, run_of
+
+WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights
+TEXT_ADAPTER = "adapter_config.json"  # peft's name
+TEXT_LENGTH = 256  # of a text, where no run has set it
+
+
+def device_of(run: Run) -> torch.device:
+    """The run's device; auto is the first GPU, if there is one."""
+    if run.model.device != "auto":
+        return torch.device(run.model.device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def policy_of(run: Run, folder: Path, weights: str) -> Policy:
+    """The run's model with its last, best, base or other weights."""
+    chosen = None if weights == "base" else weights_folder(folder, weights)
+    policy = load_policy(run, device_of(run))
+    load_into(policy, run, chosen)
+    return policy
+
+
+def load_into(policy: Policy, run: Run, chosen: Path | None) -> None:
+    """Load the weights of a folder, which may be a checkpoint; None keeps the base's."""
+    if chosen is not None and (chosen / checkpoint.POLICIES_FILE).is_file():
+        checkpoint.bring(policy, run, chosen)
+    elif chosen is not None:
+        policy.load_weights(chosen)
+
+
+def weights_folder(folder: Path, weights: str) -> Path:
+    """The folder of a run's last or best weights, or `weights` itself. UserError if missing."""
+    if weights == "best":
+        chosen = max((folder / "best").glob("[0-9]*"), default=None)
+    elif weights == "last":
+        chosen = next((p for n in WEIGHT_FOLDERS if (p := folder / n).is_dir()), None)
+    else:
+        chosen = Path(weights) if Path(weights).is_dir() else None
+    if chosen is None:
+        unfinished = "; the run has not ended: try --weights best" if weights == "last" else ""
+        raise UserError(f"{folder} has no {weights!r} weights{unfinished}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A model and its weights.
+
+    folder   the run's; None for a model without a run
+    weights  a folder; None for the base's
+    name     of the weights, in titles
+    """
+
+    run: Run
+    folder: Path | None
+    weights: Path | None
+    name: str
+
+    @classmethod
+    def of(
+        cls, given: SampleArguments | EvaluateArguments, options: Sequence[str], command: str
+    ) -> "GivenModel":
+        """Read a run's settings, or make those of a model. `options` replace settings."""
+        if (given.run is None) == (given.model is None):
+            raise UserError(f"{command}: name either a run's folder or --model, a pipeline's or a "
+                            "language model's folder or hub name")  # fmt: skip
+        places = ("guidance", "height", "width")
+        words = [f"--evaluate.{n}={v}" for n in places if (v := getattr(given, n)) is not None]
+        if given.model is not None:
+            run = override(model_run(given.model, given.adapter), [*options, *words])
+            check_plan(run)
+            name = f"{Path(given.model).name}, {'base' if given.adapter is None else 'adapter'}"
+            return cls(run, None, given.adapter, name)
+        if given.adapter is not None:
+            raise UserError(
+                f"{command}: --adapter belongs to --model; a run takes --weights FOLDER"
+            )
+        folder = Path(given.run or "")
+        run = override(run_of(folder), [*options, *words])
+        check_plan(run)
+        weights = None if given.weights == "base" else weights_folder(folder, given.weights)
+        return cls(run, folder, weights, f"{folder.name}, {given.weights} weights")
+
+    def steps(self, policy: Policy, given: int | None) -> int:
+        """The given number of steps, the run's, or the pipeline's own default."""
+        if given is not None:
+            return given
+        if self.folder is not None or self.run.evaluate.steps is not None:
+            return self.run.evaluation_steps
+        from flowrl.models.diffusers.policy import PipelinePolicy
+
+        assert isinstance(policy, PipelinePolicy)  # texts have a number of steps
+        own = policy.loop.driver.parameters.get("num_inference_steps")
+        if own is None or not isinstance(own.default, int):
+            raise UserError(f"{policy.name} has no number of steps of its own: set --steps")
+        return own.default
+
+    def open(self) -> tuple[Policy, Policy]:
+        """The model with the base's weights, and the same at the evaluation's guidance and size."""
+        policy = load_policy(self.run, device_of(self.run))
+        return policy, evaluation_policy(policy, self.run)
+
+
+def model_run(source: str, adapter: Path | None) -> Run:
+    """Settings of a run of a model: all its own defaults, and no training."""
+    if adapter is not None and not adapter.is_dir():
+        raise UserError(f"--adapter: no folder {adapter}")
+    model: dict[str, Any] = {"lora": None}
+    if is_pipeline(source):
+        model |= {"pipeline": source, "guidance": None}
+        recipe, evaluate = {"name": "flow_grpo"}, {}
+    else:
+        model |= {"language": source, "lora": _text_adapter(adapter)}
+        recipe, evaluate = {"name": "text_grpo", "length": TEXT_LENGTH}, {"steps": TEXT_LENGTH}
+    tree = {
+        "recipe": recipe,
+        "model": model,
+        "prompts": {"train": "none"},
+        "rewards": [{"name": "brightness"}],  # a run has one; `--rewards` has those that count
+        "evaluate": evaluate,
+    }
+    return run_from(tree, "--model")
+
+
+def _text_adapter(folder: Path | None) -> Mapping[str, Any] | None:
+    """Rank, alpha and targets of a saved adapter; None for full weights."""
+    file = None if folder is None else folder / TEXT_ADAPTER
+    if file is None or not file.is_file():
+        return None
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    targets = saved["target_modules"]
+    return {
+        "rank": saved["r"],
+        "alpha": saved["lora_alpha"],
+        "targets": [targets] if isinstance(targets, str) else targets,
+    }
+
+
+def is_pipeline(source: str) -> bool:
+    """Whether a folder or hub name is a diffusers pipeline, and not a language model. UserError
+    for neither."""
+    folder = find(source)
+    if folder.is_dir():
+        if (folder / "model_index.json").is_file():
+            return True
+        if (folder / "config.json").is_file():
+            return False
+        raise UserError(f"--model: {source} has neither model_index.json nor config.json")
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+        raise UserError(f"--model: no folder {source}, and not a hub name (owner/name)")
+    for file, found in (("model_index.json", True), ("config.json", False)):
+        if isinstance(try_to_load_from_cache(source, file), str):
+            return found
+    try:
+        check_hub(ModelSettings(pipeline=source))
+    except UserError as error:
+        gated = isinstance(error.__cause__, GatedRepoError)
+        if isinstance(error.__cause__, HfHubHTTPError) and not gated:  # it has no such file
+            check_hub(ModelSettings(language=source))
+            return False
+        raise
+    return True

@@ -1,0 +1,145 @@
+"""A model's configuration files, without its weights: from a folder, the hub's cache, or the table
+of public configurations that comes with flowrl."""
+
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.open import place
+from flowrl.models.public_configs import PUBLIC_MODELS
+from flowrl.settings import ModelSettings
+
+CLIP_TOKENS = 77
+
+
+@dataclass(frozen=True)
+class Description:
+    """The components of a model.
+
+    pipeline  class of the pipeline; None for a language model
+    configs   arguments of each component's class, by component
+    counts    numbers of weights of the components that are not denoisers; None: unknown
+    public    whether it is from flowrl's table, and not from the model's own files
+    folder    of a language model's own configuration
+    clip      tokens of the pipeline's first tokenizer, CLIP's where there are several
+    """
+
+    pipeline: str | None
+    configs: Mapping[str, Mapping[str, Any]]
+    counts: Mapping[str, int | None]
+    public: bool = False
+    folder: Path | None = None
+    clip: int = CLIP_TOKENS
+
+    @cached_property
+    def denoisers(self) -> dict[str, nn.Module]:
+        """The denoisers on torch's meta device, in the pipeline's order."""
+        return {n: self.component(n) for n in self.configs if n in DENOISERS}
+
+    @property
+    def first(self) -> Any:
+        """The first denoiser, or the only one."""
+        return next(iter(self.denoisers.values()))
+
+    def component(self, name: str) -> nn.Module:
+        """A component of diffusers on torch's meta device."""
+        config = self.configs[name]
+        with torch.device("meta"):
+            return getattr(diffusers, config["_class_name"]).from_config(config)
+
+    def language_model(self) -> nn.Module:
+        """A language model on torch's meta device."""
+        if self.folder is not None:
+            config = AutoConfig.from_pretrained(self.folder)
+        else:
+            own = dict(self.configs["model"])
+            config = AutoConfig.for_model(own.pop("model_type"), **own)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+
+    def default(self, name: str) -> Any:
+        """The default of an argument of the pipeline's own call; None without such an argument."""
+        parameters = inspect.signature(getattr(diffusers, self.pipeline or "").__call__).parameters
+        return parameters[name].default if name in parameters else None
+
+    def vae(self) -> Mapping[str, Any]:
+        """Arguments of the decoder, with its class's defaults; empty without a decoder."""
+        config = self.configs.get("vae", {})
+        kind = getattr(diffusers, config.get("_class_name", ""), None)
+        if kind is None:
+            return config
+        parameters = inspect.signature(kind.__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty} | dict(config)
+
+
+def local_folder(source: str) -> Path | None:
+    """Return a model's local folder: as given, below the project, or in the hub's cache."""
+    here = Path(place(source))
+    if here.is_dir():
+        return here
+    try:
+        return Path(snapshot_download(source, local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError):
+        return None
+
+
+def describe(m: ModelSettings) -> Description | None:
+    """Read a model's configurations; None if neither its files nor a table have them."""
+    source = m.pipeline or m.language or ""
+    folder = None if m.gguf_file is not None else local_folder(source)
+    wanted = "model_index.json" if m.pipeline else "config.json"
+    if folder is not None and (folder / wanted).is_file():
+        if m.pipeline is None:
+            return Description(None, {}, {}, folder=folder)
+        return _pipeline_folder(folder)
+    return None if m.gguf_file is not None or source not in PUBLIC_MODELS else public_model(source)
+
+
+@lru_cache(maxsize=4)
+def public_model(source: str) -> Description:
+    """The description of a model of the table, kept with its denoisers: plans ask repeatedly."""
+    found = PUBLIC_MODELS[source]
+    return Description(found.pipeline, found.configs, found.counts, public=True)
+
+
+def _pipeline_folder(folder: Path) -> Description:
+    index = json.loads((folder / "model_index.json").read_text())
+    parts = [n for n, v in index.items() if not n.startswith("_") and (folder / n).is_dir()]
+    models = [n for n in parts if (folder / n / "config.json").is_file()]
+    configs = {n: json.loads((folder / n / "config.json").read_text()) for n in models}
+    counts = {n: _numbers(folder / n) for n in models if n not in DENOISERS}
+    return Description(index["_class_name"], configs, counts, clip=_tokens(folder / "tokenizer"))
+
+
+def _tokens(folder: Path) -> int:
+    """Tokens that a tokenizer pads to, if that is a limit; else those of CLIP."""
+    file = folder / "tokenizer_config.json"
+    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    length = saved.get("model_max_length", CLIP_TOKENS)
+    return length if isinstance(length, int) and length < 10_000 else CLIP_TOKENS
+
+
+def _numbers(folder: Path) -> int | None:
+    """Count the numbers of all tensors in a folder's safetensors; None where it has none."""
+    files = list(folder.glob("*.safetensors"))
+    files = [f for f in files if "." not in f.stem] or files  # not the half-precision variants
+    total = 0
+    for path in files:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        total += sum(math.prod(shape) for shape in shapes)
+    return total if files else None
