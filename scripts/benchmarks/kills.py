@@ -38,7 +38,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"name": "flow_grpo", "steps": 2, "group": 2, "clip": 0.2},
     "nft": {"name": "nft", "steps": 2, "group": 2, "draws": 1},
     "branch_grpo": {"name": "branch_grpo", "steps": 3, "at": [0]},
-    "mix_grpo": {"name": "mix_grpo", "steps": 3, "group": 2, "window": 2},
+    "mix_grpo": {"name": "mix_grpo", "steps": 4, "group": 2, "window": 2},
 }
 TEXT = {**text_runs.GRPO, "group": 3, "length": 4}
 EDITS: dict[str, tuple[tuple[str, Any], ...]] = {
