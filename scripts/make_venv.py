@@ -27,7 +27,8 @@ def main() -> None:
     folder = parser.parse_args().venv.absolute()
     if sys.version_info < (3, 11):  # noqa: UP036 this is what says so
         sys.exit(f"flowrl needs Python 3.11 or newer; this is {sys.version.split()[0]}")
-    inputs = [PROJECT / "pyproject.toml", PROJECT / "constraints.txt", Path(__file__)]
+    inputs = [PROJECT / name for name in ("pyproject.toml", "setup.py", "constraints.txt")]
+    inputs.append(Path(__file__))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
     stamp = folder / "flowrl-stamp"
     if stamp.is_file() and stamp.read_text() == digest + str(PROJECT):
