@@ -39,11 +39,12 @@ def samples_folder(run_folder: Path, out: Path | None) -> Path:
 
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     """Generate and score samples of prompts, and write them with a page of all."""
+    specs = parse_rewards(given.rewards)
+    out = None if given.out is None else samples_folder(Path(), given.out)
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
-    out = samples_folder(chosen.folder or Path(), given.out)
-    specs = parse_rewards(given.rewards) or (() if chosen.folder is None else run.judges)
-    rewards = load_rewards(specs)
+    out = out or samples_folder(chosen.folder or Path(), None)
+    rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
     if given.steer != "no" and not rewards:
         raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
     base, policy = chosen.open()

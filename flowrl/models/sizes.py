@@ -5,7 +5,7 @@ See `flowrl.models.description` for where a configuration comes from.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,13 +82,7 @@ def _language(described: Description, length: int) -> Sizes:
 def _pipeline(described: Description, m: ModelSettings) -> Sizes:
     denoisers = described.denoisers
     shape = RowShape.of(described, m)
-    targets = [
-        module
-        for model in denoisers.values()
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and any(f".{name}".endswith(f".{e}") for e in _targets(m, model))
-    ]
+    targets = [linear for model in denoisers.values() for linear in _adapted(m, model)]
     inside, between, blocks = _work(list(denoisers.values())[:1])
     return Sizes(
         trained=sum(map(_count, denoisers.values())),
@@ -106,9 +100,13 @@ def _pipeline(described: Description, m: ModelSettings) -> Sizes:
     )
 
 
-def _targets(m: ModelSettings, denoiser: nn.Module) -> Iterable[str]:
+def _adapted(m: ModelSettings, denoiser: nn.Module) -> Iterator[nn.Linear]:
+    """The linears that an adapter would have."""
     own = m.lora.targets if m.lora is not None else None
-    return own or default_targets(denoiser)
+    ends = tuple(f".{end}" for end in own or default_targets(denoiser))
+    for name, module in denoiser.named_modules():
+        if isinstance(module, nn.Linear) and f".{name}".endswith(ends):
+            yield module
 
 
 def _count(model: nn.Module) -> int:

@@ -227,8 +227,10 @@ def limit(memory: str | None, devices: DeviceGroup | None = None) -> MemoryLimit
 def fits(run: Run, limit: MemoryLimit, iteration: int = 0) -> bool:
     """Whether the estimated memory is within the limit, sharded if there are several devices; True
     if either is unknown."""
+    if limit.most is None:
+        return True
     needed = estimate(run, iteration)
-    if needed is None or limit.most is None:
+    if needed is None:
         return True
     return min(needed.total, needed.sharded(limit.processes).total) <= limit.most
 
