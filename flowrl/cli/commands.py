@@ -1,20 +1,16 @@
 """The commands: each takes command-line words and returns an exit code."""
 
-import inspect
 import json
 import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
-
-import yaml
 
 from flowrl.cli.completion import completion_command
+from flowrl.cli.recipe_text import recipes_command
 from flowrl.errors import UserError
 from flowrl.paths import run_file
-from flowrl.recipes import RECIPES
-from flowrl.settings import Run, recipe_function, recipe_kind
+from flowrl.settings import Run
 from flowrl.settings.arguments import (
     EvaluateArguments,
     PlanArguments,
@@ -22,7 +18,6 @@ from flowrl.settings.arguments import (
     SampleArguments,
     parse_arguments,
 )
-from flowrl.settings.own_parts import FILE_AND_NAME
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_of
 
 NO_CACHE = "--no-cache"
@@ -153,57 +148,6 @@ def prove(arguments: list[str]) -> int:
     return prove_run(given, rest[len(named) :], cache=NO_CACHE not in arguments)
 
 
-def recipes(arguments: list[str]) -> int:
-    """Print the table of recipes, or one with its settings: types, defaults and source."""
-    if not arguments:
-        width = max(map(len, RECIPES))
-        for name, recipe in RECIPES.items():
-            print(f"{name:<{width}}  {(recipe.__doc__ or '').strip().splitlines()[0]}")
-        return 0
-    name, *others = arguments
-    if others:
-        raise UserError(f"recipes: name one recipe, not {' '.join(arguments)[:200]}")
-    try:
-        words = recipe_function(name).__doc__ or "a recipe of your own, without a docstring"
-    except UserError as error:
-        raise UserError(f"recipes: {error}") from error
-    print(f"{name}: {inspect.cleandoc(words)}\n")
-    rows = recipe_rows(name)
-    width = max(len(key) for key, _, _ in rows)
-    for key, kind, default in rows:
-        print(f"  {key:<{width}}  {default}  ({kind})")
-    return 0
-
-
-def recipe_rows(name: str) -> list[tuple[str, str, str]]:
-    """Setting, type and default of a recipe, as they are written in YAML."""
-    fields = recipe_kind(name).model_fields.items()
-    return [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields if k != "name"]
-
-
-def readable(kind: Any) -> str:
-    """A type in words: "group, batch or null" for Literal["group", "batch"] | None."""
-    parts = get_args(kind)
-    if FILE_AND_NAME in parts:
-        return FILE_AND_NAME
-    if kind is type(None):
-        return "null"
-    if get_origin(kind) is tuple:
-        each = [readable(part) for part in parts if part is not Ellipsis]
-        return f"list of {each[0]}" if Ellipsis in parts else f"[{', '.join(each)}]"
-    if get_origin(kind) is Literal:
-        *most, last = map(in_yaml, parts)
-        return f"{', '.join(most)} or {last}" if most else last
-    if parts:
-        return " or ".join(readable(part) for part in parts)
-    return kind.__name__
-
-
-def in_yaml(value: Any) -> str:
-    """A value as YAML on one line: null, true, [0, 3], 0.7."""
-    return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
-
-
 def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, run_reward_server
@@ -269,7 +213,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": evaluate_command,
     "plan": plan,
     "prove": prove,
-    "recipes": recipes,
+    "recipes": recipes_command,
     "serve-reward": serve_reward_command,
     "score": score_command,
     "evaluate-rewards": evaluate_rewards_command,

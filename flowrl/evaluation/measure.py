@@ -1,7 +1,6 @@
 """Scores of many samples from one reward: in chunks, with their cost.
 
-n samples. Groups (samples of one prompt) are contiguous and never split between chunks, since some
-rewards compare inside them.
+Groups (samples of one prompt) are contiguous and never split: some rewards compare inside them.
 """
 
 import sys

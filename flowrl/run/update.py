@@ -85,16 +85,7 @@ def update(
     shares = with_uncertain(learner, experience, shares)
     norms: list[float] = []
     for share in shares:
-        counts = denominators(learner, share)
-        with learner.parallel.together():
-            for chunk in share:
-                entries, mask = chunk_loss(learner, experience, chunk, share is shares[0])
-                learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
-                tally.add("loss", entries.value, mask)
-                for name, values in entries.metrics.items():
-                    tally.add(name, values, mask)
-                if seen is not None:
-                    seen.add(chunk, entries.metrics)
+        add_gradients(learner, experience, share, share is shares[0], tally, seen)
         norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
@@ -106,6 +97,28 @@ def update(
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }
+
+
+def add_gradients(
+    learner: Learner,
+    experience: Experience,
+    share: Chunks,
+    first: bool,
+    tally: Tally,
+    seen: IterationValues | None,
+) -> None:
+    """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
+    `first`: of the iteration's first step."""
+    counts = denominators(learner, share)
+    with learner.parallel.together():
+        for chunk in share:
+            entries, mask = chunk_loss(learner, experience, chunk, first)
+            learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
+            tally.add("loss", entries.value, mask)
+            for name, values in entries.metrics.items():
+                tally.add(name, values, mask)
+            if seen is not None:
+                seen.add(chunk, entries.metrics)
 
 
 def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:

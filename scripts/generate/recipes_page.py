@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.algorithm import Algorithm
-from flowrl.cli.commands import recipe_rows
+from flowrl.cli.recipe_text import recipe_rows
 from flowrl.credit.trackers import NoTracker
 from flowrl.credit.values import node_values
 from flowrl.recipes import RECIPES

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from flowrl.cli.commands import in_yaml, readable, recipes
+from flowrl.cli.recipe_text import in_yaml, readable, recipes_command
 from flowrl.recipes import RECIPES
 from scripts.generate.recipes_page import PAGE, page, section
 
@@ -59,7 +59,7 @@ def test_defaults_are_yaml(value, text):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_command_says_all_settings_dedented(name, capsys):
-    assert recipes([name]) == 0
+    assert recipes_command([name]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{name}: ") and "typing" not in said and "tuple" not in said
     words, settings = said.split("\n\n  ")

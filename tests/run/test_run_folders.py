@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from flowrl.cli.commands import run_of
 from flowrl.errors import UserError
 from flowrl.run import atomic, checkpoint, monitor, origin
 from flowrl.run.alarms import Alarms
@@ -18,6 +17,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.record import cut_back
 from flowrl.run.session import Session
+from flowrl.settings.read import run_of
 from tests.support import fuzz, runs
 from tests.support.runs import flowrl, lines
 from tests.support.warm import small

@@ -1,0 +1,62 @@
+"""`flowrl recipes`: the table of recipes, and one recipe with its settings."""
+
+import inspect
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+
+from flowrl.errors import UserError
+from flowrl.recipes import RECIPES
+from flowrl.settings import recipe_function, recipe_kind
+from flowrl.settings.own_parts import FILE_AND_NAME
+
+
+def recipes_command(arguments: list[str]) -> int:
+    """Print the table of recipes, or one with its settings: types, defaults and source."""
+    if not arguments:
+        width = max(map(len, RECIPES))
+        for name, recipe in RECIPES.items():
+            print(f"{name:<{width}}  {(recipe.__doc__ or '').strip().splitlines()[0]}")
+        return 0
+    name, *others = arguments
+    if others:
+        raise UserError(f"recipes: name one recipe, not {' '.join(arguments)[:200]}")
+    try:
+        words = recipe_function(name).__doc__ or "a recipe of your own, without a docstring"
+    except UserError as error:
+        raise UserError(f"recipes: {error}") from error
+    print(f"{name}: {inspect.cleandoc(words)}\n")
+    rows = recipe_rows(name)
+    width = max(len(key) for key, _, _ in rows)
+    for key, kind, default in rows:
+        print(f"  {key:<{width}}  {default}  ({kind})")
+    return 0
+
+
+def recipe_rows(name: str) -> list[tuple[str, str, str]]:
+    """Setting, type and default of a recipe, as they are written in YAML."""
+    fields = recipe_kind(name).model_fields.items()
+    return [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields if k != "name"]
+
+
+def readable(kind: Any) -> str:
+    """A type in words: "group, batch or null" for Literal["group", "batch"] | None."""
+    parts = get_args(kind)
+    if FILE_AND_NAME in parts:
+        return FILE_AND_NAME
+    if kind is type(None):
+        return "null"
+    if get_origin(kind) is tuple:
+        each = [readable(part) for part in parts if part is not Ellipsis]
+        return f"list of {each[0]}" if Ellipsis in parts else f"[{', '.join(each)}]"
+    if get_origin(kind) is Literal:
+        *most, last = map(in_yaml, parts)
+        return f"{', '.join(most)} or {last}" if most else last
+    if parts:
+        return " or ".join(readable(part) for part in parts)
+    return kind.__name__
+
+
+def in_yaml(value: Any) -> str:
+    """A value as YAML on one line: null, true, [0, 3], 0.7."""
+    return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
