@@ -17,7 +17,7 @@ demo-text: setup
 	@$(BIN)/python scripts/demo_text.py
 
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --durations=30
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=30
 
 # The one list of static checks: for hands, for pre-commit and for CI.
 lint: setup

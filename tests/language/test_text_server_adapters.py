@@ -35,6 +35,7 @@ def words(server: CompletionsServer) -> list[str]:
     return [path.rpartition("/")[2].partition("_")[0] for path, _ in server.told]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sglang", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["vllm", "sglang"]
 )

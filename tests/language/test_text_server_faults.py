@@ -77,6 +77,7 @@ def test_ids_are_read_from_either_place_and_words_are_refused(model, tmp_path):
             collect(kept, 0)
 
 
+@pytest.mark.slow
 def test_a_server_in_trouble_is_asked_again_and_then_told(model, tmp_path):
     with CompletionsServer(model, trouble=[503, 500, 429]) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
@@ -119,7 +120,12 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+QUICK = ("a log-probability that is no number", "bad gzip")
+
+
+@pytest.mark.parametrize(
+    "broken", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in BROKEN]
+)
 def test_a_broken_answer_is_asked_for_again(model, tmp_path, broken):
     status, headers, text = BROKEN[broken]
     with CompletionsServer(model) as server:

@@ -27,6 +27,7 @@ def settings(server: CompletionsServer, folder: Path, recipe: str) -> dict:
     return made
 
 
+@pytest.mark.slow
 def test_only_the_models_own_tokens_are_held_against_the_servers(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(settings(server, tmp_path, "text_gigpo"), tmp_path)

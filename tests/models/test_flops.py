@@ -23,7 +23,10 @@ from tests.support.tiny_pipelines import NAMED
 FAMILIES = ("SD3", "FLUX.1", "Wan 2.1", "HunyuanVideo", "SDXL")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("SD3", "SDXL"))) for n in FAMILIES],
+)
 def test_the_count_is_that_of_a_real_call(family: str, tmp_path: Path) -> None:
     """One evaluation of the driven pipeline with tiny weights, guidance rows and all."""
     NAMED[family].build().save_pretrained(tmp_path / "pipe")

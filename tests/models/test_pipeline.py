@@ -27,7 +27,9 @@ EXPECTED = {  # (way, rows of several sigmas share a call) with guidance
 }
 
 
-@pytest.mark.parametrize("guidance", [None, 1.0, 4.5])
+@pytest.mark.parametrize(
+    "guidance", [*(pytest.param(g, marks=pytest.mark.slow) for g in (None, 1.0)), 4.5]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_driven_is_the_pipelines_own_call_to_the_bit(family: str, guidance: float | None) -> None:
     """The scheduler stepped with our velocity, and decode, against `pipe(...)`."""

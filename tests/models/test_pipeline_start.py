@@ -64,8 +64,8 @@ def theirs(pipe: Any, noise: Tensor, steps: int, guidance: float) -> Tensor:
     return pipe(prompt=PROMPTS, **SIZE, **given, output_type="pt", return_dict=False)[0]
 
 
-@pytest.mark.parametrize("guidance", [1.0, 4.5])
-@pytest.mark.parametrize("build", [sd15, sdxl])
+@pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 4.5])
+@pytest.mark.parametrize("build", [sd15, pytest.param(sdxl, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_sample_is_the_pipelines_own(name: str, build: Any, guidance: float) -> None:
     noise, images = ours(with_scheduler(build(), name), 4, guidance)
@@ -141,7 +141,9 @@ def optimal(spacing: str) -> Any:
     return pipe
 
 
-@pytest.mark.parametrize("steps", [10, 20, 50])
+@pytest.mark.parametrize(
+    "steps", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, 50))]
+)
 @pytest.mark.parametrize("spacing", ["leading", "trailing"])
 def test_the_contrast_of_an_optimal_model_is_the_pipelines(spacing: str, steps: int) -> None:
     """Spread of clean latents within 1 %; from N(0, 1) as a flow state it is 5 to 11 % more."""

@@ -59,7 +59,9 @@ def first_block(denoiser: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
-@pytest.mark.parametrize("family", ["sd3", "flux", "wan 2.1"])
+@pytest.mark.parametrize(
+    "family", ["sd3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("flux", "wan 2.1"))]
+)
 def test_checkpointed_gradients_are_the_same_and_blocks_run_again(family: str, lora: bool) -> None:
     build, call = FAMILIES[family]
     seen = []

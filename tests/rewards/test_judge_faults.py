@@ -252,6 +252,7 @@ def trained(server: ChatServer, pipeline: Path, folder: Path, tries: int) -> lis
     return metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble",
     [

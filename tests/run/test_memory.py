@@ -94,7 +94,7 @@ def saved(policy: Any, rows: int) -> int:
 
 @pytest.mark.parametrize("family", WIDER)
 @pytest.mark.parametrize("lora", [None, {"rank": 8, "alpha": 16}], ids=["full", "lora"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_activations_are_estimated_to_within_a_third(
     folders: dict[str, Path], tmp_path: Path, family: str, lora: dict | None, dtype: str
 ) -> None:

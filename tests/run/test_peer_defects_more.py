@@ -99,6 +99,7 @@ def test_16_divergences_in_all_published_forms():
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_17_two_runs_that_start_at_once_both_end(warm, pipeline, tmp_path):
     tree = small(pipeline, tmp_path)
     tree["train"]["iterations"] = 1

@@ -19,7 +19,7 @@ from flowrl.run.train import iterate, learning_rate
 from flowrl.run.update import Tally
 from flowrl.settings.read import run_from
 from tests.support import runs
-from tests.support.runs import environment, flowrl, lines, session, start, stop_when, weights, write
+from tests.support.runs import environment, flowrl, lines, session, weights, write
 
 # network evaluations of 2 draws x 4 samples x 4 steps: in sampling, with gradients (2 levels; the 3
 # noisy steps), and without (NFT asks the old and the reference, Flow-GRPO stored what the old said)
@@ -69,14 +69,14 @@ def test_a_run_leaves_what_it_promises(pipeline, tmp_path, capsys, recipe):
     assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == 4
 
 
-def test_accelerate_launch_is_the_same_run(pipeline, tmp_path):
+def test_accelerate_launch_is_the_same_run(pipeline, tmp_path, warm):
     config = write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
     words = ["train", str(config), "--folder"]
-    plain = start(*words, tmp_path / "plain")
+    plain = warm.start(*words, tmp_path / "plain", out=tmp_path / "plain.txt")
     launch = ["-m", "accelerate.commands.launch", "--cpu", "-m", "flowrl"]
     command = [sys.executable, *launch, *words, str(tmp_path / "launched")]
     subprocess.run(command, env=environment(), check=True, capture_output=True)
-    assert plain.wait(120) == 0
+    assert warm.wait(plain) == 0
     first, second = weights(tmp_path / "plain"), weights(tmp_path / "launched")
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -139,7 +139,7 @@ def test_a_killed_run_ends_with_the_same_bits(pipeline, tmp_path, warm, recipe):
         lambda: (broken / "checkpoints" / "000004").exists(),
     ]
     for ready in moments:
-        warm.kill_when(pid, ready)
+        warm.signal_when(pid, ready, signal.SIGKILL)
         pid = warm.start("train", "--resume", broken, out=tmp_path / "broken.txt")
     assert warm.wait(pid) == 0, (tmp_path / "broken.txt").read_text()
     assert warm.wait(unbroken) == 0, (tmp_path / "whole.txt").read_text()
@@ -154,18 +154,19 @@ def test_a_killed_run_ends_with_the_same_bits(pipeline, tmp_path, warm, recipe):
     assert timeless[0] == timeless[1]
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(pipeline, tmp_path):
+def test_ctrl_c_saves_and_says_how_to_go_on(pipeline, tmp_path, warm):
     tree = runs.tree(pipeline, tmp_path, runs.NFT)
     tree["train"]["iterations"], tree["checkpoint"]["every"] = 1000, 1000
     folder = tmp_path / "run"
-    process = start("train", write(tree, tmp_path), "--folder", folder)
-    stop_when(
-        process,
+    out = tmp_path / "said.txt"
+    pid = warm.start("train", write(tree, tmp_path), "--folder", folder, out=out)
+    warm.signal_when(
+        pid,
         lambda: (folder / "metrics.jsonl").is_file() and len(lines(folder)) > 2,
         signal.SIGINT,
     )
-    said = process.stdout.read()
-    assert process.returncode == 130
+    said = out.read_text()
+    assert warm.poll(pid) == 130
     assert f"flowrl train --resume {folder}" in said
     done = lines(folder)[-1]["iteration"]
     assert (folder / "checkpoints" / f"{done:06d}" / "state.json").is_file()

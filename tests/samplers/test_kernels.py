@@ -146,7 +146,7 @@ def terminal_variance(kernel, steps: int) -> float:
 SDES = [FlowSDE(0.7), FlowSDE(1.0), ConstantSDE(0.3), WanSDE(), DDIM(0.5), DDIM(1.0)]
 
 
-@pytest.mark.parametrize("kernel", [*SDES, DDPM(), DDPM("large")], ids=str)
+@pytest.mark.parametrize("kernel", [FlowSDE(0.7), ConstantSDE(0.3), DDIM(1.0), DDPM()], ids=str)
 def test_an_sde_keeps_the_marginals(kernel):
     coarse, fine = (abs(terminal_variance(kernel, steps) - 1) for steps in (400, 1600))
     assert fine < 0.006 and coarse < 0.02 and fine < coarse

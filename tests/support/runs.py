@@ -5,8 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +93,6 @@ def start(*words: str | Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "flowrl", *map(str, words)]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env=environment(), **quiet)
-
-
-def stop_when(process: subprocess.Popen, ready: Callable[[], bool], number: int) -> None:
-    end = time.monotonic() + 120
-    while not ready():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < end
-        time.sleep(0.002)
-    process.send_signal(number)
-    process.wait(60)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

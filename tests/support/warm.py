@@ -63,12 +63,12 @@ class Warm:
             time.sleep(0.01)
         return code
 
-    def kill_when(self, pid: int, ready: Callable[[], bool]) -> None:
+    def signal_when(self, pid: int, ready: Callable[[], bool], number: int) -> None:
         end = time.monotonic() + 120
         while not ready():
             assert self.poll(pid) is None and time.monotonic() < end
             time.sleep(0.002)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         self.wait(pid)
 
     def run(self, *words: str | Path, out: Path, **where) -> int:
