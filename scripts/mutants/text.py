@@ -150,8 +150,6 @@ ROWS = (
      "return prompt", "samplers/test_turns.py language/test_turns_run.py"),
     ("turns-pairs", "flowrl/likelihoods/token.py", "part.gather(1, last)[:, 0].cpu()",
      "part[:, -1].cpu()", "samplers/test_turns.py"),
-    ("turns-sums", "flowrl/credit/advantages.py", "if context.turns is None:", "if True:",
-     "samplers/test_turns.py"),
     ("turns-refused", "flowrl/settings/run.py", "elif algorithm.by_turn:", "elif False:",
      "language/test_turns_run.py"),
     ("forks-resample", "samplers/generate.py", ".cut(place.flatten())", ".cut(place.flatten() + 1)",

@@ -155,13 +155,15 @@ def test_credit_of_whole_texts_is_that_of_all_their_turns_to_the_bit(name):
     assert one.any() and known.any()
 
 
-def test_sums_of_many_rewards_do_not_depend_on_the_number_of_turns():
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 17, 33])
+def test_sums_of_many_rewards_do_not_depend_on_the_number_of_turns(count):
     rng = torch.Generator().manual_seed(0)
-    values = torch.rand(GROUP * DRAWS, 5, generator=rng, dtype=torch.float64)
-    scores = Scores(values, torch.ones_like(values, dtype=torch.bool), tuple("abcde"))
+    values = torch.rand(GROUP * DRAWS, count, generator=rng, dtype=torch.float64)
+    names = tuple(map(str, range(count)))
+    scores = Scores(values, torch.ones_like(values, dtype=torch.bool), names)
     exists = torch.ones(GROUP * DRAWS, TURNS, dtype=torch.bool)
-    one, _ = Estimator((Sum(),))(scores, context(1, None, 5))
-    value, _ = Estimator((Sum(),))(scores, context(TURNS, exists, 5))
+    one, _ = Estimator((Sum(),))(scores, context(1, None, count))
+    value, _ = Estimator((Sum(),))(scores, context(TURNS, exists, count))
     assert torch.equal(value, one.expand(-1, TURNS))
 
 
