@@ -83,6 +83,7 @@ def test_plain_diffusers_paints_the_last_evaluation(tmp_path, name):
     torch.testing.assert_close(plain, result.samples.media, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_demo_climbs_a_reward_in_a_few_iterations(tmp_path):
     """Dark pictures are easy to learn: the loop as a whole works on a real model."""
     changes = {"train": {"lr": 5e-4}, "recipe": {"group": 8}}

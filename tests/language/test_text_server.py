@@ -42,6 +42,7 @@ def short_waits(monkeypatch):
     monkeypatch.setattr("rewards.serving.client.SECONDS_TO_CLOSE", 0.2)
 
 
+@pytest.mark.slow
 def test_a_server_of_the_same_weights_agrees_before_and_after_updates(model, tmp_path):
     """Its adapter is that of the weights in force: saved, loaded there by peft, and asked for."""
     with CompletionsServer(model) as server:

@@ -53,6 +53,7 @@ def public(name: str, **call: Any) -> tuple[Description, ModelSettings]:
     return Description(found.pipeline, found.configs, found.counts, public=True), model
 
 
+@pytest.mark.slow
 def test_flux_is_counted_as_by_hand() -> None:
     """FLUX.1: 19 double and 38 single blocks of width d over n image and t text tokens."""
     described, m = public("black-forest-labs/FLUX.1-dev")

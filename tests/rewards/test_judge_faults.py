@@ -57,6 +57,7 @@ def words(_: Ask, body: dict) -> str:
     return completion(body).text
 
 
+@pytest.mark.slow
 def test_every_request_is_answered_once_whatever_goes_wrong(tmp_path):
     """30 % of the tries stall, 20 % are nonsense; the wrong ones are known beforehand."""
     faults = Faults(timeout=0.3, malformed=0.2, seed=1)

@@ -201,6 +201,7 @@ def test_a_run_that_its_alarms_stop_has_the_line_of_its_last_checkpoint(
     assert lines(folder)[1].keys() == lines(folder)[3].keys()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_stops_the_others(warm, config, tmp_path):
     folder, outs = tmp_path / "run", [tmp_path / f"said{rank}.txt" for rank in range(2)]
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
