@@ -77,7 +77,7 @@ def without_times(line: str) -> dict[str, float]:
 @pytest.mark.slow
 def test_other_weights_are_proven_again(file: Path, pipeline: Path, tmp_path: Path, made) -> None:
     other = shutil.copytree(pipeline, tmp_path / "other")
-    assert runs.flowrl("prove", file) == 0
+    assert runs.flowrl("prove", file, "--model", other) == 0
     count = len(made)
     weights = other / "transformer" / "diffusion_pytorch_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
