@@ -1,26 +1,20 @@
-"""The Python API: everything that `from flowrl import ...` offers. docs/api.md has examples."""
+"""The Python API: everything that `from flowrl import ...` offers. docs/api.md has examples.
 
-from flowrl.api.sampling import SampledPlan, SteeredSamples, sample, steer
-from flowrl.api.scoring import RewardEvaluation, evaluate_rewards, serve_reward
-from flowrl.api.trained import Best, TrainedRun
-from flowrl.api.training import recipe, train
-from flowrl.errors import Stopped, UserError
-from flowrl.run.live import Callback, Event
+`flowrl.__all__` is the one list of these names.
+"""
 
-__all__ = [
-    "Best",
-    "Callback",
-    "Event",
-    "RewardEvaluation",
-    "SampledPlan",
-    "SteeredSamples",
-    "Stopped",
-    "TrainedRun",
-    "UserError",
-    "evaluate_rewards",
-    "recipe",
-    "sample",
-    "serve_reward",
-    "steer",
-    "train",
-]
+from flowrl.api.sampling import SampledPlan as SampledPlan
+from flowrl.api.sampling import SteeredSamples as SteeredSamples
+from flowrl.api.sampling import sample as sample
+from flowrl.api.sampling import steer as steer
+from flowrl.api.scoring import RewardEvaluation as RewardEvaluation
+from flowrl.api.scoring import evaluate_rewards as evaluate_rewards
+from flowrl.api.scoring import serve_reward as serve_reward
+from flowrl.api.trained import Best as Best
+from flowrl.api.trained import TrainedRun as TrainedRun
+from flowrl.api.training import recipe as recipe
+from flowrl.api.training import train as train
+from flowrl.errors import Stopped as Stopped
+from flowrl.errors import UserError as UserError
+from flowrl.run.live import Callback as Callback
+from flowrl.run.live import Event as Event
