@@ -191,7 +191,7 @@ Fusion = Literal["mean", "max", "path"]
 def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Credit:
     """Values of the nodes from their scored leaves: BranchGRPO (arXiv:2509.06040).
 
-        V(node) = mean of leaves | max of leaves | sum_children softmax(logp) V(child)
+        V(node) = mean of leaves, or max of leaves, or sum_children softmax(logp) V(child)
 
     The third is `path` (tree_prob_weighted), from the leaves up, with the mean log-densities of the
     children's edges. A single child passes its value through.

@@ -8,8 +8,8 @@
 | mix_grpo        | Window       | std per reward, then the sum | Transition        | Surrogate  |
 | mix_grpo_flash  | Window, fast | as mix_grpo                  | Transition        | Surrogate  |
 | temp_flow       | Fork         | group std, by the step's std | Transition        | Surrogate  |
-| branch_grpo     | Tree         | depth by depth               | Transition        | Surrogate  |
-| branch_grpo_mix | Tree, ODE    | depth by depth               | Transition        | Surrogate  |
+| branch_grpo     | Tree         | group std, by depth          | Transition        | Surrogate  |
+| branch_grpo_mix | Tree, ODE    | group std, by depth          | Transition        | Surrogate  |
 | grpo_guard      | Chain        | group std, by 1/h            | Transition, guard | Surrogate  |
 | ddpo            | Chain, DDIM  | group std                    | Transition        | Surrogate  |
 | loop            | Chain, DDIM  | leave one out                | Transition        | Surrogate  |
@@ -24,7 +24,7 @@
 | text_dr_grpo    | Completions  | group mean                   | Token             | Surrogate  |
 | text_dapo       | Completions  | group mean, group std        | Token             | Surrogate  |
 | text_gspo       | Completions  | group mean, group std        | Token, sequence   | Surrogate  |
-| text_tree       | Segments     | depth by depth, or to parent | Token             | Surrogate  |
+| text_tree       | Segments     | by depth, or to the parent   | Token             | Surrogate  |
 | text_cispo      | Completions  | group mean, group std        | Token             | CISPO      |
 | text_forking    | Completions  | group mean, group std        | Token             | Surrogate  |
 | text_sapo       | Completions  | group mean, group std        | Token             | SAPO       |

@@ -45,9 +45,11 @@ def tree() -> str:
 
 
 def table() -> str:
-    """The recipes of images and videos; those of language models stand in docs/recipes.md."""
+    """The recipes of images and videos, each with a link to its part of docs/recipes.md."""
     lines = docstring(PROJECT / "flowrl" / "recipes" / "table.py").splitlines()
-    return "\n".join(row for row in lines if row.startswith("|") and not row.startswith("| text"))
+    rows = [row for row in lines if row.startswith("|") and not row.startswith("| text")]
+    link = r"| [\1](docs/recipes.md#\1) |"
+    return "\n".join([*rows[:2], *(re.sub(r"^\| (\w+) +\|", link, row) for row in rows[2:])])
 
 
 def words() -> str:

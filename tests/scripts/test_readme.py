@@ -11,5 +11,7 @@ def test_the_pages_list_every_file_recipe_and_word() -> None:
 
 def test_every_recipe_has_its_place() -> None:
     image_page, text_page = (PROJECT / name for name in ("README.md", "docs/recipes.md"))
-    assert all(f"| {name} " in image_page.read_text() for name in IMAGE_RECIPES)
-    assert all(name in text_page.read_text() for name in TEXT_RECIPES)
+    links = [f"| [{name}](docs/recipes.md#{name}) |" for name in IMAGE_RECIPES]
+    assert all(link in image_page.read_text() for link in links)
+    places = [f"\n## {name}\n" for name in (*IMAGE_RECIPES, *TEXT_RECIPES)]
+    assert all(place in text_page.read_text() for place in places)
