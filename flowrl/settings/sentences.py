@@ -24,7 +24,7 @@ def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> st
 
 def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
     where = [str(part)[:100] for part in e["loc"]]
-    at = ".".join(where)
+    at = ".".join(_in_one_line(part) for part in where)
     if e["type"] == "extra_forbidden":
         return f"{at}: {unknown_name(where[-1], _names(where[:-1], recipe))}"
     if e["type"] == "missing":
@@ -33,6 +33,11 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
         why = e.get("ctx", {}).get("error")
         return f"{at}: {why}" if at else str(why)
     return f"{at}: {plain_message(e)}"
+
+
+def _in_one_line(key: str) -> str:
+    """The key, or its repr if it would break the line or not be seen."""
+    return key if key.isprintable() and key.strip() else repr(key)
 
 
 def plain_message(e: Mapping[str, Any]) -> str:

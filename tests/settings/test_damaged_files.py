@@ -72,6 +72,7 @@ MERGES = "a: &a {k0: 1}\n" + "".join(
         ("train: {iter", f"{MERGES}train: {{iter", "more than 20000 values"),
         ("configs/prompts/shapes_train.jsonl", "''", "train: the name of the file is empty"),
         ("# A tiny", "\x07# A tiny", "not valid YAML"),
+        ("train: {iter", '"\\n": 1\ntrain: {iter', r"run.yaml: '\\n': '\\n' is not known"),
     ],
 )  # fmt: skip
 def test_a_mutated_run_is_one_sentence(tmp_path, old, new, message):
