@@ -70,10 +70,11 @@ def _train(job: Job, out: Path, name: str) -> None:
         for parameter in kept.learner.policies.parameters.values():
             parameter.register_hook(lambda grad: grad * float("nan"))
     progress, alarms, first = Progress(), Alarms(), kept.learner.policies.state()
-    metrics, replayed = dict[str, float](), 0.0
+    metrics, replayed, norms = dict[str, float](), 0.0, list[float]()
     for _ in range(job["iterations"]):
         metrics = iterate(kept, progress, alarms)
         replayed += metrics.get("budget/replayed", 0.0)
+        norms.append(metrics["grad_norm"])
     weights = kept.learner.policies.state()
     company = kept.parallel.lockstep.company if kept.parallel.lockstep else 0
     every = gather_object([company])
@@ -81,7 +82,8 @@ def _train(job: Job, out: Path, name: str) -> None:
         save_file({k: v.contiguous() for k, v in weights.items()}, out / f"{name}.safetensors")
         moved = max(float((weights[n] - first[n]).abs().max()) for n in first if "current/" in n)
         told = {"metrics": metrics, "processes": str(kept.parallel), "company": every}
-        told |= {"moved": moved, "replayed": replayed}  # the latter over all iterations
+        # the latter two over all iterations
+        told |= {"moved": moved, "replayed": replayed, "norms": norms}
         (out / f"{name}.json").write_text(json.dumps(told))
 
 
