@@ -159,7 +159,9 @@ def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapp
     try:
         progress = _PROGRESS.validate_python(state["progress"])
         if alarms.keys() == Alarms().state().keys():
-            _ALARMS.validate_python(alarms).check(progress.iteration)
+            valid = _ALARMS.validate_python(alarms)
+            valid.check(progress.iteration)
+            alarms = valid.state()  # its numbers are floats now, also those that JSON reads as int
     except ValidationError as error:
         raise ValueError(f"state.json: {explain(error)}") from error
     if progress.iteration != int(checkpoint.name) or not 0 <= progress.seconds < math.inf:
