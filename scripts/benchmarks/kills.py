@@ -108,6 +108,8 @@ class Trial:
     count: Count = field(default_factory=Count)
 
     def start(self, *words: Any) -> Process:
+        for old in self.place.glob("out*.txt"):  # a second process appends to its own
+            old.unlink()
         out = self.place / "out.txt"
         return Process(self.warm, words, out, self.case.processes, self.case.launched)
 
