@@ -32,6 +32,7 @@ format: setup
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
 
-# The documentation as a site: open site/index.html. Warnings are errors.
+# The documentation as a site: open site/index.html (its search needs `python -m http.server -d site`).
+# Warnings are errors.
 docs: setup
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -1,5 +1,5 @@
-"""What `mkdocs build` adds to docs/: the pages at the top level, a page per method, and the source
-files that pages link to. A hook of mkdocs.yml; `make docs` runs it.
+"""A hook of mkdocs.yml: adds the pages of the top level, a page per method, and the source files
+that pages link to. `make docs` runs it.
 
 Links of a page are as they are in the repository (`../README.md`, `../flowrl/run/train.py#L40`), so
 that they work there, too. Here each is rewritten to the page that shows its target.
@@ -60,7 +60,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
     return nav
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite the links that lead out of docs/."""
     here = page.file.src_uri
     base = repository_folder(here)
