@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 CODE = samplers rewards flowrl scripts tests
 
-.PHONY: setup demo demo-text test lint check format
+.PHONY: setup demo demo-text test lint check format docs
 
 setup:
 	@$(PYTHON) scripts/make_venv.py --venv $(VENV)
@@ -31,3 +31,8 @@ check: lint test
 format: setup
 	@$(BIN)/ruff format $(CODE)
 	@$(BIN)/ruff check --fix $(CODE)
+
+# The documentation as a site: open site/index.html (its search needs `python -m http.server -d site`).
+# Warnings are errors.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -34,6 +34,7 @@ EXTRAS = {
     "video": "video files for score and evaluate-rewards",
     "gguf": "quantized weights (model.gguf_file)",
     "trl": "comparisons with TRL in tests and scripts",
+    "docs": "the documentation as a site (make docs)",
 }
 OPTIONAL = {
     "bitsandbytes": "train.optimizer: adamw8bit",

@@ -1,0 +1,154 @@
+"""A hook of mkdocs.yml: adds the pages of the top level, a page per method, and the source files
+that pages link to. `make docs` runs it.
+
+Links of a page are as they are in the repository (`../README.md`, `../flowrl/run/train.py#L40`), so
+that they work there, too. Here each is rewritten to the page that shows its target.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation, Section
+from mkdocs.structure.pages import Page
+
+PROJECT = Path(__file__).resolve().parents[2]
+TOP = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "LOG.md": "log.md",
+    "SECURITY.md": "security.md",
+}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".toml": "toml"}
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages. docs/index.md is the table of contents of the repository; here the
+    navigation is, and the README is the first page."""
+    files.remove(files.get_file_from_path("index.md"))  # type: ignore[arg-type]
+    texts = {page: (PROJECT / name).read_text() for name, page in TOP.items()}
+    for name, text in method_pages():
+        texts[f"methods/{name}.md"] = text
+    for file in files.documentation_pages():
+        texts[file.src_uri] = (PROJECT / "docs" / file.src_uri).read_text()
+    for target in sorted({t for page, text in texts.items() for t in outside(text, page)}):
+        texts[source_page(target)] = source_text(target)
+    for page, text in texts.items():
+        if files.get_file_from_path(page) is None:
+            files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Put the methods' pages under "Methods"."""
+    section = next(i for i in nav.items if isinstance(i, Section) and i.title == "Methods")
+    for name, _ in method_pages():
+        file = files.get_file_from_path(f"methods/{name}.md")
+        assert file is not None
+        page = Page(name, file, config)
+        page.parent = section
+        section.children.append(page)
+        nav.pages.append(page)
+    return nav
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Rewrite the links that lead out of docs/."""
+    here = page.file.src_uri
+    base = repository_folder(here)
+
+    def rewritten(found: re.Match[str]) -> str:
+        path, mark, anchor = found[2].partition("#")
+        if "://" in path or not path or path.startswith("mailto:"):
+            return found[0]
+        target = posixpath.normpath(posixpath.join(base, path))
+        if target.startswith("docs/"):
+            there = target.removeprefix("docs/")
+            there = "index.md" if there == "index.md" else there
+        else:
+            there = TOP.get(target) or source_page(target)
+            anchor = anchor.replace("L", "L-0-", 1) if re.fullmatch(r"L\d+", anchor) else anchor
+        relative = posixpath.relpath(there, posixpath.dirname(here) or ".")
+        return f"{found[1]}{relative}{mark}{anchor}{found[3]}"
+
+    parts, at = [], 0
+    for fence in FENCE.finditer(markdown):
+        parts += [LINK.sub(rewritten, markdown[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join(parts) + LINK.sub(rewritten, markdown[at:])
+
+
+def repository_folder(page: str) -> str:
+    """The folder of the repository that a page's links start from."""
+    if page in TOP.values() or page.startswith("source/"):
+        return ""
+    return "docs"  # methods' pages, too: their text is cut from docs/recipes.md
+
+
+def outside(text: str, page: str) -> Iterator[str]:
+    """Paths of the repository outside of docs/ that a page links to."""
+    for found in LINK.finditer(FENCE.sub("", text)):
+        path = found[2].partition("#")[0]
+        if "://" in path or not path:
+            continue
+        target = posixpath.normpath(posixpath.join(repository_folder(page), path))
+        if not target.startswith("docs/") and target not in TOP and (PROJECT / target).exists():
+            yield target
+
+
+def source_page(target: str) -> str:
+    return f"source/{target}.md"
+
+
+def source_text(target: str) -> str:
+    """A file as a page; of a folder the names of what is in it."""
+    path = PROJECT / target
+    if path.is_dir():
+        names = sorted(each.name for each in path.iterdir() if not each.name.startswith((".", "_")))
+        return f"# {target}/\n\n" + "".join(f"* `{name}`\n" for name in names)
+    if path.suffix not in LANGUAGES and path.suffix not in ("", ".txt", ".jsonl"):
+        return f"# {target}\n\nSee the repository.\n"
+    text = path.read_text()
+    fence = "`" * 4
+    language = LANGUAGES.get(path.suffix, "text")
+    return f'# {target}\n\n{fence}{{ .{language} linenums="1" }}\n{text}\n{fence}\n'
+
+
+def method_pages() -> Iterator[tuple[str, str]]:
+    """(name, text): a recipe's section of docs/recipes.md, its figures and its configurations."""
+    recipes = (PROJECT / "docs" / "recipes.md").read_text()
+    figures = (PROJECT / "docs" / "methods.md").read_text().splitlines()
+    head = next(i for i, line in enumerate(figures) if line.startswith("| method |"))
+    used = configurations()
+    for section in re.split(r"^## ", recipes, flags=re.MULTILINE)[1:]:
+        name, _, text = section.partition("\n")
+        row = next((line for line in figures if line.startswith(f"| {name} |")), None)
+        parts = [f"# {name}\n{text}"]
+        if row is not None:
+            table = "\n".join([*figures[head : head + 2], row])
+            parts.append(f"## On the demo\n\n{table}\n\nAll methods: [methods.md](methods.md).\n")
+        links = "".join(f"* [{path}](../{path})\n" for path in used.get(name, ()))
+        if links:
+            parts.append(f"## Configurations\n\n{links}")
+        parts.append("\nWhen to use it: [choosing.md](choosing.md).\n")
+        yield name, "\n".join(parts)
+
+
+def configurations() -> dict[str, list[str]]:
+    """Run files of configs/ by their recipe."""
+    found: dict[str, list[str]] = {}
+    for path in sorted([*PROJECT.glob("configs/*.yaml"), *PROJECT.glob("configs/*/*.yaml")]):
+        tree: Any = yaml.safe_load(path.read_text())
+        recipe = tree.get("recipe") if isinstance(tree, dict) else None
+        name = recipe.get("name") if isinstance(recipe, dict) else recipe
+        if isinstance(name, str):
+            found.setdefault(name, []).append(path.relative_to(PROJECT).as_posix())
+    return found

@@ -1,0 +1,116 @@
+"""The documentation as a whole: anchors, settings that pages name, the questions, the site."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowrl.paths import PROJECT
+from flowrl.recipes import RECIPES
+from flowrl.settings.options import option_names
+from flowrl.settings.recipe import recipe_kind
+from flowrl.settings.words import WORDS
+
+DOCS = PROJECT / "docs"
+PAGES = [*PROJECT.glob("*.md"), *DOCS.glob("*.md")]
+FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+ANCHOR = re.compile(r"\]\(([^)\s#]*)#([^)\s]+)\)")
+SETTING = re.compile(
+    r"`((?:model|prompts|train|evaluate|checkpoint|track|budget|steer|recipe)"
+    r"(?:\.(?!(?:txt|jsonl|md|yaml)`)[a-z_]+)+)(?:: [^`]*)?`"
+)
+
+
+def anchors(page: Path) -> set[str]:
+    """Ids of a page's headings, as on the site and on forges."""
+    heads = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
+    return {head.strip().replace(" ", "-") for head in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_lead_to_headings(page: Path) -> None:
+    for path, anchor in ANCHOR.findall(page.read_text()):
+        there = (page.parent / path) if path else page
+        if "://" not in path and there.suffix == ".md":
+            assert anchor in anchors(there), f"{page.name}: {path}#{anchor}"
+
+
+def known_settings() -> set[str]:
+    names = {name for recipe in RECIPES for name in option_names(recipe_kind(recipe))}
+    return {".".join(name.split(".")[:n]) for name in names for n in range(1, 6)}
+
+
+def test_pages_name_settings_that_exist() -> None:
+    known = known_settings()
+    named = {
+        name: page.name
+        for page in PAGES
+        if page.name not in ("CHANGELOG.md", "LOG.md", "coming_from_trl_or_verl.md")
+        for name in SETTING.findall(page.read_text())
+    }
+    assert len(named) > 60
+    of_others = {name for row in WORDS for cell in row.peers for name in cell.split(", ")}
+    free = ("model.call.", "prompts.columns.")  # mappings, whose keys are the user's
+    lost = {name: page for name, page in named.items() if name not in known | of_others}
+    assert not {n: p for n, p in lost.items() if not n.startswith(free)}
+
+
+def test_the_55_questions_have_answers_with_links() -> None:
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", (DOCS / "questions.md").read_text(), re.M)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 56))
+    assert all(".md" in answer or "`" in answer for _, _, answer in rows)
+
+
+def nav_pages(entries: list[object]) -> Iterator[str]:
+    for entry in entries:
+        assert isinstance(entry, dict)
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from nav_pages(value)
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    text = (PROJECT / "mkdocs.yml").read_text()
+    listed = set(nav_pages(yaml.safe_load(text)["nav"]))
+    assert {page.name for page in DOCS.glob("*.md")} <= listed | {"index.md"}
+
+
+class Addresses(HTMLParser):
+    """Addresses that a page loads or links to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "a":
+            self.links.append(given.get("href") or "")
+        elif tag in ("script", "img", "link"):
+            self.loads.append(given.get("src") or given.get("href") or "")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_opens_offline(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 100
+    for page in pages:
+        found = Addresses()
+        found.feed(page.read_text())
+        assert not [a for a in found.loads if a.startswith("http")], page.name
+        for link in found.links:
+            path = link.partition("#")[0]
+            if path and "://" not in path and not path.startswith(("mailto:", "/")):
+                assert (page.parent / path).exists(), f"{page.name}: {link}"
