@@ -43,6 +43,7 @@ WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
 ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("aesthetic", "clip", "geneval", "hps", "imagereward", "pickscore", "similarity"),
     *("judge", "ocr", "remote"),
+    *("deqa", "editscore", "soft_tifa", "unified_reward", "vqascore"),
     *("code_tests", "math_answer", "sequence_classifier"),
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
     "moving_shapes",  # which scores its own world's prompts alone
