@@ -26,12 +26,12 @@ from rewards.judging import chat
 from rewards.judging.panel import Messages, Panel, PanelSettings
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.media import expect, items
-from rewards.perception.references import check_column, column_images
+from rewards.perception.references import check_image_column, column_images
 from rewards.serving.requests import Unparsable
 from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
-Part = Literal["overall", "average_first", "prompt_following", "consistency", "quality"]
+EditPart = Literal["overall", "average_first", "prompt_following", "consistency", "quality"]
 TOP = 25
 SEED = 42
 SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_tokens": 512}
@@ -61,7 +61,7 @@ class EditScore:
     panel: Panel
     following: str
     quality: str
-    part: Part
+    part: EditPart
     column: str
     labels: bool
     one_call: ClassVar[bool] = True
@@ -110,14 +110,14 @@ class EditScore:
         return self.panel.each_vote(about, read, SAMPLING, SEED)
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
-        check_column("editscore", self.column, prompts, meta)
+        check_image_column("editscore", self.column, prompts, meta)
 
 
 def load(
     server: Inline[PanelSettings],
     following: str | None = None,
     quality: str | None = None,
-    kind: Part = "overall",
+    kind: EditPart = "overall",
     column: str = "source",
     base: Literal["qwen2.5", "qwen3"] = "qwen2.5",
 ) -> Reward:

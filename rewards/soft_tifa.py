@@ -30,7 +30,7 @@ from rewards.perception.media import expect, items
 from rewards.settings import Inline
 from rewards.types import Reward, Samples, cell
 
-INSTRUCTION = " Answer in one word."
+ONE_WORD = " Answer in one word."
 YES = ("Yes", "yes", " yes", " Yes")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -66,7 +66,7 @@ class SoftTifa:
             shown = chat.message_parts(item, kind, self.panel.frames)
             for question, right in _questions(samples, row, self.column):
                 rows.append(row)
-                about.append(chat.user(*shown, question + INSTRUCTION))
+                about.append(chat.user(*shown, question + ONE_WORD))
                 forms.append(tuple(self._first_token(form) for form in forms_of(question, right)))
         mass, at = self._mass(about, forms), torch.tensor(rows, dtype=torch.long)
         found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)

@@ -29,7 +29,7 @@ from torch import Tensor
 from rewards.judging import answers, chat
 from rewards.judging.panel import AnswerReader, Messages, Panel, PanelSettings
 from rewards.perception.media import expect, items
-from rewards.perception.references import check_column, column_images
+from rewards.perception.references import check_image_column, column_images
 from rewards.settings import Inline
 from rewards.types import Judge, Kind, Reward, Samples
 
@@ -93,7 +93,7 @@ class UnifiedScore:
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         if self.ask.column is not None:
-            check_column("unified_reward", self.ask.column, prompts, meta)
+            check_image_column("unified_reward", self.ask.column, prompts, meta)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def column_images(reward: str, samples: Samples, column: str) -> list[Tensor | N
     return [found.get(path) for path in paths]
 
 
-def check_column(
+def check_image_column(
     reward: str, column: str, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
 ) -> None:
     """ValueError, naming the row, if a prompt has no image in the column."""
