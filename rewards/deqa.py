@@ -2,7 +2,8 @@
 
 Both continue `The quality of the image is` and weigh the next word: the softmax over excellent,
 good, fair, poor and bad alone, times 5, 4, 3, 2, 1 (DeQA, 1 to 5) or 1, .75, .5, .25, 0 (Q-Align,
-0 to 1). The two agree up to 4 q + 1.
+0 to 1). The two agree up to 4 q + 1. A sample is unscored if less than half of the probability lies
+on the five words.
 
 Their network, mPLUG-Owl2, is not in transformers and not in vLLM: the server must run the authors'
 code behind OpenAI's chat completions, take `continue_final_message`, and list the words'
@@ -26,8 +27,8 @@ from rewards.serving.requests import Unparsable
 from rewards.settings import Inline
 from rewards.types import Kind, Reward, Samples
 
-WORDS = ("excellent", "good", "fair", "poor", "bad")
-WEIGHTS = {"deqa": (5.0, 4.0, 3.0, 2.0, 1.0), "q_align": (1.0, 0.75, 0.5, 0.25, 0.0)}
+RATINGS = ("excellent", "good", "fair", "poor", "bad")
+RATING_WEIGHTS = {"deqa": (5.0, 4.0, 3.0, 2.0, 1.0), "q_align": (1.0, 0.75, 0.5, 0.25, 0.0)}
 About = Literal["quality", "aesthetics"]
 
 
@@ -58,9 +59,9 @@ class FiveWords:
         return [*chat.user(question, *shown), {"role": "assistant", "content": start}]
 
     def _read(self, answer: chat.Completion) -> float:
-        mass = answers.probabilities(answer, WORDS)
+        mass = answers.probabilities(answer, RATINGS)
         if mass is None:
-            raise Unparsable(f"no log-probabilities of {', '.join(WORDS)}")
+            raise Unparsable(f"no log-probabilities of {', '.join(RATINGS)}")
         return sum(p * weight for p, weight in zip(mass, self.weights, strict=True))
 
     def examples(self) -> Samples:
@@ -74,4 +75,4 @@ def load(
     jpeg: Annotated[int, Field(ge=1, le=100)] | None = None,
 ) -> Reward:
     """jpeg: quality of JPEG files instead of PNG. Settings of the server: see `PanelSettings`."""
-    return FiveWords(server.open(), WEIGHTS[kind], about, jpeg)
+    return FiveWords(server.open(), RATING_WEIGHTS[kind], about, jpeg)

@@ -32,15 +32,15 @@ from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
 EditPart = Literal["overall", "average_first", "prompt_following", "consistency", "quality"]
-TOP = 25
+HIGHEST = 25
 SEED = 42
 SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_tokens": 512}
 _SOURCE = "editscore/vie_prompts.py of github.com/VectorSpaceLab/EditScore"
-FOLLOWING = PublishedText(
-    "EditScore's question about an edit", 1524, "2fbb018b0e448b2d", _SOURCE, scale=TOP, parts=3
+FOLLOWING_QUESTION = PublishedText(
+    "EditScore's question about an edit", 1524, "2fbb018b0e448b2d", _SOURCE, scale=HIGHEST, parts=3
 )
-QUALITY = PublishedText(
-    "EditScore's question about quality", 1196, "8249deba103d112d", _SOURCE, scale=TOP, parts=3
+QUALITY_QUESTION = PublishedText(
+    "EditScore's question about quality", 1196, "8249deba103d112d", _SOURCE, scale=HIGHEST, parts=3
 )
 _PAIR = re.compile(
     r"\"score\"\s*:\s*\[\s*(-?\d++(?:\.\d++)?+)\s*,\s*(-?\d++(?:\.\d++)?+)\s*\]", re.IGNORECASE
@@ -51,8 +51,8 @@ def two_scores_in(answer: chat.Completion) -> tuple[float, float]:
     """The two numbers of the last `"score": [a, b]`, 0 to 25; also in JSON with stray quotes."""
     found = _PAIR.findall(answer.text)
     pair = tuple(map(float, found[-1])) if found else (-1.0, -1.0)
-    if not all(0 <= score <= TOP for score in pair):
-        raise Unparsable(f"no two scores from 0 to {TOP}")
+    if not all(0 <= score <= HIGHEST for score in pair):
+        raise Unparsable(f"no two scores from 0 to {HIGHEST}")
     return pair[0], pair[1]
 
 
@@ -105,7 +105,7 @@ class EditScore:
         self, about: list[Messages], of: Callable[[float, float], float]
     ) -> Float[Tensor, "m v"]:
         def read(answer: chat.Completion) -> float:
-            return of(*two_scores_in(answer)) / (TOP / 10)
+            return of(*two_scores_in(answer)) / (HIGHEST / 10)
 
         return self.panel.each_vote(about, read, SAMPLING, SEED)
 
@@ -126,6 +126,6 @@ def load(
     column: of the prompt file, with the path of the source image. base: of the served model; the
     Qwen2.5 form labels the images, the Qwen3 form does not.
     """
-    first = FOLLOWING.read("editscore", "following", following)
-    second = QUALITY.read("editscore", "quality", quality)
+    first = FOLLOWING_QUESTION.read("editscore", "following", following)
+    second = QUALITY_QUESTION.read("editscore", "quality", quality)
     return EditScore(server.open(), first, second, kind, column, base == "qwen2.5")

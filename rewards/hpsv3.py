@@ -6,7 +6,7 @@ about 200,704 pixels (448 x 448). Positions are sequential, as in the authors' c
 (`rewards.perception.qwen`); ports that compute the image grid's return other scores.
 
 `HPSv3.safetensors` of the hub has all weights; of `base` only the configuration and the tokenizer
-are read. The network runs in bfloat16 (16.5 GB), the head in float32. The instruction, 2,590
+are read. The network runs in bfloat16 (15.5 GB), the head in float32. The instruction, 2,590
 characters, is the authors'; it is fetched at the first use, or read from a file, and its digest is
 checked. HPSv3++ is another model and is refused by its names.
 
@@ -41,7 +41,7 @@ from rewards.types import Reward, Samples
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 TOKEN = "<|Reward|>"
-TAIL = f"\nPlease provide the overall ratings of this image: {TOKEN}\n\nEND\n"
+INSTRUCTION_TAIL = f"\nPlease provide the overall ratings of this image: {TOKEN}\n\nEND\n"
 PIXELS = 448 * 448
 HEAD, PLACES = "rm_head.", (0, 3, 5)  # places of the linear layers; 2 is the dropout
 INSTRUCTION = PublishedText(
@@ -51,7 +51,7 @@ INSTRUCTION = PublishedText(
     "hpsv3/dataset of github.com/MizzenAI/HPSv3",
     "https://raw.githubusercontent.com/RE-N-Y/imscore/"
     "a2bc6595f9a0a9dd39ce6292a3ee8470d7874ee2/src/imscore/hpsv3/utils.py",
-    TAIL,
+    INSTRUCTION_TAIL,
 )
 
 

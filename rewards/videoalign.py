@@ -13,7 +13,7 @@ of the three tokens and is refused.
 
 Scores depend on the frame rate: `video_fps` is that of the samples. 2 frames per second are taken
 (the checkpoint's `fps`), at least 4. The authors read an mp4, a lossy step that is left out.
-The network needs about 5 GB in bfloat16. Not tried on the published weights. From memory: the
+The network needs 4.4 GB in bfloat16. Not tried on the published weights. From memory: the
 base's chat template; not to be found out: fields of the released `model_config.json` beyond those
 that are read, and whether each has the name that its training script implies.
 """
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.embedding import in_batches
-from rewards.perception.hub import HubName, model_path
+from rewards.perception.hub import HubName, hub_reachable, model_path
 from rewards.perception.media import expect, items
 from rewards.perception.qwen import (
     VIDEO,
@@ -47,13 +47,13 @@ from rewards.perception.qwen import (
 from rewards.settings import Inline, Positive
 from rewards.types import Reward, Samples
 
-REPOSITORY = "KwaiVGI/VideoReward"
+HUB_FOLDER = "KwaiVGI/VideoReward"
 TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 DIMENSIONS = ("VQ", "MQ", "TA")
 LEAST_PIXELS = 128 * 28 * 28
 LEAST_FRAMES, MOST_FRAMES = 4, 768
 WRAPPED = "base_model.model."
-HEAD = "rm_head.weight"
+VIDEO_HEAD = "rm_head.weight"
 VideoPart = Literal["overall", "visual_quality", "motion_quality", "text_alignment"]
 COLUMNS: dict[str, tuple[int, ...]] = {
     "overall": (0, 1, 2),
@@ -225,21 +225,27 @@ def load(
     where = model_path(base or config.model_config_.model_name_or_path)
     state = merged(weights_of_file("videoalign", checkpoint_file(folder)), config.peft_lora_config)
     network, others = split_names(state)
-    refuse_others("videoalign", others, HEAD)
-    if HEAD not in others or others[HEAD].shape[0] != 3:
-        raise ValueError(f"videoalign: {folder} has no {HEAD} with three outputs")
+    refuse_others("videoalign", others, VIDEO_HEAD)
+    if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != 3:
+        raise ValueError(f"videoalign: {folder} has no {VIDEO_HEAD} with three outputs")
     backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
-    head = others[HEAD].float()
+    head = others[VIDEO_HEAD].float()
     return VideoAlign(
         backbone, head, text, config.data_config, video_fps, mean, std, kind, common.batch
     )
 
 
 def _folder(checkpoint: str | None) -> Path:
-    if checkpoint is None:
-        from huggingface_hub import snapshot_download
+    if checkpoint is not None:
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"videoalign: no such folder: {checkpoint}")
+        return Path(checkpoint)
+    from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model_path(REPOSITORY)))
-    if not Path(checkpoint).is_dir():
-        raise ValueError(f"videoalign: no such folder: {checkpoint}")
-    return Path(checkpoint)
+    try:
+        return Path(snapshot_download(HUB_FOLDER, local_files_only=not hub_reachable()))
+    except OSError as error:
+        raise ValueError(
+            f"videoalign: {HUB_FOLDER} is not in the cache and could not be fetched; name its "
+            f"folder with `checkpoint` ({error})"
+        ) from error

@@ -14,8 +14,8 @@ from itertools import chain, permutations
 from pathlib import Path
 from typing import ClassVar
 
-MOST_BYTES = 2**20
-TIMEOUT = 30.0  # seconds without an answer
+MOST_TEXT_BYTES = 2**20
+FETCH_TIMEOUT = 30.0  # seconds without an answer
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class PublishedText:
         kept = folder / self.url.rpartition("/")[2]
         if not kept.is_file():
             try:
-                with urllib.request.urlopen(self.url, timeout=TIMEOUT) as answer:
-                    content = answer.read(MOST_BYTES)
+                with urllib.request.urlopen(self.url, timeout=FETCH_TIMEOUT) as answer:
+                    content = answer.read(MOST_TEXT_BYTES)
             except OSError as error:
                 raise ValueError(
                     f"{reward}: {self.what} could not be fetched from {self.url} ({error}): "

@@ -265,8 +265,8 @@ def refuse_others(who: str, others: Mapping[str, Tensor], head: str) -> None:
         raise ValueError(f"{who}: the file has entries of another model: {', '.join(extra[:4])}")
 
 
-def weights_of_file(who: str, file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors or torch file; of a torch file those below `model`, if there.
+def weights_of_file(who: str, file: Path, inside: str = "model") -> dict[str, Tensor]:
+    """The tensors of a safetensors or torch file; of a torch file those below `inside`, if there.
 
     ValueError if it is damaged or holds anything but tensors.
     """
@@ -281,7 +281,7 @@ def weights_of_file(who: str, file: Path) -> dict[str, Tensor]:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(f"{who}: {file} cannot be read: {str(error)[:200]}") from error
-    state = state.get("model", state) if isinstance(state, dict) else None
-    if not state or not all(isinstance(value, Tensor) for value in state.values()):
+    state = state.get(inside, state) if isinstance(state, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{who}: {file} is not a file of tensors")
     return state

@@ -18,7 +18,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 from rewards import Samples, load
-from rewards.editscore import FOLLOWING, QUALITY, two_scores_in
+from rewards.editscore import FOLLOWING_QUESTION, QUALITY_QUESTION, two_scores_in
 from rewards.judging.answers import axis_in
 from rewards.judging.published_texts import PublishedText
 from rewards.load import load_judge
@@ -168,8 +168,8 @@ def questions(monkeypatch, tmp_path) -> Path:
     file.write_text(f"context = {context!r}\nother = 'x'\nrule = {rule!r}\ns = {scale!r}\n"
                     f"raise SystemExit  # never run\npq = {alone!r}\n")  # fmt: skip
     texts = {
-        FOLLOWING: "\n".join([context, rule, scale.replace("10", "25")]),
-        QUALITY: "\n".join([context, alone.replace("10", "25")]),
+        FOLLOWING_QUESTION: "\n".join([context, rule, scale.replace("10", "25")]),
+        QUALITY_QUESTION: "\n".join([context, alone.replace("10", "25")]),
     }
     for published, text in texts.items():
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rewards import Samples, load
-from rewards.hpsv3 import INSTRUCTION, TAIL
+from rewards.hpsv3 import INSTRUCTION, INSTRUCTION_TAIL
 from rewards.perception.qwen import image_patches, resized, video_patches
 from rewards.videoalign import VIDEO_INSTRUCTION, DataFields, frame_places
 from tests.support.reward_contract import check_contract, images
@@ -65,6 +65,7 @@ def test_videos_have_the_published_sizes(side, wanted):
         (81, 16, [0, 9, 18, 27, 36, 44, 53, 62, 71, 80]),
         (49, 8, [0, 4, 9, 13, 17, 22, 26, 31, 35, 39, 44, 48]),
         (33, 15, [0, 11, 21, 32]),
+        (46, 8, [0, 4, 8, 12, 16, 20, 25, 29, 33, 37, 41, 45]),  # 11.5 frames become 12
         (3, 24, [0, 2]),
     ],
 )
@@ -137,7 +138,7 @@ class Hps:
         self.model = tiny_model(self.folder, len(self.words))
         self.head = head("rm_head.", 32, 16, 8, 2)
         text = "\nRate it.  \nTextual prompt - {text_prompt}\n\n\n"
-        self.text = text + TAIL
+        self.text = text + INSTRUCTION_TAIL
         known(monkeypatch, INSTRUCTION, self.text)
         self.file = folder / "instruction.py"
         self.file.write_text(f"INSTRUCTION = {text.replace('{text_prompt}', '{prompt}')!r}\n")
@@ -235,7 +236,10 @@ def test_other_layouts_are_refused(tmp_path, monkeypatch):
 
 
 def test_the_text_of_hpsv3_is_known():
-    assert TAIL == "\nPlease provide the overall ratings of this image: <|Reward|>\n\nEND\n"
+    assert (
+        INSTRUCTION_TAIL
+        == "\nPlease provide the overall ratings of this image: <|Reward|>\n\nEND\n"
+    )
     assert (INSTRUCTION.length, INSTRUCTION.digest) == (2590, "f6ee57479d4e9eee")
 
 
@@ -380,4 +384,6 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
     refused(r"checkpoint-200/model\.pth does not exist; an adapter alone")
     refused("has no model_config.json", checkpoint=str(tiny.base))
     refused("no such folder: nowhere", checkpoint="nowhere")
+    monkeypatch.setattr("rewards.videoalign.hub_reachable", lambda: False)
+    refused("KwaiVGI/VideoReward is not in the cache and could not be fetched", checkpoint=None)
     refused("videoalign: instruction: .* does not hold", instruction=str(config))
