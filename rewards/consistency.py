@@ -67,7 +67,9 @@ class Consistency:
         return Samples(media, ["a video"] * 2, torch.zeros(2, dtype=torch.long))
 
 
-def sized(frames: VideoFrames, side: int, mode: Literal["bilinear", "bicubic"]) -> VideoFrames:
+def sized(
+    frames: VideoFrames, side: int, mode: Literal["bilinear", "bicubic"]
+) -> Float[Tensor, "f 3 a b"]:
     """The shorter side resized to `side`, without antialias; the longer one is rounded down."""
     h, w = frames.shape[-2:]
     short = min(h, w)

@@ -15,7 +15,7 @@ REACH = 8  # the longest motion that is found, along each axis: 16 pixels of 256
 STILL = 0.002  # of luma, per pixel of motion: between equally good matches the shortest counts
 
 
-def reduced_luma(video: Float[Tensor, "f 3 h w"]) -> Float[Tensor, "f h w"]:
+def reduced_luma(video: Float[Tensor, "f 3 h w"]) -> Float[Tensor, "f a b"]:
     """Luma in 0..1 of 8-bit frames, averaged down to SIDE, cut to whole blocks."""
     whole = (video.float().nan_to_num(0.0).clamp(0, 1) * 255).round() / 255
     luma = torch.einsum("fchw,c->fhw", whole, torch.tensor(LUMA, device=video.device))

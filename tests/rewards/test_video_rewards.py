@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import CLIPModel, ViTConfig, ViTModel
 
 from rewards import Samples, load
-from rewards.perception.motion import block_motion, middle_error
+from rewards.perception.motion import block_motion, middle_error, reduced_luma
 from tests.support.reward_contract import check_contract, videos
 
 CLIP = "flowrl/demo/shapes-clip"
@@ -40,6 +40,8 @@ def test_flicker_is_vbenchs_sum_over_bytes():
     pairs = [np.abs(a.astype(int) - b.astype(int)).mean() for a, b in pairwise(whole)]
     score = load("flicker")(of(video, video[:1].expand(3, -1, -1, -1)))
     assert score.tolist() == pytest.approx([(255 - np.mean(pairs)) / 255, 1.0])
+    wide = torch.rand(3, 3, 140, 300, generator=torch.Generator().manual_seed(1))
+    assert reduced_luma(wide).shape == (3, 128, 272), "whole blocks of the reduced image"
     with pytest.raises(ValueError, match="'flicker' needs 2 frames; a video has 1"):
         load("flicker")(of(video[:1]))
 
