@@ -51,7 +51,7 @@ class Consistency:
         return each_video("consistency", samples, self._score, least=2)
 
     def _score(self, video: VideoFrames) -> Tensor:
-        parts = video.detach().float().clamp(0, 1).split(self.batch)
+        parts = video.float().clamp(0, 1).split(self.batch)
         vectors = torch.cat([self.embed(frames) for frames in parts])
         before = (vectors[1:] * vectors[:-1]).sum(-1).clamp(min=0)
         first = (vectors[1:] * vectors[0]).sum(-1).clamp(min=0)

@@ -92,7 +92,8 @@ def concepts(model: str, place: Placement) -> Judged:
     if lacking:
         raise ValueError(f"safety: {model} is no safety checker: it lacks {', '.join(lacking)}")
     parts = {name: state.pop(name).to(place.device).float() for name in PARTS}
-    tower = CLIPVisionModel(CLIPConfig.from_pretrained(model).vision_config)
+    config: Any = CLIPConfig.from_pretrained(model)
+    tower = CLIPVisionModel(config.vision_config)
     place.put(load_tower(model, tower, state))
     processor = image_processor(model)
 

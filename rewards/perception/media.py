@@ -60,7 +60,7 @@ def each_video(
     for video in items(samples):
         if len(video) < least:
             raise ValueError(f"the reward {name!r} needs {least} frames; a video has {len(video)}")
-        found.append(float(score(video)))
+        found.append(float(score(video.detach())))
     return torch.tensor(found, dtype=torch.float64)
 
 

@@ -33,7 +33,7 @@ WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
     "jpeg": ({"kind": "small"}, STILL),
     "shapes": ({}, STILL),
     "flicker": ({}, VIDEO),
-    "motion": ({"every": 2}, VIDEO),
+    "motion": ({"most": 50.0}, VIDEO),
     "smoothness": ({}, VIDEO),
     "exact_answer": ({"find": "last_number"}, (texts,)),
     "format": ({}, (texts,)),
