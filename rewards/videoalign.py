@@ -108,13 +108,16 @@ def config_of(folder: Path) -> ModelConfig:
         raise ValueError(f"videoalign: {folder} has no model_config.json")
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"videoalign: {file} is not a JSON object: {error}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"videoalign: {file} is not a JSON object")
+    try:
         return ModelConfig.model_validate({**raw, "model_config_": raw.get("model_config")})
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])).replace("config_.", "config.")
         raise ValueError(f"videoalign: {file}: {field}: {first['msg']}") from error
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"videoalign: {file} is not a JSON object: {error}") from error
 
 
 def frame_places(total: int, video_fps: float, data: DataFields) -> list[int]:

@@ -73,10 +73,10 @@ def test_frames_are_those_of_the_authors(total, fps, wanted):
     fields = {"fps": 2, "max_frame_pixels": 200_704, "sample_type": "uniform"}
     fields |= {"eval_dim": ["VQ", "MQ", "TA"], "prompt_template_type": "detailed_special"}
     data = DataFields.model_validate(fields)
-    assert frame_places(total, fps, data) == wanted
-    assert len(frame_places(129, 24, data)) == 10
+    assert frame_places(total, float(fps), data) == wanted
+    assert len(frame_places(129, 24.0, data)) == 10
     with pytest.raises(ValueError, match="at least 2 frames, not 1"):
-        frame_places(1, fps, data)
+        frame_places(1, float(fps), data)
 
 
 def test_patches_are_the_processors():
@@ -91,7 +91,7 @@ def test_patches_are_the_processors():
 
 
 def test_pairs_of_frames_are_one_step_of_time():
-    frames = pixels(3, 56, 56)
+    frames = (pixels(3, 56, 56) * 255).round() / 255
     twice = video_patches(frames.repeat_interleave(2, 0), 3136, 3136)
     assert twice.grid == (3, 4, 4)
     for step, frame in enumerate(frames):
@@ -371,7 +371,7 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
             r"data_config\.sample_type: Input should be 'un",
         ),
         ("model_config", "output_dim", 1, r"model_config\.output_dim: Input should be 3"),
-        ("peft_lora_config", "lora_r", 3, "the adapter of .* is not of r 3"),
+        ("peft_lora_config", "lora_r", 3, "the adapter of .* is missing or not of r 3"),
     ):
         config.write_text(json.dumps({**CONFIG, place: {**CONFIG[place], field: value}}))
         refused(message)
