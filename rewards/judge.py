@@ -39,22 +39,22 @@ COMPARINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Pointwise:
-    """One question per sample, answered in 0..1."""
+    """One question per sample, answered in 0..1. last: the question comes after the sample."""
 
     panel: Panel
     template: str
     read: AnswerReader
     body: Mapping[str, Any]
+    last: bool = False
     one_call: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind, frames = samples.kind, self.panel.frames
-        about = [
-            chat.user(
-                chat.fill(self.template, kind, prompt), *chat.message_parts(item, kind, frames)
-            )
-            for prompt, item in zip(samples.prompts, items(samples), strict=True)
-        ]
+        about: list[Messages] = []
+        for prompt, item in zip(samples.prompts, items(samples), strict=True):
+            question = chat.fill(self.template, kind, prompt)
+            shown = chat.message_parts(item, kind, frames)
+            about.append(chat.user(*shown, question) if self.last else chat.user(question, *shown))
         return self.panel.values(about, self.read, self.body)
 
     def examples(self) -> Samples:

@@ -19,6 +19,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.evaluation.official_files import OFFICIAL_FILES, download_official
 from flowrl.evaluation.outputs import check_output_file
+from flowrl.evaluation.suite_layouts import geneval2_rows, vbench_rows
 from flowrl.evaluation.tables import rows_of
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
@@ -143,6 +144,18 @@ SUITES: dict[str, SuiteKind] = {
         ("aesthetic", "imagereward", "pickscore"),
         "prompts",
         _parti,
+    ),
+    "geneval2": SuiteKind(
+        "GenEval 2, arXiv:2512.16853: 800 prompts of 3 to 10 atoms, for the reward soft_tifa",
+        (),
+        "prompts",
+        geneval2_rows,
+    ),
+    "vbench": SuiteKind(
+        "VBench, arXiv:2311.17982: its dimensions of motion and consistency, by stand-ins",
+        ("flicker", "smoothness", "motion", "consistency", "{name: consistency, kind: clip}"),
+        "prompts",
+        vbench_rows,
     ),
     "t2i_compbench": SuiteKind(
         "T2I-CompBench, arXiv:2307.06350: colour, shape, texture, space, number, complex. Scored "

@@ -47,18 +47,32 @@ def score_in(answer: Completion) -> float:
     them, each by its last number. UnifiedReward's form for videos, which lists a dynamic degree,
     has a final score in 1..10.
     """
-    top = 10 if re.search(r"dynamic degree\s*:", answer.text, re.IGNORECASE) else 5
+    top, last = _axes(answer.text)
+    scores = [last[""]] if "" in last else list(last.values())
+    if not scores or any(math.isnan(score) for score in scores):
+        raise Unparsable(f"no score from 1 to {top}")
+    return (sum(scores) / len(scores) - 1) / (top - 1)
+
+
+def axis_in(answer: Completion, axis: str) -> float:
+    """The last `Alignment Score (1-5): N` (or of another axis), as 0..1."""
+    top, last = _axes(answer.text)
+    if math.isnan(last.get(axis, math.nan)):
+        raise Unparsable(f"no {axis} score from 1 to {top}")
+    return (last[axis] - 1) / (top - 1)
+
+
+def _axes(text: str) -> tuple[int, dict[str, float]]:
+    """The top of the range, and the last number of each axis ("" for none); NaN if outside it."""
+    top = 10 if re.search(r"dynamic degree\s*:", text, re.IGNORECASE) else 5
     last: dict[str, float] = {}
-    for match in _SCORE.finditer(answer.text):
+    for match in _SCORE.finditer(text):
         axis, _, number, out_of = match.groups()
         value = float(number)
         if not 1 <= value <= top or (out_of is not None and int(out_of) != top):
             value = math.nan
         last[(axis or "").lower()] = value
-    scores = [last[""]] if "" in last else list(last.values())
-    if not scores or any(math.isnan(score) for score in scores):
-        raise Unparsable(f"no score from 1 to {top}")
-    return (sum(scores) / len(scores) - 1) / (top - 1)
+    return top, last
 
 
 def expected_in(answer: Completion) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, Field, ValidationError
 
-from rewards.serving.codec import encode_image
+from rewards.serving.codec import encode_image, encode_jpeg
 from rewards.serving.requests import Malformed, Unparsable
 from rewards.types import Kind
 
@@ -108,18 +108,25 @@ def fill(template: str, kind: Kind, prompt: str, question: str = "") -> str:
     return re.sub(r"\{(media|Media|question|prompt)\}", lambda m: values[m[0]], template)
 
 
-def message_parts(item: Any, kind: Kind, frames: int) -> list[str | dict[str, Any]]:
-    """A sample as parts of a message: a text, an image, or `frames` images of a video."""
+def message_parts(
+    item: Any, kind: Kind, frames: int, jpeg: int | None = None
+) -> list[str | dict[str, Any]]:
+    """A sample as parts of a message: a text, an image, or `frames` images of a video.
+
+    jpeg: quality of JPEG files instead of PNG.
+    """
     if kind == "text":
         return [item]
     if kind == "image":
-        return [_image_part(item)]
+        return [image_part(item, jpeg)]
     places = torch.linspace(0, len(item) - 1, min(frames, len(item))).round().long().tolist()
-    return [_image_part(item[place]) for place in places]
+    return [image_part(item[place], jpeg) for place in places]
 
 
-def _image_part(pixels: torch.Tensor) -> dict[str, Any]:
-    return {
-        "type": "image_url",
-        "image_url": {"url": f"data:image/png;base64,{encode_image(pixels)}"},
-    }
+def image_part(pixels: torch.Tensor, jpeg: int | None = None) -> dict[str, Any]:
+    """One image as a part of a message: PNG, or JPEG of this quality."""
+    if jpeg is None:
+        kind, data = "png", encode_image(pixels)
+    else:
+        kind, data = "jpeg", encode_jpeg(pixels, jpeg)
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{data}"}}

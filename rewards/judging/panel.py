@@ -37,22 +37,37 @@ class Panel:
     media: Kind = "image"
     notes: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
 
-    def values(
-        self, about: Sequence[Messages], read: AnswerReader, body: Mapping[str, Any]
-    ) -> Float[Tensor, " q"]:
-        """Mean of a question's votes; NaN unless more than half of them could be read."""
+    def each_vote(
+        self,
+        about: Sequence[Messages],
+        read: AnswerReader,
+        body: Mapping[str, Any],
+        seed: int | None = None,
+    ) -> Float[Tensor, "q v"]:
+        """Every vote on every question; NaN where an answer could not be read.
+
+        seed: of the first vote, for a body that sets a temperature even for one vote.
+        """
         sampling: dict[str, Any] = {"temperature": 0.0}
         asks: list[Ask] = []
         for place, messages in enumerate(about):
             for vote in range(self.votes):
                 if self.votes > 1:  # equal at temperature 0; a seed per vote makes them repeatable
                     sampling = {"temperature": 0.7, "seed": vote}
+                if seed is not None:
+                    sampling |= {"seed": seed + vote}
                 fixed = {"model": self.model, "messages": messages}
                 request = {**fixed, **sampling, **body, **self.body}
                 asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
         given = self.client.ask(asks, lambda _, answer: read(chat.completion(answer)))
         flat = [torch.nan if isinstance(value, Failure) else value for value in given]
-        votes = torch.tensor(flat, dtype=torch.float64).reshape(len(about), self.votes)
+        return torch.tensor(flat, dtype=torch.float64).reshape(len(about), self.votes)
+
+    def values(
+        self, about: Sequence[Messages], read: AnswerReader, body: Mapping[str, Any]
+    ) -> Float[Tensor, " q"]:
+        """Mean of a question's votes; NaN unless more than half of them could be read."""
+        votes = self.each_vote(about, read, body)
         known = ~votes.isnan()
         mean = votes.nanmean(1)
         if self.votes > 1:

@@ -23,6 +23,7 @@ from rewards.types import Samples
 DtypeName = Literal["float32", "float16", "bfloat16"]
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 T = TypeVar("T")
 
@@ -194,10 +195,17 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
     return OpenClipTowers(place.put(loaded), open_clip.get_tokenizer(name), prepare, place)
 
 
+def standardised(
+    pixels: Float[Tensor, "*n 3 h w"], mean: Sequence[float], std: Sequence[float]
+) -> Float[Tensor, "*n 3 h w"]:
+    """Colours minus the mean of each channel, by its standard deviation."""
+    centre, spread = (pixels.new_tensor(values).view(3, 1, 1) for values in (mean, std))
+    return (pixels - centre) / spread
+
+
 def clip_normalised(pixels: Float[Tensor, "3 h w"]) -> Float[Tensor, "3 h w"]:
     """Colours in 0..1 with the mean and standard deviation of CLIP's training images."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
-    return (pixels - mean) / std
+    return standardised(pixels, OPENAI_MEAN, OPENAI_STD)
 
 
 def pil_images(samples: Samples) -> list[Image.Image]:

@@ -49,6 +49,21 @@ def each_size(
     return found
 
 
+def each_video(
+    name: str, samples: Samples, score: Callable[[Float[Tensor, "f 3 h w"]], Tensor], least: int
+) -> Float[Tensor, " n"]:
+    """Call `score` once per video. ValueError for a video of fewer than `least` frames."""
+    if not samples.prompts:
+        return torch.zeros(0)
+    expect(samples, name, "video")
+    found = []
+    for video in items(samples):
+        if len(video) < least:
+            raise ValueError(f"the reward {name!r} needs {least} frames; a video has {len(video)}")
+        found.append(float(score(video.detach())))
+    return torch.tensor(found, dtype=torch.float64)
+
+
 def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
     """8 bits a channel, rounded; values outside 0..1 are clipped and NaN is black."""
     whole = (pixels.detach().float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)

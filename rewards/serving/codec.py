@@ -35,6 +35,13 @@ def encode_image(pixels: Tensor, kind: ImageFormat = "png") -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
+def encode_jpeg(pixels: Tensor, quality: int) -> str:
+    """Encode one image [3 h w] in 0..1 as base64 of JPEG, for models that were asked so."""
+    file = io.BytesIO()
+    to_pil(pixels).save(file, "JPEG", quality=quality)
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def _bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)

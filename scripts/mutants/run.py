@@ -34,6 +34,7 @@ from scripts.mutants.alarms import ROWS as ALARM_ROWS  # noqa: E402
 from scripts.mutants.models import ROWS as MODEL_ROWS  # noqa: E402
 from scripts.mutants.processes import ROWS as PROCESS_ROWS  # noqa: E402
 from scripts.mutants.recipes import ROWS as RECIPE_ROWS  # noqa: E402
+from scripts.mutants.rewards import ROWS as REWARD_ROWS  # noqa: E402
 from scripts.mutants.text import ROWS as TEXT_ROWS  # noqa: E402
 
 PACKAGES = ("accelerate", "beartype", "diffusers", "fastapi", "hypothesis", "peft", "scipy.stats")
@@ -267,7 +268,7 @@ MUTANTS = [Mutant(*row) for row in (
      "demo/test_shapes.py"),
     *PROCESS_ROWS,
     *TEXT_ROWS,
-    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS,
+    *RECIPE_ROWS, *MODEL_ROWS, *ALARM_ROWS, *REWARD_ROWS,
 )]
 # fmt: on
 

@@ -59,6 +59,20 @@ def test_official_layouts(tmp_path):
     assert load_suite(f"drawbench:{path}").categories == {"Colors": 1}
     path = write("parti.tsv", "Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\tx\n")
     assert load_suite(f"parti:{path}").rows[0]["challenge"] == "Basic"
+    rows = [{"prompt": "two cats", "atom_count": 3, "vqa_list": [["How many cats?", "two"]]}]
+    path = write("geneval2.jsonl", json.dumps(rows[0]) + "\n")
+    suite = load_suite(f"geneval2:{path}")
+    assert suite.categories == {"3 atoms": 1} and suite.rows[0]["vqa_list"] == rows[0]["vqa_list"]
+    rows = [
+        {"prompt_en": "a still bowl", "dimension": ["temporal_flickering"]},
+        {"prompt_en": "a dog", "dimension": ["object_class"], "auxiliary_info": {}},
+        {"prompt_en": "a dog runs", "dimension": ["motion_smoothness", "dynamic_degree"]},
+    ]
+    suite = load_suite(f"vbench:{write('VBench_full_info.json', json.dumps(rows))}")
+    assert [row["prompt"] for row in suite.rows] == ["a still bowl", "a dog runs"]
+    assert list(suite.categories) == ["temporal_flickering", "dynamic_degree, motion_smoothness"]
+    with pytest.raises(UserError, match="row 1 lacks prompt_en"):
+        load_suite(f"vbench:{write('bad.json', '[{}]')}")
     write("color_val.txt", "a green bench and a blue bowl\n")
     write("t2i_compbench_shape_val.txt", "an oblong plum.\t\n")
     suite = load_suite(f"t2i_compbench:{tmp_path}")

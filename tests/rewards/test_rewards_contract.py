@@ -26,11 +26,15 @@ from tests.support.reward_contract import (
 
 STILL = (images, mixed_images)
 MOVING = (*STILL, videos)
+VIDEO = (videos,)
 WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
     "brightness": ({}, MOVING),
     "colour": ({"kind": "colourfulness"}, MOVING),
     "jpeg": ({"kind": "small"}, STILL),
     "shapes": ({}, STILL),
+    "flicker": ({}, VIDEO),
+    "motion": ({"most": 50.0}, VIDEO),
+    "smoothness": ({}, VIDEO),
     "exact_answer": ({"find": "last_number"}, (texts,)),
     "format": ({}, (texts,)),
     "length": ({"most": 20, "soft": 10}, (texts,)),
@@ -43,6 +47,9 @@ WITHOUT_WEIGHTS = {  # name: (settings, what it scores)
 ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("aesthetic", "clip", "geneval", "hps", "imagereward", "pickscore", "similarity"),
     *("judge", "ocr", "remote"),
+    *("editreward", "hpsv3", "videoalign"),
+    *("consistency", "dreamsim", "safety"),
+    *("deqa", "editscore", "soft_tifa", "unified_reward", "vqascore"),
     *("code_tests", "math_answer", "sequence_classifier"),
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
     "moving_shapes",  # which scores its own world's prompts alone
@@ -66,10 +73,9 @@ def test_a_reward_passes_its_self_test_and_refuses_other_media(name):
     reward = load(name, **settings)
     text = kinds == (texts,)
     meta = [{"reference": "It is."}]
-    assert "the same" in self_test(
-        name, reward, Prompts(meta=meta, kind="text" if text else "image")
-    )
-    wrong = (images if text else texts)(["a"])
+    kind = "text" if text else "video" if kinds == VIDEO else "image"
+    assert "the same" in self_test(name, reward, Prompts(meta=meta, kind=kind))
+    wrong = (images if text or kinds == VIDEO else texts)(["a"])
     if name == "centred":
         return  # takes both
     with pytest.raises(WrongMedia, match=r"scores .*; it was given"):

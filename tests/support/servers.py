@@ -170,7 +170,7 @@ class _Listener(ThreadingHTTPServer):
 
 def unpacked(url: str) -> torch.Tensor:
     kind, _, data = url.partition(",")
-    assert kind == "data:image/png;base64"
+    assert kind in ("data:image/png;base64", "data:image/jpeg;base64")
     return to_tensor(Image.open(io.BytesIO(base64.b64decode(data))))
 
 

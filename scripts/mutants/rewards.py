@@ -1,0 +1,49 @@
+"""Mutants of published reward models and judges, and of rewards of motion. `run.py` runs them.
+
+A row is name, file, text that occurs once in it, what to put, tests that must fail.
+"""
+
+HEADS = "rewards/test_scalar_heads.py"
+JUDGES = "rewards/test_published_judges.py"
+VIDEO = "rewards/test_video_rewards.py"
+SAFE = "rewards/test_safety.py"
+
+# fmt: off
+ROWS = (
+    ("qwen-positions", "rewards/perception/qwen.py", "position_ids=steps,", "position_ids=steps // 2,",
+     f"{HEADS}::test_hpsv3_is_its_second_computation"),
+    ("qwen-order", "rewards/perception/qwen.py", "cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)",
+     "cut.permute(0, 3, 4, 6, 7, 2, 1, 5, 8)", f"{HEADS}::test_patches_are_the_processors"),
+    ("qwen-enlarge", "rewards/perception/qwen.py", "math.ceil(side * scale / FACTOR)",
+     "math.floor(side * scale / FACTOR)", f"{HEADS}::test_images_have_the_published_sizes"),
+    ("qwen-vocabulary", "rewards/perception/qwen.py", "len(embedding) != len(tokenizer)",
+     "len(embedding) < len(tokenizer)", f"{HEADS}::test_other_layouts_are_refused"),
+    ("videoalign-merge", "rewards/videoalign.py", "value.float() + scale * (b.float()",
+     "value.float() + 1.0 * (b.float()", f"{HEADS}::test_videoalign_is_its_second_computation"),
+    ("videoalign-diagonal", "rewards/videoalign.py", '"nke,ke->nk"', '"nke,je->nj"',
+     f"{HEADS}::test_videoalign_is_its_second_computation"),
+    ("videoalign-frames", "rewards/videoalign.py", "2 * round(wanted / 2)", "2 * int(wanted / 2)",
+     f"{HEADS}::test_frames_are_those_of_the_authors"),
+    ("soft-tifa-mean", "rewards/soft_tifa.py", "own.log().mean().exp() if", "own.mean() if",
+     f"{JUDGES}::test_soft_tifa_sums_the_first_tokens_of_an_answers_forms"),
+    ("token-mass-case", "rewards/judging/token_mass.py", "mass.get(form, 0.0)", "mass.get(form.strip(), 0.0)",
+     f"{JUDGES}::test_soft_tifa_sums_the_first_tokens_of_an_answers_forms"),
+    ("editscore-minimum", "rewards/editscore.py", "self._votes(both, min) * quality",
+     "self._votes(both, max) * quality", f"{JUDGES}::test_editscore_is_the_root_of_two_minima"),
+    ("deqa-weights", "rewards/deqa.py", "(1.0, 0.75, 0.5, 0.25, 0.0)", "(1.0, 0.8, 0.5, 0.25, 0.0)",
+     f"{JUDGES}::test_five_words_are_weighed_by_their_softmax"),
+    ("motion-threshold", "rewards/motion.py", "THRESHOLD = 6 / 256", "THRESHOLD = 5 / 256",
+     f"{VIDEO}::test_motion_is_the_largest_steps_over_vbenchs_threshold"),
+    ("motion-side", "rewards/perception/motion.py", "_moved(first, -down, -right)", "_moved(first, down, right)",
+     f"{VIDEO}::test_the_middle_of_an_even_motion_is_known"),
+    ("motion-shortest", "rewards/perception/motion.py", "STILL = 0.002", "STILL = -0.002",
+     f"{VIDEO}::test_blocks_find_whole_steps"),
+    ("consistency-first", "rewards/consistency.py", "vectors[1:] * vectors[0]", "vectors[1:] * vectors[1:]",
+     f"{VIDEO}::test_consistency_compares_with_the_frame_before_and_the_first"),
+    ("dreamsim-centre", "rewards/dreamsim.py", "whole - whole.mean(-1, keepdim=True)", "whole",
+     "rewards/test_dreamsim.py::test_dreamsim_is_its_second_computation"),
+    ("dreamsim-quick", "rewards/perception/plain_vit.py", "(1.702 * inner).sigmoid()", "inner.sigmoid()",
+     "rewards/test_dreamsim.py::test_dreamsim_is_its_second_computation"),
+    ("safety-special", "rewards/safety.py", "+ SPECIAL * special[:, None]", "",
+     f"{SAFE}::test_concepts_are_flagged_as_by_diffusers"),
+)
