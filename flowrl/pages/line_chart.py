@@ -1,0 +1,220 @@
+"""Line charts as SVG text: small, printable, and readable without a script."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from flowrl.pages.html import number
+
+WIDE, HIGH = 400.0, 190.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 10.0, 10.0, 26.0
+MOST_POINTS = 300  # of a line; more are averaged in neighbours
+COLOURS = 6
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of (iteration, value). `band` has the lower and upper bound of each point."""
+
+    name: str
+    points: Points
+    band: Sequence[tuple[float, float]] = ()
+    marks: bool = False  # a dot at each point
+    colour: int = 0  # 0 to COLOURS - 1; by default the line's place
+
+    def thinned(self) -> "Line":
+        """The line with at most `MOST_POINTS` points, each the mean of neighbours."""
+        size = -(-len(self.points) // MOST_POINTS)
+        if size <= 1:
+            return self
+        groups = [self.points[i : i + size] for i in range(0, len(self.points), size)]
+        points = [(g[-1][0], sum(y for _, y in g) / len(g)) for g in groups]
+        band = [self.band[min(i + size, len(self.band)) - 1] for i in range(0, len(self.band), size)]
+        return Line(self.name, points, band, self.marks, self.colour)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over the same iterations. `code` is the metric's name in metrics.jsonl.
+
+    base     a dashed line across, such as the base model's score
+    stacked  areas upon each other, for parts of a sum
+    """
+
+    title: str
+    lines: Sequence[Line]
+    code: str = ""
+    unit: str = ""
+    base: float | None = None
+    stacked: bool = False
+
+
+def chart_figure(chart: Chart) -> str:
+    """A figure with title, newest value, chart and legend."""
+    lines = [line.thinned() for line in chart.lines if line.points]
+    if not lines:
+        return ""
+    scale = Scale.of(chart, lines)
+    body = [*_axes(scale), *_base(chart, scale)]
+    body += list(_areas(lines, scale)) if chart.stacked else list(_curves(lines, scale))
+    body.append(f'<line class="cursor" y1="{TOP}" y2="{HIGH - BOTTOM}" x1="-9" x2="-9"/>')
+    code = f" <code>{escape(chart.code)}</code>" if chart.code else ""
+    data = escape(json.dumps(_data(chart, lines, scale)), quote=True)
+    return (
+        f'<figure class="chart" data-chart="{data}"><figcaption><b>{escape(chart.title)}</b>{code}'
+        f'<output aria-live="polite">{_last(chart, lines)}</output></figcaption>'
+        f'<svg viewBox="0 0 {WIDE:g} {HIGH:g}" role="img" tabindex="0" '
+        f'aria-label="{escape(_words(chart, lines), quote=True)}">{"".join(body)}</svg>'
+        f"{_legend(lines) if len(lines) > 1 else ''}</figure>"
+    )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The ranges of both axes, and the place of a value in the drawing."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    ticks: Sequence[float]
+
+    @classmethod
+    def of(cls, chart: Chart, lines: Sequence[Line]) -> "Scale":
+        xs = [x for line in lines for x, _ in line.points]
+        ys = [y for line in lines for _, y in line.points]
+        ys += [y for line in lines for bound in line.band for y in bound]
+        ys += [] if chart.base is None else [chart.base]
+        if chart.stacked:
+            ys = [0.0, *(sum(column) for column in zip(*_columns(lines), strict=True))]
+        low, high = min(ys), max(ys)
+        if high - low < 1e-12 * max(1.0, abs(high)):
+            room = max(abs(high) * 0.1, 1e-6)
+            low, high = low - room, high + room
+        ticks = round_ticks(low, high, 4)
+        return cls(min(xs), max(max(xs), min(xs) + 1), min(low, ticks[0]), max(high, ticks[-1]), ticks)
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDE - LEFT - RIGHT) * (value - self.left) / (self.right - self.left)
+
+    def y(self, value: float) -> float:
+        return TOP + (HIGH - TOP - BOTTOM) * (self.high - value) / (self.high - self.low)
+
+
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers around [low, high], about `most` of them, that are 1, 2 or 5 apart."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * n for n in range(first, last + 1)]
+
+
+def _axes(scale: Scale) -> Iterator[str]:
+    step = scale.ticks[1] - scale.ticks[0]
+    for tick in scale.ticks:
+        y = scale.y(tick)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        text = _tick(tick, step)
+        yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
+    whole = [t for t in round_ticks(scale.left, scale.right, 5) if t == int(t)]
+    inside = [t for t in whole if scale.left <= t <= scale.right]
+    for tick in inside or [scale.left, scale.right]:
+        end = ' text-anchor="middle"'
+        yield f'<text x="{scale.x(tick):.1f}" y="{HIGH - 8}"{end}>{tick:,.0f}</text>'
+
+
+def _tick(value: float, step: float) -> str:
+    if 1e-3 <= step and abs(value) < 1e5:
+        text = f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+        return text.replace("-", "\N{MINUS SIGN}") if float(text.replace(",", "")) else "0"
+    return "0" if abs(value) < step / 2 else number(value, 2)
+
+
+def _base(chart: Chart, scale: Scale) -> Iterator[str]:
+    if chart.base is not None:
+        y = scale.y(chart.base)
+        ends = f'x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
+        yield f'<line class="base" {ends}/>'
+        yield f'<text x="{WIDE - RIGHT}" y="{y - 4:.1f}" text-anchor="end">base</text>'
+
+
+def _curves(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
+    for i, line in enumerate(lines):
+        look = f"c{(line.colour or i) % COLOURS}"
+        if line.band:
+            pairs = list(zip(line.points, line.band, strict=True))
+            upper = [(x, high) for (x, _), (_, high) in pairs]
+            lower = [(x, low) for (x, _), (low, _) in reversed(pairs)]
+            yield f'<polygon class="band {look}" points="{_path([*upper, *lower], scale)}"/>'
+        yield f'<polyline class="line {look}" points="{_path(line.points, scale)}"/>'
+        if line.marks or len(line.points) == 1:
+            for x, y in line.points:
+                at = f'cx="{scale.x(x):.1f}" cy="{scale.y(y):.1f}"'
+                yield f'<circle class="mark {look}" {at} r="3"/>'
+
+
+def _columns(lines: Sequence[Line]) -> list[list[float]]:
+    """The values of each line at all iterations of any of them; 0 where a line has none."""
+    xs = sorted({x for line in lines for x, _ in line.points})
+    return [[dict(line.points).get(x, 0.0) for x in xs] for line in lines]
+
+
+def _areas(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
+    xs = sorted({x for line in lines for x, _ in line.points})
+    below = [0.0] * len(xs)
+    for i, column in enumerate(_columns(lines)):
+        above = [a + b for a, b in zip(below, column, strict=True)]
+        outline = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
+        yield f'<polygon class="area c{i % COLOURS}" points="{_path(outline, scale)}"/>'
+        below = above
+
+
+def _path(points: Points, scale: Scale) -> str:
+    return " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in points)
+
+
+def _data(chart: Chart, lines: Sequence[Line], scale: Scale) -> dict[str, object]:
+    """The numbers for the script that shows them under the pointer or the arrow keys."""
+    return {
+        "range": [scale.left, scale.right],
+        "box": [LEFT, WIDE - RIGHT, WIDE],
+        "unit": chart.unit,
+        "lines": [
+            {"name": line.name, "points": [[x, float(f"{y:.5g}")] for x, y in line.points]}
+            for line in lines
+        ],
+    }
+
+
+def _last(chart: Chart, lines: Sequence[Line]) -> str:
+    """The newest value of the first line, or of the sum of all."""
+    value = lines[0].points[-1][1]
+    if chart.stacked:
+        value = sum(column[-1] for column in _columns(lines))
+    unit = f" {escape(chart.unit)}" if chart.unit else ""
+    return f"{number(value)}{unit}"
+
+
+def _words(chart: Chart, lines: Sequence[Line]) -> str:
+    """The chart in words, for readers who do not see it."""
+    parts = []
+    for line in lines:
+        (x0, y0), (x1, y1) = line.points[0], line.points[-1]
+        ends = f"from {number(y0)} at iteration {x0:.0f} to {number(y1)} at iteration {x1:.0f}"
+        low, high = (f(y for _, y in line.points) for f in (min, max))
+        parts.append(f"{line.name} {ends}, between {number(low)} and {number(high)}")
+    unit = f" in {chart.unit}" if chart.unit else ""
+    return f"{chart.title}{unit}: {'; '.join(parts)}"
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    items = "".join(
+        f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><line class="line c'
+        f'{(line.colour or i) % COLOURS}" x1="0" x2="22" y1="4" y2="4"/></svg>{escape(line.name)}</li>'
+        for i, line in enumerate(lines)
+    )
+    return f'<ul class="legend">{items}</ul>'
