@@ -98,6 +98,22 @@ def evaluate_command(arguments: list[str]) -> int:
     return 0
 
 
+def report_command(arguments: list[str]) -> int:
+    """`report RUN`."""
+    from flowrl.cli.report import Report, print_report
+
+    print_report(parse_arguments(Report, arguments, "report"))
+    return 0
+
+
+def compare_command(arguments: list[str]) -> int:
+    """`compare RUN RUN ...`."""
+    from flowrl.cli.report import Compare, print_comparison
+
+    print_comparison(parse_arguments(Compare, arguments, "compare"))
+    return 0
+
+
 def plan(arguments: list[str]) -> int:
     """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit into the memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
@@ -211,6 +227,8 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "sample": sample_command,
     "evaluate": evaluate_command,
+    "report": report_command,
+    "compare": compare_command,
     "plan": plan,
     "prove": prove,
     "recipes": recipes_command,

@@ -78,9 +78,7 @@ _SECONDS = "Wall time of each iteration by phase, without evaluations and checkp
 
 def _group(title: str, note: str, charts: Sequence[Chart]) -> str:
     figures = "".join(chart_figure(chart) for chart in charts)
-    return (
-        f'<h3>{escape(title)}</h3><p class="note">{note}</p><div class="charts">{figures}</div>'
-    )
+    return f'<h3>{escape(title)}</h3><p class="note">{note}</p><div class="charts">{figures}</div>'
 
 
 def _single(run: RunFolder, name: str, title: str, unit: str) -> Chart:
@@ -108,7 +106,9 @@ def _held_out(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 
 def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     names = [name for name in run.names if name.startswith("reward/")]
-    every = [("reward", "Weighted sum of the rewards", "reward_std")] if "reward" in run.names else []
+    every = (
+        [("reward", "Weighted sum of the rewards", "reward_std")] if "reward" in run.names else []
+    )
     every += [(n, n.removeprefix("reward/"), n.replace("reward/", "reward_std/", 1)) for n in names]
     for name, title, spread in every:
         used |= {name, spread}

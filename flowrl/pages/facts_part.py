@@ -40,7 +40,7 @@ def settings_part(run: RunFolder) -> str:
     if run.changed is None:
         note = f"Which of them differ from the defaults is not known here: {escape(run.unknown)}"
         return part("settings", "Settings", note, whole)
-    chosen = dict(flat(run.changed))
+    chosen = {"recipe.name": run.recipe} | dict(flat(run.changed))
     note = (
         f"{count(len(chosen), 'setting')} of {len(every)} differ from the defaults, or have none."
         " <code>run.yaml</code> holds all of them."

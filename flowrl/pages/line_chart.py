@@ -32,7 +32,9 @@ class Line:
             return self
         groups = [self.points[i : i + size] for i in range(0, len(self.points), size)]
         points = [(g[-1][0], sum(y for _, y in g) / len(g)) for g in groups]
-        band = [self.band[min(i + size, len(self.band)) - 1] for i in range(0, len(self.band), size)]
+        band = [
+            self.band[min(i + size, len(self.band)) - 1] for i in range(0, len(self.band), size)
+        ]
         return Line(self.name, points, band, self.marks, self.colour)
 
 
@@ -61,11 +63,13 @@ def chart_figure(chart: Chart) -> str:
     body = [*_axes(scale), *_base(chart, scale)]
     body += list(_areas(lines, scale)) if chart.stacked else list(_curves(lines, scale))
     body.append(f'<line class="cursor" y1="{TOP}" y2="{HIGH - BOTTOM}" x1="-9" x2="-9"/>')
-    code = f" <code>{escape(chart.code)}</code>" if chart.code else ""
-    data = escape(json.dumps(_data(chart, lines, scale)), quote=True)
+    words = [f"<code>{escape(chart.code)}</code>" if chart.code else "", escape(chart.unit)]
+    below = f"<small>{', '.join(word for word in words if word)}</small>"
+    kind = "chart stacked" if chart.stacked else "chart"
+    data = escape(json.dumps(_data(lines, scale)), quote=True)
     return (
-        f'<figure class="chart" data-chart="{data}"><figcaption><b>{escape(chart.title)}</b>{code}'
-        f'<output aria-live="polite">{_last(chart, lines)}</output></figcaption>'
+        f'<figure class="{kind}" data-chart="{data}"><figcaption><b>{escape(chart.title)}</b>'
+        f'<output aria-live="polite">{_last(chart, lines)}</output>{below}</figcaption>'
         f'<svg viewBox="0 0 {WIDE:g} {HIGH:g}" role="img" tabindex="0" '
         f'aria-label="{escape(_words(chart, lines), quote=True)}">{"".join(body)}</svg>'
         f"{_legend(lines) if len(lines) > 1 else ''}</figure>"
@@ -95,7 +99,9 @@ class Scale:
             room = max(abs(high) * 0.1, 1e-6)
             low, high = low - room, high + room
         ticks = round_ticks(low, high, 4)
-        return cls(min(xs), max(max(xs), min(xs) + 1), min(low, ticks[0]), max(high, ticks[-1]), ticks)
+        return cls(
+            min(xs), max(max(xs), min(xs) + 1), min(low, ticks[0]), max(high, ticks[-1]), ticks
+        )
 
     def x(self, value: float) -> float:
         return LEFT + (WIDE - LEFT - RIGHT) * (value - self.left) / (self.right - self.left)
@@ -128,7 +134,7 @@ def _axes(scale: Scale) -> Iterator[str]:
 
 
 def _tick(value: float, step: float) -> str:
-    if 1e-3 <= step and abs(value) < 1e5:
+    if step >= 1e-3 and abs(value) < 1e5:
         text = f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
         return text.replace("-", "\N{MINUS SIGN}") if float(text.replace(",", "")) else "0"
     return "0" if abs(value) < step / 2 else number(value, 2)
@@ -177,12 +183,11 @@ def _path(points: Points, scale: Scale) -> str:
     return " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in points)
 
 
-def _data(chart: Chart, lines: Sequence[Line], scale: Scale) -> dict[str, object]:
+def _data(lines: Sequence[Line], scale: Scale) -> dict[str, object]:
     """The numbers for the script that shows them under the pointer or the arrow keys."""
     return {
         "range": [scale.left, scale.right],
         "box": [LEFT, WIDE - RIGHT, WIDE],
-        "unit": chart.unit,
         "lines": [
             {"name": line.name, "points": [[x, float(f"{y:.5g}")] for x, y in line.points]}
             for line in lines
@@ -195,8 +200,7 @@ def _last(chart: Chart, lines: Sequence[Line]) -> str:
     value = lines[0].points[-1][1]
     if chart.stacked:
         value = sum(column[-1] for column in _columns(lines))
-    unit = f" {escape(chart.unit)}" if chart.unit else ""
-    return f"{number(value)}{unit}"
+    return number(value)
 
 
 def _words(chart: Chart, lines: Sequence[Line]) -> str:
@@ -214,7 +218,8 @@ def _words(chart: Chart, lines: Sequence[Line]) -> str:
 def _legend(lines: Sequence[Line]) -> str:
     items = "".join(
         f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><line class="line c'
-        f'{(line.colour or i) % COLOURS}" x1="0" x2="22" y1="4" y2="4"/></svg>{escape(line.name)}</li>'
+        f'{(line.colour or i) % COLOURS}" x1="0" x2="22" y1="4" y2="4"/></svg><span dir="auto">'
+        f"{escape(line.name)}</span></li>"
         for i, line in enumerate(lines)
     )
     return f'<ul class="legend">{items}</ul>'

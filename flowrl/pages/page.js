@@ -45,7 +45,7 @@ for (const slider of document.querySelectorAll(".slider")) {
 
 // Charts: the values at the iteration under the pointer, or the one chosen by the arrow keys.
 for (const figure of document.querySelectorAll(".chart")) {
-  const { range, box, unit, lines } = JSON.parse(figure.dataset.chart);
+  const { range, box, lines } = JSON.parse(figure.dataset.chart);
   const svg = figure.querySelector("svg");
   const output = figure.querySelector("output");
   const cursor = figure.querySelector(".cursor");
@@ -63,7 +63,7 @@ for (const figure of document.querySelectorAll(".chart")) {
       .map((line) => [line.name, line.points.find((p) => p[0] === x)])
       .filter((pair) => pair[1])
       .map(([name, p]) => (lines.length > 1 ? `${name} ${short(p[1])}` : short(p[1])));
-    output.textContent = `${x}: ${values.join(", ")}${unit ? " " + unit : ""}`;
+    output.textContent = `${x}: ${values.join(", ")}`;
   };
   const hide = () => {
     cursor.setAttribute("x1", -9);

@@ -33,9 +33,11 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def run_page(run: RunFolder) -> str:
     """The page as HTML."""
+    alarms = ("alarms", "Alarms", alarms_part(run))
+    raised = bool(run.alarms) or any(value for _, value in run.column("alarms"))
     parts = [
         ("summary", "Summary", _summary(run)),
-        ("alarms", "Alarms", alarms_part(run)),
+        *([alarms] if raised else []),
         ("samples", "Samples", slider_part(run.evaluations, run.best)),
         ("extremes", "Best and worst", extremes_part(run.evaluations)),
         ("curves", "Curves", curve_parts(run)),
@@ -43,6 +45,7 @@ def run_page(run: RunFolder) -> str:
         ("plan", "Plan", plan_part(run)),
         ("settings", "Settings", settings_part(run)),
         ("environment", "Environment", environment_part(run)),
+        *([] if raised else [alarms]),
     ]
     shown = [(anchor, title) for anchor, title, body in parts if body]
     header = html.top(run.name, [run.recipe, state(run)], shown)
@@ -170,6 +173,8 @@ def _verdict(gain: MeanInterval) -> str:
     if gain.low != gain.low:
         return f"changed by {html.signed(gain.value)}; there is no interval."
     if gain.low <= 0 <= gain.high:
-        return f"changed by {html.signed(gain.value)}, which may be chance: the interval holds 0."
+        return (
+            f"changed by {html.signed(gain.value)}, which may be chance: the interval includes 0."
+        )
     word = "rose" if gain.value > 0 else "fell"
     return f"{word} by {html.number(abs(gain.value))}, more than chance explains."

@@ -22,7 +22,7 @@ def tree_part(trees: Sequence[TreeRecord]) -> str:
         "decision, each dot a state after it, and samples that share a dot share its value, the "
         "mean of the leaves behind it unless the recipe says otherwise. Colour is the advantage, "
         "which the loss multiplies: blue is learned towards, orange away from, and a hollow dot "
-        "is not learned from. Thick lines are trained steps."
+        "teaches nothing. Thick lines are trained steps."
     )
     body = _tree(last, "last")
     if first.iteration != last.iteration:
@@ -99,9 +99,7 @@ def _leaf(tree: TreeRecord, place: int) -> str:
     shown = "" if place >= len(tree.leaves) else media(tree.leaves[place], f"Leaf {place + 1}")
     change = "not learned from" if advantage is None else signed(advantage)
     sign = "up" if (advantage or 0) > 0 else "down" if (advantage or 0) < 0 else "none"
-    return (
-        f'<li>{shown}<span><b>{number(total)}</b><i class="{sign}">{change}</i></span></li>'
-    )
+    return f'<li>{shown}<span><b>{number(total)}</b><i class="{sign}">{change}</i></span></li>'
 
 
 def _heads(frame: Frame) -> Iterator[str]:
@@ -113,7 +111,7 @@ def _heads(frame: Frame) -> Iterator[str]:
         first = str(k) if tree.kind != "text" else _decision(len(tree.levels), k)
         yield f'<text {at} y="14">{first}</text>'
         if level.sigma is not None:
-            yield f'<text {at} y="30" class="faint">{number(level.sigma, 2)}</text>'
+            yield f'<text {at} y="30" class="faint">{level.sigma:.2f}</text>'
         if tree.kind != "text":
             word = "trained" if level.trained else "noisy" if level.noisy else "ode"
             yield f'<text {at} y="45" class="faint {word}">{word}</text>'
@@ -132,7 +130,9 @@ def _edges(frame: Frame) -> Iterator[str]:
             y0 = frame.start(leaf) if before is None else frame.y(before, before.node[leaf])
             x0, x1, y1 = frame.x(k - 1), frame.x(k), frame.y(level, node)
             middle = (x0 + x1) / 2
-            path = f"M{x0:.1f},{y0:.1f}C{middle:.1f},{y0:.1f} {middle:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+            path = (
+                f"M{x0:.1f},{y0:.1f}C{middle:.1f},{y0:.1f} {middle:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+            )
             yield f'<path class="edge {look}" d="{path}"/>'
         before = level
 
@@ -142,12 +142,14 @@ def _nodes(frame: Frame, most: float) -> Iterator[str]:
     for y in dict.fromkeys(frame.start(leaf) for leaf in range(frame.leaves)):
         yield f'<circle class="node start" cx="{frame.x(-1):.1f}" cy="{y:.1f}" r="4"/>'
     for k, level in enumerate(tree.levels):
-        splits = k + 1 == len(tree.levels) or len(set(tree.levels[k + 1].node)) > len(set(level.node))
+        splits = k + 1 == len(tree.levels) or len(set(tree.levels[k + 1].node)) > len(
+            set(level.node)
+        )
         for node in dict.fromkeys(level.node):
             x, y, value = frame.x(k), frame.y(level, node), level.values[node]
             advantage = level.advantages[node]
-            sign = "none" if advantage is None else "up" if advantage >= 0 else "down"
-            depth = 0.0 if advantage is None else 0.15 + 0.85 * abs(advantage) / most
+            sign = "none" if not advantage else "up" if advantage > 0 else "down"
+            depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
             learned = "not learned from" if advantage is None else f"advantage {signed(advantage)}"
             tip = f"{_where(tree, k)}, node {node + 1}: value {number(value)}, {learned}"
             yield (

@@ -31,7 +31,7 @@ class Experience:
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
     unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
     advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
-    tree: FirstTree | None = None  # of the first draw of `samples`, likewise
+    tree: FirstTree | None = None  # of one draw of `samples`, likewise
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _evaluation(
     column = result.scores.names.index(key)
     value, scored = result.scores.values[:, column], result.scores.scored[:, column]
     order = value.double().argsort(stable=True).tolist()
-    known = [i for i in order if scored[i]]
+    known, group = [i for i in order if scored[i]], result.samples.group.tolist()
 
     def records(places: Sequence[int]) -> list[SampleRecord]:
         return _samples(result.samples, result.scores, places, side)
@@ -146,21 +146,28 @@ def _evaluation(
         [sha256(text.encode()).hexdigest()[:16] for text in texts],
         {name: _numbers(result.columns[name]) for name in names},
         records([i * own // count for i in range(count)]),
-        records(known[: -some - 1 : -1]),
-        records(known[:some]),
+        records(_of_different_prompts(known[::-1], group)[:some]),
+        records(_of_different_prompts(known, group)[:some]),
     )
 
 
+def _of_different_prompts(places: Sequence[int], group: Sequence[int]) -> list[int]:
+    """The places in order, the first of each prompt before all others."""
+    first = {group[i]: i for i in reversed(places)}
+    return sorted(places, key=lambda i: first[group[i]] != i)
+
+
 def record_tree(session: Session, experience: Experience, iteration: int) -> None:
-    """Write the tree of the first draw, at the first iteration and at those of evaluations."""
+    """Write the tree of one draw, at the first iteration and at those of evaluations."""
     every, last = session.run.evaluate.every, session.run.train.iterations
     tree, main = experience.tree, session.accelerator.is_main_process
     if not main or tree is None or (iteration not in (1, last) and iteration % every):
         return
     with _harmless(session):
         group, samples = len(tree.node), experience.samples
-        leaves = range(min(group, LEAVES if session.run.track.images else 0))
-        levels = []
+        shown = min(group, LEAVES if session.run.track.images else 0)
+        leaves = range(tree.start, tree.start + shown)
+        weighted, levels = totals(session, experience.scores, iteration - 1), list[LevelRecord]()
         for k in range(tree.node.shape[1]):
             first = _first_leaves(tree.node[:, k])
             levels.append(
@@ -176,12 +183,12 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
         record = TreeRecord(
             iteration,
             _kind(samples),
-            shortened(str(samples.prompts[0]), MOST_TEXT // 10),
+            shortened(str(samples.prompts[tree.start]), MOST_TEXT // 10),
             tree.plans,
             tree.roots,
             levels,
             _samples(samples, experience.scores, leaves, LEAF_SIDE),
-            _numbers(totals(session, experience.scores, iteration - 1)[:group]),
+            _numbers(weighted[tree.start : tree.start + group]),
         )
         write_record(session.folder, record)
 
