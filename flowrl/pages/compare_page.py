@@ -183,7 +183,8 @@ def _curves(named: Named) -> str:
     figures = "".join(chart_figure(chart) for chart in charts)
     note = (
         "One line per run, by iteration. Iterations of different recipes do not cost the same. "
-        f"Bands are 95 % intervals of the gain over the base. Colours repeat after {COLOURS}."
+        "Bands are 95 % intervals of the gain over the base."
+        + (f" Colours repeat after {COLOURS} runs." if len(named) > COLOURS else "")
     )
     return html.part("curves", "Curves", note, f'<div class="charts">{figures}</div>')
 
@@ -195,7 +196,7 @@ def _samples(named: Named) -> str:
     }
     if not all(lasts.values()):
         return ""
-    shown = {name: {_spot(s): s for s in each[0].same} for name, each in lasts.items()}
+    shown = {n: {_spot(each[0], s): s for s in each[0].same} for n, each in lasts.items()}
     common = [spot for spot in next(iter(shown.values())) if all(spot in s for s in shown.values())]
     if not common:
         return ""
@@ -213,8 +214,9 @@ def _samples(named: Named) -> str:
     )
 
 
-def _spot(sample: SampleRecord) -> tuple[int, str]:
-    return sample.place, sample.prompt
+def _spot(record: EvaluationRecord, sample: SampleRecord) -> tuple[int, str]:
+    """The sample's place among those of its prompt, which keys its noise, and the prompt."""
+    return sample.place % max(1, record.per_prompt), sample.prompt
 
 
 def _row_samples(
@@ -228,7 +230,7 @@ def _row_samples(
     base = first.evaluations[0]
     same_model = all(r.settings.get("model") == first.settings.get("model") for r in named.values())
     if same_model and base.iteration == 0:
-        yield from (("base", base.key, s) for s in base.same if _spot(s) == spot)
+        yield from (("base", base.key, s) for s in base.same if _spot(base, s) == spot)
     for name, record in records.items():
         yield f"{name}, iteration {record.iteration}", record.key, shown[name][spot]
 

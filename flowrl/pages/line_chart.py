@@ -9,9 +9,10 @@ from html import escape
 from flowrl.pages.html import number
 
 WIDE, HIGH = 400.0, 190.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 10.0, 10.0, 26.0
+LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 10.0, 26.0
 MOST_POINTS = 300  # of a line; more are averaged in neighbours
 COLOURS = 6
+FLAT = 1e-5  # a range below this share of the values is a flat line, and not zoomed into
 Points = Sequence[tuple[float, float]]
 
 
@@ -95,9 +96,8 @@ class Scale:
         if chart.stacked:
             ys = [0.0, *(sum(column) for column in zip(*_columns(lines), strict=True))]
         low, high = min(ys), max(ys)
-        if high - low < 1e-12 * max(1.0, abs(high)):
-            room = max(abs(high) * 0.1, 1e-6)
-            low, high = low - room, high + room
+        if high - low <= FLAT * abs(high):
+            low, high = (low - abs(low) / 10, high + abs(high) / 10) if high else (0.0, 1.0)
         ticks = round_ticks(low, high, 4)
         return cls(
             min(xs), max(max(xs), min(xs) + 1), min(low, ticks[0]), max(high, ticks[-1]), ticks
@@ -134,10 +134,14 @@ def _axes(scale: Scale) -> Iterator[str]:
 
 
 def _tick(value: float, step: float) -> str:
-    if step >= 1e-3 and abs(value) < 1e5:
-        text = f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
-        return text.replace("-", "\N{MINUS SIGN}") if float(text.replace(",", "")) else "0"
-    return "0" if abs(value) < step / 2 else number(value, 2)
+    """The value with as many digits as tell it from the next tick."""
+    if abs(value) < step / 2:
+        return "0"
+    places = max(0, -math.floor(math.log10(step) + 1e-9))
+    size = math.floor(math.log10(abs(value)) + 1e-9)
+    if -3 <= size < 5 and places <= 5:
+        return f"{value:,.{places}f}".replace("-", "\N{MINUS SIGN}")
+    return number(value, max(1, places + size + 1))
 
 
 def _base(chart: Chart, scale: Scale) -> Iterator[str]:

@@ -110,9 +110,10 @@ def _summary(run: RunFolder) -> str:
     return html.part("summary", "Summary", note, f'<dl class="cards">{cards}</dl>{findings}')
 
 
-def _card(title: str, value: str, note: str = "") -> str:
+def _card(title: str, value: str, note: str = "", broad: bool = False) -> str:
     small = f"<small>{note}</small>" if note else ""
-    return f"<div><dt>{escape(title)}</dt><dd>{value}{small}</dd></div>"
+    look = ' class="broad"' if broad else ""
+    return f"<div{look}><dt>{escape(title)}</dt><dd>{value}{small}</dd></div>"
 
 
 def _cards(run: RunFolder) -> Iterator[str]:
@@ -126,12 +127,12 @@ def _cards(run: RunFolder) -> Iterator[str]:
             yield _card(f"held-out {name}", html.number(points[-1][1]), "the base model")
             continue
         value = f"{html.number(found.base)} {arrow} {html.number(found.now)}"
-        yield _card(f"held-out {name}", value, interval_text(found.gain, found.over))
+        yield _card(f"held-out {name}", value, interval_text(found.gain, found.over), True)
     for name in DIVERSITIES:
         points = run.column(name)
         if points and points[0][1]:
             share = f"{100 * points[-1][1] / points[0][1]:.0f} % of the base's"
-            yield _card("diversity within a prompt", html.number(points[-1][1]), share)
+            yield _card("diversity", html.number(points[-1][1]), share)
     rewards = run.column("reward")
     if rewards:
         value = f"{html.number(rewards[0][1])} {arrow} {html.number(rewards[-1][1])}"
@@ -172,6 +173,8 @@ def _sentences(run: RunFolder) -> Iterator[str]:
 def _verdict(gain: MeanInterval) -> str:
     if gain.low != gain.low:
         return f"changed by {html.signed(gain.value)}; there is no interval."
+    if gain.low == gain.high == 0:
+        return "did not change on any prompt."
     if gain.low <= 0 <= gain.high:
         return (
             f"changed by {html.signed(gain.value)}, which may be chance: the interval includes 0."

@@ -80,7 +80,7 @@ def _row(shown: Sequence[EvaluationRecord], place: int) -> str:
 
 def _figure(place: int, each: EvaluationRecord, sample: SampleRecord, base: float | None) -> str:
     title = "base" if each.iteration == 0 else f"iteration {each.iteration}"
-    about = f"{NOUNS[each.kind].capitalize()} of the {title}" if not place else f"At {title}"
+    about = f"{NOUNS[each.kind].capitalize()} of {'the base' if not place else title}"
     return (
         f'<figure data-place="{place}" data-name="{title}">{media(sample, about)}'
         f"<figcaption><span>{title}</span>{_score(sample.scores.get(each.key), base, place)}"

@@ -58,7 +58,7 @@ class Frame:
 
     @property
     def width(self) -> float:
-        return self.x(len(self.tree.levels) - 1) + 16
+        return self.x(len(self.tree.levels) - 1) + (16 if self.tree.kind != "text" else 36)
 
     @property
     def height(self) -> float:
