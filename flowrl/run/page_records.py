@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flowrl.errors import UserError
 from flowrl.media.thumbnails import thumbnail
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.pages.records import (
@@ -52,7 +53,8 @@ def _harmless(session: Session) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        text = f"{type(error).__name__}: {reason(error)}"
+        ours = isinstance(error, OSError | UserError)
+        text = reason(error) if ours else f"{type(error).__name__}: {reason(error)}"
         session.terminal.warn(f"the run's page was not renewed: {text}")
 
 
