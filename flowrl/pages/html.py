@@ -72,7 +72,7 @@ def media(sample: SampleRecord, about: str) -> str:
     small = ' class="small"' if max(sample.width, sample.height) <= 96 else ""
     alt = escape(f"{about}: {sample.prompt}", quote=True)
     source = escape(sample.media, quote=True)
-    image = f'<img{small} {size} src="{source}" alt="{alt}" decoding="async" loading="lazy">'
+    image = f'<img{small} {size} src="{source}" alt="{alt}" decoding="async">'
     if sample.frames == 1:
         return image
     style = f"--frames:{sample.frames};aspect-ratio:{sample.width}/{sample.height}"

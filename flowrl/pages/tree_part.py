@@ -22,7 +22,7 @@ def tree_part(trees: Sequence[TreeRecord]) -> str:
         "decision, each dot a state after it, and samples that share a dot share its value, the "
         "mean of the leaves behind it unless the recipe says otherwise. Colour is the advantage, "
         "which the loss multiplies: blue is learned towards, orange away from, and a hollow dot "
-        "teaches nothing. Thick lines are trained steps."
+        "teaches nothing. Thick lines are trained steps; the dots of others are small."
     )
     body = _tree(last, "last")
     if first.iteration != last.iteration:
@@ -142,22 +142,31 @@ def _nodes(frame: Frame, most: float) -> Iterator[str]:
     for y in dict.fromkeys(frame.start(leaf) for leaf in range(frame.leaves)):
         yield f'<circle class="node start" cx="{frame.x(-1):.1f}" cy="{y:.1f}" r="4"/>'
     for k, level in enumerate(tree.levels):
-        splits = k + 1 == len(tree.levels) or len(set(tree.levels[k + 1].node)) > len(
-            set(level.node)
-        )
+        last = k + 1 == len(tree.levels)
+        splits = not last and len({*tree.levels[k + 1].node}) > len({*level.node})
         for node in dict.fromkeys(level.node):
-            x, y, value = frame.x(k), frame.y(level, node), level.values[node]
-            advantage = level.advantages[node]
-            sign = "none" if not advantage else "up" if advantage > 0 else "down"
-            depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
-            learned = "not learned from" if advantage is None else f"advantage {signed(advantage)}"
-            tip = f"{_where(tree, k)}, node {node + 1}: value {number(value)}, {learned}"
-            yield (
-                f'<circle class="node {sign}" style="--depth:{depth:.2f}" cx="{x:.1f}" '
-                f'cy="{y:.1f}" r="6" data-tip="{tip}"><title>{tip}</title></circle>'
-            )
-            if splits and k + 1 < len(tree.levels):
-                yield f'<text class="value" x="{x:.1f}" y="{y - 10:.1f}">{number(value, 2)}</text>'
+            x, y = frame.x(k), frame.y(level, node)
+            yield _node(tree, k, node, (x, y), most)
+            if splits:
+                value = number(level.values[node], 2)
+                yield f'<text class="value" x="{x:.1f}" y="{y - 10:.1f}">{value}</text>'
+
+
+def _node(tree: TreeRecord, k: int, node: int, at: tuple[float, float], most: float) -> str:
+    """A dot, coloured by its advantage; small in a step that is not trained, where others are."""
+    level = tree.levels[k]
+    resting = not level.trained and any(each.trained for each in tree.levels)
+    advantage = level.advantages[node]
+    sign = "none" if not advantage else "up" if advantage > 0 else "down"
+    depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
+    learned = "not learned from" if advantage is None else f"advantage {signed(advantage)}"
+    if resting and advantage is not None:
+        learned += ", in a step that is not trained"
+    tip = f"{_where(tree, k)}, node {node + 1}: value {number(level.values[node])}, {learned}"
+    return (
+        f'<circle class="node {sign}" style="--depth:{depth:.2f}" cx="{at[0]:.1f}" '
+        f'cy="{at[1]:.1f}" r="{3.5 if resting else 6}" data-tip="{tip}"><title>{tip}</title></circle>'
+    )
 
 
 def _where(tree: TreeRecord, level: int) -> str:
