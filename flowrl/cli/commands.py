@@ -69,6 +69,8 @@ def _finish(result: "object") -> int:
         if name == "image/diversity" or not name.startswith("image/"):
             print(f"held-out {name.removeprefix('image/')}: {value:.3f} -> {result.last[name]:.3f}")
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
+    if (page := result.folder / "report.html").is_file():
+        print(f"page: {page}")
     return code
 
 

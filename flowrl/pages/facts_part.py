@@ -37,10 +37,7 @@ def settings_part(run: RunFolder) -> str:
     """Settings that differ from the defaults first, then all of them."""
     every = dict(flat(run.settings))
     whole = _settings_table(every, "All settings")
-    if run.changed is None:
-        note = f"Which of them differ from the defaults is not known here: {escape(run.unknown)}"
-        return part("settings", "Settings", note, whole)
-    chosen = {"recipe.name": run.recipe} | dict(flat(run.changed))
+    chosen = dict(flat(run.chosen))
     note = (
         f"{count(len(chosen), 'setting')} of {len(every)} differ from the defaults, or have none."
         " <code>run.yaml</code> holds all of them."

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flowrl.pages.records import SampleRecord
 
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _PLAIN = 1e-3  # numbers from here to a million are written without an exponent
 
 
@@ -71,7 +72,8 @@ def media(sample: SampleRecord, about: str) -> str:
     size = f'width="{sample.width * sample.frames}" height="{sample.height}"'
     small = ' class="small"' if max(sample.width, sample.height) <= 96 else ""
     alt = escape(f"{about}: {sample.prompt}", quote=True)
-    source = escape(sample.media, quote=True)
+    inside = sample.media.startswith("data:image/")  # a record may be anybody's
+    source = escape(sample.media if inside else "data:,", quote=True)
     image = f'<img{small} {size} src="{source}" alt="{alt}" decoding="async">'
     if sample.frames == 1:
         return image
@@ -94,6 +96,7 @@ def document(title: str, header: str, body: str) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="color-scheme" content="light dark">\n'
         '<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style></head>\n<body>\n"

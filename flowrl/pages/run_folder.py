@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
+from flowrl.pages.defaults import chosen_settings
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
@@ -18,7 +19,6 @@ from flowrl.pages.records import (
     read_starts,
     read_trees,
 )
-from flowrl.settings.read import dump, run_of
 from flowrl.settings.strict_yaml import read_yaml
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
@@ -30,14 +30,13 @@ class RunFolder:
     """What is known of a run. A damaged line or record counts as none.
 
     settings  of run.yaml
-    changed   those of them that differ from the defaults; None where `unknown` says why
+    chosen    those of them that differ from the defaults
     metrics   lines of metrics.jsonl, from the base model on
     """
 
     folder: Path
     settings: Mapping[str, Any]
-    changed: Mapping[str, Any] | None
-    unknown: str
+    chosen: Mapping[str, Any]
     metrics: Sequence[Metrics]
     evaluations: Sequence[EvaluationRecord] = field(default_factory=list[EvaluationRecord])
     trees: Sequence[TreeRecord] = field(default_factory=list[TreeRecord])
@@ -53,12 +52,10 @@ class RunFolder:
         settings = read_yaml(file)
         if not isinstance(settings, Mapping):
             raise UserError(f"{file} does not hold settings of a run")
-        changed, unknown = _changed(folder)
         return cls(
             folder,
             settings,
-            changed,
-            unknown,
+            chosen_settings(settings),
             list(_metrics(folder / "metrics.jsonl")),
             read_evaluations(folder),
             read_trees(folder),
@@ -130,17 +127,6 @@ class RunFolder:
         """The iteration of the highest held-out score; None without evaluations."""
         column = self.column(f"held_out/{self.key}")
         return int(max(column, key=lambda point: (point[1], -point[0]))[0]) if column else None
-
-
-def _changed(folder: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """Settings that differ from the defaults; or the reason why that is not known."""
-    try:
-        run = run_of(folder)
-    except UserError as error:
-        return None, str(error)
-    every = dump(run)
-    chosen = run.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return {name: value for name, value in chosen.items() if name in every}, ""
 
 
 def _metrics(path: Path) -> Iterator[Metrics]:

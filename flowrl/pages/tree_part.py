@@ -165,7 +165,8 @@ def _node(tree: TreeRecord, k: int, node: int, at: tuple[float, float], most: fl
     tip = f"{_where(tree, k)}, node {node + 1}: value {number(level.values[node])}, {learned}"
     return (
         f'<circle class="node {sign}" style="--depth:{depth:.2f}" cx="{at[0]:.1f}" '
-        f'cy="{at[1]:.1f}" r="{3.5 if resting else 6}" data-tip="{tip}"><title>{tip}</title></circle>'
+        f'cy="{at[1]:.1f}" r="{3.5 if resting else 6}" data-tip="{tip}"><title>{tip}</title>'
+        "</circle>"
     )
 
 

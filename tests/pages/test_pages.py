@@ -135,12 +135,17 @@ def test_settings_that_differ_come_first(tmp_path):
     text = Page(run_page(RunFolder.read(write_run(tmp_path / "run")))).text
     chosen = text.partition("All ")[0]
     assert "train.lr 0.0001" in chosen and "train.max_grad_norm" not in chosen
-    assert "model.lora null" in chosen
+    assert "model.lora null" in chosen and "recipe.name branch_grpo" in chosen
+    assert "recipe.at [0, 2]" in chosen
     run = write_run(tmp_path / "moved")
     settings = (run / "run.yaml").read_text().replace("name: shapes", "name: gone.py:mine")
     (run / "run.yaml").write_text(settings + "unknown_key: 1\n")
     page = check(run_page(RunFolder.read(run)))
-    assert "is not known here" in page.text and "gone.py:mine" in page.text
+    assert "unknown_key 1" in page.text and "gone.py:mine" in page.text
+    (tmp_path / "harm.py").write_text("raise SystemExit('a page runs no code of the folder')")
+    settings = settings.replace("name: branch_grpo", f"name: {tmp_path / 'harm.py'}:mine")
+    (run / "run.yaml").write_text(settings)
+    assert "recipe.steps 8" in check(run_page(RunFolder.read(run))).text.partition("All ")[0]
 
 
 def test_a_run_without_records_has_curves_alone_and_damaged_ones_are_left_out(tmp_path):
@@ -163,6 +168,16 @@ def test_a_run_without_records_has_curves_alone_and_damaged_ones_are_left_out(tm
     }
     (run / "metrics.jsonl").unlink()
     check(run_page(RunFolder.read(run)))
+
+
+def test_a_record_that_names_another_server_loads_nothing(tmp_path):
+    run = write_run(tmp_path / "run")
+    record = run / FOLDER / "evaluation-000004.json"
+    record.write_text(
+        re.sub('"data:image[^"]*"', '"https://example.org/x.png"', record.read_text())
+    )
+    page = check(run_page(RunFolder.read(run)).replace('src="data:,"', 'src="data:image/"'))
+    assert "Samples over the run" in page.text
 
 
 def test_charts_thin_out_long_runs_and_speak_for_themselves():
