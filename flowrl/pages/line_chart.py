@@ -114,7 +114,7 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers around [low, high], about `most` of them, that are 1, 2 or 5 apart."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.999)
+    step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.8)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * n for n in range(first, last + 1)]
 

@@ -91,7 +91,7 @@ class RunFolder:
     @property
     def seconds(self) -> float:
         """Wall seconds of all iterations, without evaluations."""
-        return sum(y for _, y in self.column("seconds"))
+        return sum((y for _, y in self.column("seconds")), 0.0)
 
     @property
     def names(self) -> list[str]:
@@ -137,7 +137,7 @@ def _metrics(path: Path) -> Iterator[Metrics]:
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("iteration"), int):
-            yield {name: value for name, value in line.items() if _finite(value)}
+            yield {name: float(value) for name, value in line.items() if _finite(value)}
 
 
 def _finite(value: Any) -> bool:

@@ -181,7 +181,7 @@ def test_a_record_that_names_another_server_loads_nothing(tmp_path):
 
 
 def test_charts_thin_out_long_runs_and_speak_for_themselves():
-    line = Line("reward", [(float(i), i % 2) for i in range(10 * MOST_POINTS)])
+    line = Line("reward", [(float(i), float(i % 2)) for i in range(10 * MOST_POINTS)])
     page = Page(chart_figure(Chart("Reward", [line], "reward", base=0.5)))
     data = json.loads(page.all("figure")[0]["data-chart"])
     assert len(data["lines"][0]["points"]) == MOST_POINTS
@@ -190,7 +190,7 @@ def test_charts_thin_out_long_runs_and_speak_for_themselves():
     ends = "from 0.500 at iteration 9 to 0.500 at iteration 2999"
     assert label == f"Reward: reward {ends}, between 0.500 and 0.500"
     assert round_ticks(0.13, 0.98, 4) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    constant = chart_figure(Chart("Ratio", [Line("mean", [(1, 1.0), (2, 1.0 + 1e-9)])]))
+    constant = chart_figure(Chart("Ratio", [Line("mean", [(1.0, 1.0), (2.0, 1.0 + 1e-9)])]))
     assert "0.90" in constant and "1.10" in constant  # not zoomed into rounding
 
 
