@@ -170,7 +170,8 @@ def _curves(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
 def _columns(lines: Sequence[Line]) -> list[list[float]]:
     """The values of each line at all iterations of any of them; 0 where a line has none."""
     xs = sorted({x for line in lines for x, _ in line.points})
-    return [[dict(line.points).get(x, 0.0) for x in xs] for line in lines]
+    known = [dict(line.points) for line in lines]
+    return [[values.get(x, 0.0) for x in xs] for values in known]
 
 
 def _areas(lines: Sequence[Line], scale: Scale) -> Iterator[str]:

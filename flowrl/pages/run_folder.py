@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ class RunFolder:
         """Wall seconds of all iterations, without evaluations."""
         return sum((y for _, y in self.column("seconds")), 0.0)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """All metrics, in the order of their first line."""
         found = dict.fromkeys(name for line in self.metrics for name in line)
