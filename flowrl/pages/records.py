@@ -148,6 +148,8 @@ def cut_back_records(run: Path, iteration: int) -> None:
     for path, done in _numbered(run):
         if done > iteration:
             path.unlink()
+    for torn in (run / FOLDER).glob("*.tmp"):  # of a process that was killed
+        torn.unlink()
     for name in (STARTS, ALARMS):
         path = run / FOLDER / name
         if path.is_file():

@@ -224,7 +224,9 @@ def test_records_are_bounded_and_a_resumed_run_has_those_of_an_unbroken_one(tmp_
 
 def test_records_after_the_checkpoint_are_cut_back(tmp_path):
     run = write_run(tmp_path / "run")
+    (run / FOLDER / "tree-000004.json.tmp").write_text("{")
     cut_back_records(run, 2)
+    assert not list((run / FOLDER).glob("*.tmp"))
     assert [each.iteration for each in read_evaluations(run)] == [0, 2]
     assert [each.iteration for each in read_trees(run)] == [1, 2]
     assert read_alarms(run) == [] and (run / FOLDER / "starts.jsonl").read_text()
