@@ -12,7 +12,7 @@ from flowrl.media.pictures import to_image
 
 LOSSLESS = 96  # pixels of the longer side up to which a copy is a PNG of the very pixels
 MOST_FRAMES = 12  # of a video, evenly spread
-QUALITY = 82  # of JPEG
+JPEG_QUALITY = 82  # of JPEG
 
 
 class Thumbnail(NamedTuple):
@@ -24,7 +24,7 @@ class Thumbnail(NamedTuple):
     frames: int = 1
 
 
-def thumbnail(media: Tensor, largest: int) -> Thumbnail:
+def small_copy(media: Tensor, largest: int) -> Thumbnail:
     """Copy an image [3 h w] or a video [f 3 h w] in 0..1, at most `largest` pixels on a side."""
     if media.ndim == 3:
         return _joined([_small(to_image(media), largest)])
@@ -48,6 +48,6 @@ def _joined(frames: Sequence[Image.Image]) -> Thumbnail:
         strip.paste(frame, (i * width, 0))
     kind = "PNG" if max(width, height) <= LOSSLESS else "JPEG"
     store = io.BytesIO()
-    strip.save(store, kind, **({"optimize": True} if kind == "PNG" else {"quality": QUALITY}))
+    strip.save(store, kind, **({"optimize": True} if kind == "PNG" else {"quality": JPEG_QUALITY}))
     code = base64.b64encode(store.getvalue()).decode()
     return Thumbnail(f"data:image/{kind.lower()};base64,{code}", width, height, len(frames))

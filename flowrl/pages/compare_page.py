@@ -13,14 +13,14 @@ from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.pages import html
 from flowrl.pages.curves import held_out_line
 from flowrl.pages.facts_part import differing_settings
-from flowrl.pages.line_chart import COLOURS, Chart, Line, chart_figure
+from flowrl.pages.line_chart import LINE_COLOURS, Chart, Curve, chart_figure
 from flowrl.pages.records import EvaluationRecord, SampleRecord, write_whole
 from flowrl.pages.run_folder import RunFolder
 from flowrl.pages.run_page import (
     DIVERSITIES,
     gain_of,
     interval_text,
-    prompts_of,
+    prompt_places,
     score_column,
     state,
 )
@@ -34,7 +34,7 @@ OTHERS = (
     ("held_out/text/distinct", "Texts of a prompt that differ"),
     ("seconds", "Seconds of an iteration"),
 )
-Named = Mapping[str, RunFolder]
+NamedRuns = Mapping[str, RunFolder]
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> None:
@@ -65,13 +65,13 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
     return html.document(title, header, "\n".join(body for _, _, body in parts if body))
 
 
-def judges(named: Named) -> list[str]:
+def judges(named: NamedRuns) -> list[str]:
     """Held-out rewards of at least two of the runs."""
     every = [name for run in named.values() for name in run.judges]
     return [name for name in dict.fromkeys(every) if every.count(name) > 1]
 
 
-def _summary(named: Named) -> str:
+def _summary(named: NamedRuns) -> str:
     arrow = "\N{RIGHTWARDS ARROW}"
     keys = dict.fromkeys(name for run in named.values() for name in run.judges)
     head = ["run", "recipe", "state", *(f"held-out {name}" for name in keys), "diversity"]
@@ -87,11 +87,11 @@ def _summary(named: Named) -> str:
                 else f"<b>{html.number(found.base)} {arrow} {html.number(found.now)}</b>"
                 f"<small>{interval_text(found.gain, found.over)}</small>"
             )
-        cells += [_diversity(run), html.duration(run.seconds)]
+        cells += [_diversity(run), html.duration_text(run.seconds)]
         rows.append([*cells, f"{sum(value for _, value in run.column('alarms')):.0f}"])
-    body = html.table([*head, "time", "alarms"], rows, "Runs")
+    body = html.page_table([*head, "time", "alarms"], rows, "Runs")
     note = "The base model and the last evaluation of each run, with the gain between the two."
-    return html.part("summary", "Summary", note, f'<div class="numbers">{body}</div>')
+    return html.page_section("summary", "Summary", note, f'<div class="numbers">{body}</div>')
 
 
 def _diversity(run: RunFolder) -> str:
@@ -102,7 +102,7 @@ def _diversity(run: RunFolder) -> str:
     return html.number(None)
 
 
-def _pairs(named: Named) -> list[tuple[str, str]]:
+def _pairs(named: NamedRuns) -> list[tuple[str, str]]:
     names = list(named)
     if len(names) <= ALL_PAIRS:
         return [(b, a) for a, b in combinations(names, 2)]
@@ -113,7 +113,11 @@ def difference(a: EvaluationRecord, b: EvaluationRecord, name: str) -> MeanInter
     """The mean of a - b over the prompts of both, with its 95 % interval over prompts."""
     means = [
         dict(
-            zip(each.digests, prompt_means(score_column(each, name), prompts_of(each)), strict=True)
+            zip(
+                each.digests,
+                prompt_means(score_column(each, name), prompt_places(each)),
+                strict=True,
+            )
         )
         for each in (a, b)
     ]
@@ -122,7 +126,7 @@ def difference(a: EvaluationRecord, b: EvaluationRecord, name: str) -> MeanInter
     return paired_gain(*columns, np.arange(len(common)))
 
 
-def _differences(named: Named) -> str:
+def _differences(named: NamedRuns) -> str:
     rows = []
     for first, second in _pairs(named):
         for name in judges(named):
@@ -142,8 +146,10 @@ def _differences(named: Named) -> str:
         "the differences over the prompts that both runs have. An interval without 0 is more than "
         "chance over prompts explains; chance between two trainings of one kind is not in it."
     )
-    body = html.table(head, rows, "Differences between runs")
-    return html.part("differences", "Differences", note, f'<div class="numbers">{body}</div>')
+    body = html.page_table(head, rows, "Differences between runs")
+    return html.page_section(
+        "differences", "Differences", note, f'<div class="numbers">{body}</div>'
+    )
 
 
 def _cells(a: EvaluationRecord, b: EvaluationRecord, name: str) -> list[str]:
@@ -166,7 +172,7 @@ def _cells(a: EvaluationRecord, b: EvaluationRecord, name: str) -> list[str]:
     ]
 
 
-def _curves(named: Named) -> str:
+def _curves(named: NamedRuns) -> str:
     charts = []
     for name in judges(named):
         lines = [
@@ -177,19 +183,19 @@ def _curves(named: Named) -> str:
         charts.append(Chart(f"held-out {name}", lines, f"held_out/{name}"))
     for name, title in OTHERS:
         lines = [
-            Line(label, run.column(name), marks="held" in name) for label, run in named.items()
+            Curve(label, run.column(name), marks="held" in name) for label, run in named.items()
         ]
         charts.append(Chart(title, lines, name))
     figures = "".join(chart_figure(chart) for chart in charts)
     note = (
         "One line per run, by iteration. Iterations of different recipes do not cost the same. "
         "Bands are 95 % intervals of the gain over the base."
-        + (f" Colours repeat after {COLOURS} runs." if len(named) > COLOURS else "")
+        + (f" Colours repeat after {LINE_COLOURS} runs." if len(named) > LINE_COLOURS else "")
     )
-    return html.part("curves", "Curves", note, f'<div class="charts">{figures}</div>')
+    return html.page_section("curves", "Curves", note, f'<div class="charts">{figures}</div>')
 
 
-def _samples(named: Named) -> str:
+def _samples(named: NamedRuns) -> str:
     """Samples of the last evaluations, of prompts that all runs show."""
     lasts = {
         name: [each for each in run.evaluations if each.same][-1:] for name, run in named.items()
@@ -206,7 +212,7 @@ def _samples(named: Named) -> str:
     note = f"Last evaluations: the same prompts and {noise}."
     rows = "".join(_row(list(_row_samples(named, records, shown, spot))) for spot in common)
     kind = next(iter(records.values())).kind
-    return html.part(
+    return html.page_section(
         "samples",
         "Samples",
         note,
@@ -220,7 +226,7 @@ def _spot(record: EvaluationRecord, sample: SampleRecord) -> tuple[int, str]:
 
 
 def _row_samples(
-    named: Named,
+    named: NamedRuns,
     records: Mapping[str, EvaluationRecord],
     shown: Mapping[str, Mapping[tuple[int, str], SampleRecord]],
     spot: tuple[int, str],
@@ -250,14 +256,16 @@ def _row(samples: Sequence[tuple[str, str, SampleRecord]]) -> str:
     )
 
 
-def _settings(named: Named) -> str:
+def _settings(named: NamedRuns) -> str:
     rows = [
         [f"<code>{escape(name)}</code>", *(f'<span dir="auto">{escape(v)}</span>' for v in values)]
         for name, values in differing_settings(list(named.values()))
     ]
     if not rows:
-        return html.part("settings", "Settings", "", "<p>All runs have the same settings.</p>")
+        return html.page_section(
+            "settings", "Settings", "", "<p>All runs have the same settings.</p>"
+        )
     note = f"{html.count(len(rows), 'setting')} that are not the same in all runs."
-    return html.part(
-        "settings", "Settings", note, html.table(["setting", *named], rows, "Settings")
+    return html.page_section(
+        "settings", "Settings", note, html.page_table(["setting", *named], rows, "Settings")
     )

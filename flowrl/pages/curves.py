@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from flowrl.pages.html import part
-from flowrl.pages.line_chart import Chart, Line, chart_figure
+from flowrl.pages.html import page_section
+from flowrl.pages.line_chart import Chart, Curve, chart_figure
 from flowrl.pages.run_folder import RunFolder
 
 NORMAL = 1.96  # standard errors of a 95 % interval
@@ -56,7 +56,7 @@ def curve_parts(run: RunFolder) -> str:
             f"<details><summary>{len(rest)} other metrics</summary>"
             f'<div class="charts">{figures}</div></details>'
         )
-    return part("curves", "Curves", _CURVES, "".join(body)) if body else ""
+    return page_section("curves", "Curves", _CURVES, "".join(body)) if body else ""
 
 
 _CURVES = (
@@ -83,14 +83,14 @@ def _group(title: str, note: str, charts: Sequence[Chart]) -> str:
 
 def _single(run: RunFolder, name: str, title: str, unit: str) -> Chart:
     code = name if title != name else ""
-    return Chart(title, [Line(name, run.column(name))], code, unit)
+    return Chart(title, [Curve(name, run.column(name))], code, unit)
 
 
-def held_out_line(run: RunFolder, name: str, label: str) -> Line:
+def held_out_line(run: RunFolder, name: str, label: str) -> Curve:
     """A held-out score with the interval of its difference from the base around it."""
     points, errors = run.column(f"held_out/{name}"), dict(run.column(f"held_out_gain_error/{name}"))
     spans = [(y, NORMAL * errors.get(x, 0.0)) for x, y in points]
-    return Line(label, points, [(y - half, y + half) for y, half in spans], marks=True)
+    return Curve(label, points, [(y - half, y + half) for y, half in spans], marks=True)
 
 
 def _held_out(run: RunFolder, used: set[str]) -> Iterator[Chart]:
@@ -112,8 +112,8 @@ def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     every += [(n, n.removeprefix("reward/"), n.replace("reward/", "reward_std/", 1)) for n in names]
     for name, title, spread in every:
         used |= {name, spread}
-        yield Chart(title, [Line("mean", run.column(name))], name)
-    spreads = [Line(title, run.column(spread)) for _, title, spread in every]
+        yield Chart(title, [Curve("mean", run.column(name))], name)
+    spreads = [Curve(title, run.column(spread)) for _, title, spread in every]
     if spreads:
         yield Chart("Spread over samples", spreads, "reward_std", "standard deviation")
     if "flat_groups" in run.names:
@@ -129,7 +129,7 @@ def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     order = [*first, *(name for name in POLICY_NAMES if name in run.names and name not in first)]
     for place, name in enumerate(order):
         if place == len(first) and clipped:
-            lines = [Line(_CLIPPED[each], run.column(each)) for each in clipped]
+            lines = [Curve(_CLIPPED[each], run.column(each)) for each in clipped]
             yield Chart("Clipped shares", lines, "clipped_low, clipped_high", "share")
         if place == len(first) and "ratio" in run.names:
             yield from _ratio(run, used)
@@ -142,7 +142,7 @@ def _ratio(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     names = [name for name in ("ratio", "ratio_min", "ratio_max") if name in run.names]
     used.update(names)
     words = {"ratio": "mean", "ratio_min": "lowest", "ratio_max": "highest"}
-    lines = [Line(words[name], run.column(name)) for name in names]
+    lines = [Curve(words[name], run.column(name)) for name in names]
     yield Chart("Ratio of new to old policy", lines, "ratio")
 
 
@@ -152,8 +152,8 @@ def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     names = [n for n in dict.fromkeys(own) if n.startswith(("image/", "text/"))]
     # the diversity comes first: it is the one to look at
     for name in sorted(names, key=lambda n: n not in ("image/diversity", "text/distinct")):
-        held_out = Line("held-out samples", run.column(f"held_out/{name}"), marks=True, colour=1)
-        training = Line("training samples", run.column(name))
+        held_out = Curve("held-out samples", run.column(f"held_out/{name}"), marks=True, colour=1)
+        training = Curve("training samples", run.column(name))
         used |= {name, f"held_out/{name}", f"held_out_std/{name}", f"held_out_gain_error/{name}"}
         title, unit = STATISTIC_NAMES.get(name, (name, ""))
         yield Chart(title, [line for line in (training, held_out) if line.points], name, unit)
@@ -162,7 +162,7 @@ def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
 def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     phases = [phase for phase in PHASES if f"seconds/{phase}" in run.names]
     used.update(f"seconds/{phase}" for phase in phases)
-    lines = [Line(phase, run.column(f"seconds/{phase}")) for phase in phases]
+    lines = [Curve(phase, run.column(f"seconds/{phase}")) for phase in phases]
     if lines:
         yield Chart("Seconds by phase", lines, "seconds/PHASE", "s", stacked=True)
     for name, title in (("seconds", "Seconds of an iteration"), ("seconds/cpu", "CPU seconds")):

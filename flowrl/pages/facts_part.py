@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from flowrl.pages.html import count, part, table
+from flowrl.pages.html import count, page_section, page_table
 from flowrl.pages.run_folder import RunFolder, flat
 
 MOST_LETTERS = 600  # of a setting's value
@@ -30,7 +30,7 @@ def plan_part(run: RunFolder) -> str:
         + f'<pre class="wide" tabindex="0">{escape(plan)}</pre>'
         for plan, iteration in plans.items()
     )
-    return part("plan", "Plan", note, body)
+    return page_section("plan", "Plan", note, body)
 
 
 def settings_part(run: RunFolder) -> str:
@@ -44,7 +44,7 @@ def settings_part(run: RunFolder) -> str:
     )
     fold = f"<details><summary>All {len(every)} settings</summary>{whole}</details>"
     shown = _settings_table(chosen, "Settings that differ from the defaults")
-    return part("settings", "Settings", note, shown + fold)
+    return page_section("settings", "Settings", note, shown + fold)
 
 
 def _settings_table(settings: Mapping[str, Any], label: str) -> str:
@@ -52,7 +52,7 @@ def _settings_table(settings: Mapping[str, Any], label: str) -> str:
         (f"<code>{escape(name)}</code>", f'<span dir="auto">{escape(value_text(value))}</span>')
         for name, value in settings.items()
     ]
-    return f'<div class="settings">{table(("setting", "value"), rows, label)}</div>'
+    return f'<div class="settings">{page_table(("setting", "value"), rows, label)}</div>'
 
 
 def environment_part(run: RunFolder) -> str:
@@ -67,8 +67,8 @@ def environment_part(run: RunFolder) -> str:
     ]
     resumed = len(run.starts) - 1
     note = "" if not resumed else f"The run was resumed {count(resumed, 'time')}."
-    body = f'<div class="settings">{table(head, rows, "Environment")}</div>'
-    return part("environment", "Environment", note, body)
+    body = f'<div class="settings">{page_table(head, rows, "Environment")}</div>'
+    return page_section("environment", "Environment", note, body)
 
 
 def _since(iteration: int, starts: int) -> str:
@@ -81,13 +81,15 @@ def alarms_part(run: RunFolder) -> str:
     setting = run.settings.get("train")
     off = isinstance(setting, Mapping) and setting.get("alarms") == "off"
     if off:
-        return part("alarms", "Alarms", "", "<p>Alarms were off (<code>train.alarms</code>).</p>")
+        return page_section(
+            "alarms", "Alarms", "", "<p>Alarms were off (<code>train.alarms</code>).</p>"
+        )
     if not raised and not run.alarms:
         text = "<p class='calm'>None: no sign of collapse, reward hacking or lost scores.</p>"
-        return part("alarms", "Alarms", "", text)
+        return page_section("alarms", "Alarms", "", text)
     items = "".join(_alarms(run)) or f"<li>{count(int(raised), 'alarm')}, without a text.</li>"
     note = "Signs of collapse, reward hacking or lost scores, each with the numbers behind it."
-    return part("alarms", "Alarms", note, f'<ol class="alarms">{items}</ol>')
+    return page_section("alarms", "Alarms", note, f'<ol class="alarms">{items}</ol>')
 
 
 def _alarms(run: RunFolder) -> Iterator[str]:

@@ -29,7 +29,7 @@ def signed(x: float, digits: int = 3) -> str:
     return f"+{number(x, digits)}" if x > 0 else number(x, digits)
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Seconds in the two largest units that fit."""
     if seconds < 120:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
@@ -43,7 +43,7 @@ def count(n: int, unit: str) -> str:
     return f"{n:,} {unit}" if n == 1 else f"{n:,} {unit}s"
 
 
-def part(anchor: str, title: str, note: str, body: str) -> str:
+def page_section(anchor: str, title: str, note: str, body: str) -> str:
     """A section of the page. `note` and `body` are HTML."""
     lead = f'<p class="note">{note}</p>' if note else ""
     return (
@@ -52,7 +52,7 @@ def part(anchor: str, title: str, note: str, body: str) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], label: str) -> str:
+def page_table(head: Sequence[str], rows: Iterable[Sequence[str]], label: str) -> str:
     """A table that scrolls by itself. Cells are HTML, the first of a row is its heading."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(
@@ -81,7 +81,7 @@ def media(sample: SampleRecord, about: str) -> str:
     return f'<span class="clip" style="{style}">{image}</span>'
 
 
-def scores(sample: SampleRecord) -> str:
+def scores_text(sample: SampleRecord) -> str:
     """The scores of a sample, each with its name."""
     return ", ".join(
         f"{escape(name)} {'unscored' if value is None else number(value)}"

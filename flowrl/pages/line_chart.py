@@ -1,4 +1,4 @@
-"""Line charts as SVG text: small, printable, and readable without a script."""
+"""Curve charts as SVG text: small, printable, and readable without a script."""
 
 import json
 import math
@@ -11,22 +11,22 @@ from flowrl.pages.html import number
 WIDE, HIGH = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 10.0, 26.0
 MOST_POINTS = 300  # of a line; more are averaged in neighbours
-COLOURS = 6
+LINE_COLOURS = 6
 FLAT = 1e-5  # a range below this share of the values is a flat line, and not zoomed into
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A series of (iteration, value). `band` has the lower and upper bound of each point."""
 
     name: str
     points: Points
     band: Sequence[tuple[float, float]] = ()
     marks: bool = False  # a dot at each point
-    colour: int = 0  # 0 to COLOURS - 1; by default the line's place
+    colour: int = 0  # 0 to LINE_COLOURS - 1; by default the line's place
 
-    def thinned(self) -> "Line":
+    def thinned(self) -> "Curve":
         """The line with at most `MOST_POINTS` points, each the mean of neighbours."""
         size = -(-len(self.points) // MOST_POINTS)
         if size <= 1:
@@ -36,7 +36,7 @@ class Line:
         band = [
             self.band[min(i + size, len(self.band)) - 1] for i in range(0, len(self.band), size)
         ]
-        return Line(self.name, points, band, self.marks, self.colour)
+        return Curve(self.name, points, band, self.marks, self.colour)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Chart:
     """
 
     title: str
-    lines: Sequence[Line]
+    lines: Sequence[Curve]
     code: str = ""
     unit: str = ""
     base: float | None = None
@@ -60,7 +60,7 @@ def chart_figure(chart: Chart) -> str:
     lines = [line.thinned() for line in chart.lines if line.points]
     if not lines:
         return ""
-    scale = Scale.of(chart, lines)
+    scale = Axes.of(chart, lines)
     body = [*_axes(scale), *_base(chart, scale)]
     body += list(_areas(lines, scale)) if chart.stacked else list(_curves(lines, scale))
     body.append(f'<line class="cursor" y1="{TOP}" y2="{HIGH - BOTTOM}" x1="-9" x2="-9"/>')
@@ -78,7 +78,7 @@ def chart_figure(chart: Chart) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Axes:
     """The ranges of both axes, and the place of a value in the drawing."""
 
     left: float
@@ -88,7 +88,7 @@ class Scale:
     ticks: Sequence[float]
 
     @classmethod
-    def of(cls, chart: Chart, lines: Sequence[Line]) -> "Scale":
+    def of(cls, chart: Chart, lines: Sequence[Curve]) -> "Axes":
         xs = [x for line in lines for x, _ in line.points]
         ys = [y for line in lines for _, y in line.points]
         ys += [y for line in lines for bound in line.band for y in bound]
@@ -111,7 +111,8 @@ class Scale:
 
 
 def round_ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers around [low, high], about `most` of them, that are 1, 2 or 5 apart."""
+    """Round numbers around [low, high], about `most` of them: multiples of 1, 2 or 5 times a power
+    of ten."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * n for n in (1, 2, 5, 10) if power * n >= rough * 0.8)
@@ -119,7 +120,7 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     return [step * n for n in range(first, last + 1)]
 
 
-def _axes(scale: Scale) -> Iterator[str]:
+def _axes(scale: Axes) -> Iterator[str]:
     step = scale.ticks[1] - scale.ticks[0]
     for tick in scale.ticks:
         y = scale.y(tick)
@@ -144,7 +145,7 @@ def _tick(value: float, step: float) -> str:
     return number(value, max(1, places + size + 1))
 
 
-def _base(chart: Chart, scale: Scale) -> Iterator[str]:
+def _base(chart: Chart, scale: Axes) -> Iterator[str]:
     if chart.base is not None:
         y = scale.y(chart.base)
         ends = f'x1="{LEFT}" x2="{WIDE - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
@@ -152,9 +153,9 @@ def _base(chart: Chart, scale: Scale) -> Iterator[str]:
         yield f'<text x="{WIDE - RIGHT}" y="{y - 4:.1f}" text-anchor="end">base</text>'
 
 
-def _curves(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
+def _curves(lines: Sequence[Curve], scale: Axes) -> Iterator[str]:
     for i, line in enumerate(lines):
-        look = f"c{(line.colour or i) % COLOURS}"
+        look = f"c{(line.colour or i) % LINE_COLOURS}"
         if line.band:
             pairs = list(zip(line.points, line.band, strict=True))
             upper = [(x, high) for (x, _), (_, high) in pairs]
@@ -167,28 +168,28 @@ def _curves(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
                 yield f'<circle class="mark {look}" {at} r="3"/>'
 
 
-def _columns(lines: Sequence[Line]) -> list[list[float]]:
+def _columns(lines: Sequence[Curve]) -> list[list[float]]:
     """The values of each line at all iterations of any of them; 0 where a line has none."""
     xs = sorted({x for line in lines for x, _ in line.points})
     known = [dict(line.points) for line in lines]
     return [[values.get(x, 0.0) for x in xs] for values in known]
 
 
-def _areas(lines: Sequence[Line], scale: Scale) -> Iterator[str]:
+def _areas(lines: Sequence[Curve], scale: Axes) -> Iterator[str]:
     xs = sorted({x for line in lines for x, _ in line.points})
     below = [0.0] * len(xs)
     for i, column in enumerate(_columns(lines)):
         above = [a + b for a, b in zip(below, column, strict=True)]
         outline = [*zip(xs, above, strict=True), *reversed(list(zip(xs, below, strict=True)))]
-        yield f'<polygon class="area c{i % COLOURS}" points="{_path(outline, scale)}"/>'
+        yield f'<polygon class="area c{i % LINE_COLOURS}" points="{_path(outline, scale)}"/>'
         below = above
 
 
-def _path(points: Points, scale: Scale) -> str:
+def _path(points: Points, scale: Axes) -> str:
     return " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in points)
 
 
-def _data(lines: Sequence[Line], scale: Scale) -> dict[str, object]:
+def _data(lines: Sequence[Curve], scale: Axes) -> dict[str, object]:
     """The numbers for the script that shows them under the pointer or the arrow keys."""
     return {
         "range": [scale.left, scale.right],
@@ -200,7 +201,7 @@ def _data(lines: Sequence[Line], scale: Scale) -> dict[str, object]:
     }
 
 
-def _last(chart: Chart, lines: Sequence[Line]) -> str:
+def _last(chart: Chart, lines: Sequence[Curve]) -> str:
     """The newest value of the first line, or of the sum of all."""
     value = lines[0].points[-1][1]
     if chart.stacked:
@@ -208,7 +209,7 @@ def _last(chart: Chart, lines: Sequence[Line]) -> str:
     return number(value)
 
 
-def _words(chart: Chart, lines: Sequence[Line]) -> str:
+def _words(chart: Chart, lines: Sequence[Curve]) -> str:
     """The chart in words, for readers who do not see it."""
     parts = []
     for line in lines:
@@ -220,11 +221,11 @@ def _words(chart: Chart, lines: Sequence[Line]) -> str:
     return f"{chart.title}{unit}: {'; '.join(parts)}"
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def _legend(lines: Sequence[Curve]) -> str:
     items = "".join(
         f'<li><svg viewBox="0 0 22 8" aria-hidden="true"><line class="line c'
-        f'{(line.colour or i) % COLOURS}" x1="0" x2="22" y1="4" y2="4"/></svg><span dir="auto">'
-        f"{escape(line.name)}</span></li>"
+        f'{(line.colour or i) % LINE_COLOURS}" x1="0" x2="22" y1="4" y2="4"/></svg>'
+        f'<span dir="auto">{escape(line.name)}</span></li>'
         for i, line in enumerate(lines)
     )
     return f'<ul class="legend">{items}</ul>'

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-FOLDER = "report"
+RECORDS_FOLDER = "report"
 STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
 MOST_EVALUATIONS = 48  # records of evaluations and of trees that stay; see `thin_out`
 MOST_TEXT = 4000  # letters of a text, and a tenth of that of a prompt
 _NUMBERED = re.compile(r"(evaluation|tree)-(\d{6,})\.json")
-Kind = Literal["image", "video", "text"]
+MediaKind = Literal["image", "video", "text"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EvaluationRecord:
     """
 
     iteration: int
-    kind: Kind
+    kind: MediaKind
     key: str
     seed: int
     prompts: list[str]
@@ -82,7 +82,7 @@ class TreeRecord:
     """One draw of an iteration as a tree: its decision points from the start, and its leaves."""
 
     iteration: int
-    kind: Kind
+    kind: MediaKind
     prompt: str
     plans: int  # of the iteration; the first is shown
     roots: int  # distinct states before the first step
@@ -124,12 +124,12 @@ def shortened(text: str, most: int = MOST_TEXT) -> str:
 def write_record(run: Path, record: AnyRecord) -> None:
     """Write `report/evaluation-000010.json` or `report/tree-000010.json`, whole or not at all."""
     kind = "tree" if isinstance(record, TreeRecord) else "evaluation"
-    write_whole(run / FOLDER / f"{kind}-{record.iteration:06d}.json", _json(record))
+    write_whole(run / RECORDS_FOLDER / f"{kind}-{record.iteration:06d}.json", _json(record))
 
 
 def append_record(run: Path, record: StartRecord | AlarmRecord) -> None:
     """Add a line to `report/starts.jsonl` or `report/alarms.jsonl`."""
-    path = run / FOLDER / (STARTS if isinstance(record, StartRecord) else ALARMS)
+    path = run / RECORDS_FOLDER / (STARTS if isinstance(record, StartRecord) else ALARMS)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(_json(record) + "\n")
@@ -148,10 +148,10 @@ def cut_back_records(run: Path, iteration: int) -> None:
     for path, done in _numbered(run):
         if done > iteration:
             path.unlink()
-    for torn in (run / FOLDER).glob("*.tmp"):  # of a process that was killed
+    for torn in (run / RECORDS_FOLDER).glob("*.tmp"):  # of a process that was killed
         torn.unlink()
     for name in (STARTS, ALARMS):
-        path = run / FOLDER / name
+        path = run / RECORDS_FOLDER / name
         if path.is_file():
             kept = [each for each in _lines(run, name) if each.iteration <= iteration]
             write_whole(path, "".join(f"{_json(each)}\n" for each in kept))
@@ -201,7 +201,7 @@ def _records(run: Path, kind: str) -> list[Any]:
 
 
 def _lines(run: Path, name: str) -> list[Any]:
-    path, found = run / FOLDER / name, list[Any]()
+    path, found = run / RECORDS_FOLDER / name, list[Any]()
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with suppress(ValidationError):  # a kill may leave the last line torn
             found.append(_READERS[name].validate_json(line))
@@ -209,7 +209,7 @@ def _lines(run: Path, name: str) -> list[Any]:
 
 
 def _numbered(run: Path) -> list[tuple[Path, int]]:
-    folder = run / FOLDER
+    folder = run / RECORDS_FOLDER
     files = folder.iterdir() if folder.is_dir() else ()
     matches = ((path, _NUMBERED.fullmatch(path.name)) for path in files)
     found = [(path, int(match[2])) for path, match in matches if match is not None]

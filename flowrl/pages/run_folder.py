@@ -23,12 +23,12 @@ from flowrl.pages.records import (
 from flowrl.settings.strict_yaml import read_yaml
 
 EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
-Metrics = Mapping[str, float]
+MetricLine = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What is known of a run. A damaged line or record counts as none.
+    """The contents of a run's folder. A damaged line or record counts as none.
 
     settings  of run.yaml
     chosen    those of them that differ from the defaults
@@ -38,7 +38,7 @@ class RunFolder:
     folder: Path
     settings: Mapping[str, Any]
     chosen: Mapping[str, Any]
-    metrics: Sequence[Metrics]
+    metrics: Sequence[MetricLine]
     evaluations: Sequence[EvaluationRecord] = field(default_factory=list[EvaluationRecord])
     trees: Sequence[TreeRecord] = field(default_factory=list[TreeRecord])
     starts: Sequence[StartRecord] = field(default_factory=list[StartRecord])
@@ -130,7 +130,7 @@ class RunFolder:
         return int(max(column, key=lambda point: (point[1], -point[0]))[0]) if column else None
 
 
-def _metrics(path: Path) -> Iterator[Metrics]:
+def _metrics(path: Path) -> Iterator[MetricLine]:
     """Lines with their finite numbers. A line that cannot be read is left out."""
     for text in path.read_bytes().splitlines() if path.is_file() else ():
         try:

@@ -54,7 +54,7 @@ def run_page(run: RunFolder) -> str:
 
 
 def state(run: RunFolder) -> str:
-    """How far the run is, in words."""
+    """The progress of the run, in words."""
     if run.finished:
         return f"done, {html.count(run.done, 'iteration')}"
     return f"{run.done:,} of {html.count(run.planned, 'iteration')}"
@@ -79,7 +79,9 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
     records = {each.iteration: each for each in run.evaluations}
     first, last = records.get(int(next(iter(points)))), records.get(iteration)
     if first is not None and last is not None and _paired(first, last, name):
-        gain = paired_gain(*(score_column(each, name) for each in (last, first)), prompts_of(first))
+        gain = paired_gain(
+            *(score_column(each, name) for each in (last, first)), prompt_places(first)
+        )
         return GainOfRun(name, base, now, gain, html.count(gain.n, "prompt"))
     half = NORMAL * dict(run.column(f"held_out_gain_error/{name}")).get(iteration, float("nan"))
     gain = MeanInterval(now - base, now - base - half, now - base + half, 0)
@@ -97,7 +99,7 @@ def score_column(record: EvaluationRecord, name: str) -> np.ndarray:
     return np.array([np.nan if x is None else x for x in record.scores[name]], dtype=float)
 
 
-def prompts_of(record: EvaluationRecord) -> np.ndarray:
+def prompt_places(record: EvaluationRecord) -> np.ndarray:
     """The prompt of each sample [n], as a place in the record's prompts."""
     return np.arange(len(record.scores[record.key])) // max(1, record.per_prompt)
 
@@ -107,7 +109,9 @@ def _summary(run: RunFolder) -> str:
     sentences = "".join(f"<li>{sentence}</li>" for sentence in _sentences(run))
     findings = f'<ul class="findings">{sentences}</ul>' if sentences else ""
     note = f'<span dir="auto">{escape(str(run.folder))}</span>'
-    return html.part("summary", "Summary", note, f'<dl class="cards">{cards}</dl>{findings}')
+    return html.page_section(
+        "summary", "Summary", note, f'<dl class="cards">{cards}</dl>{findings}'
+    )
 
 
 def _card(title: str, value: str, note: str = "", broad: bool = False) -> str:
@@ -137,9 +141,9 @@ def _cards(run: RunFolder) -> Iterator[str]:
     if rewards:
         value = f"{html.number(rewards[0][1])} {arrow} {html.number(rewards[-1][1])}"
         yield _card("training reward", value, "first and last iteration")
-    each = f"{html.duration(run.seconds / run.done)} each" if run.done else ""
+    each = f"{html.duration_text(run.seconds / run.done)} each" if run.done else ""
     yield _card("iterations", f"{run.done:,} of {run.planned:,}", each)
-    yield _card("time of training", html.duration(run.seconds), "without evaluations")
+    yield _card("time of training", html.duration_text(run.seconds), "without evaluations")
     yield _card("alarms", f"{sum(value for _, value in run.column('alarms')):.0f}")
 
 

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from html import escape
 
-from flowrl.pages.html import count, media, number, part, scores, signed
+from flowrl.pages.html import count, media, number, page_section, scores_text, signed
 from flowrl.pages.records import EvaluationRecord, SampleRecord
 
-MOST_BYTES = 8_000_000  # of all samples over the run; fewer evaluations are shown beyond
+MOST_SHOWN_BYTES = 8_000_000  # of all samples over the run; fewer evaluations are shown beyond
 MOST_SHOWN = 25  # evaluations
 NOUNS = {"image": "image", "video": "video", "text": "text"}
 
 
 def shown_evaluations(
-    every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_BYTES
+    every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
 ) -> list[EvaluationRecord]:
     """The first, the best and the last evaluation, and as many between as fit, evenly spread."""
     some = [each for each in every if each.same]
@@ -39,7 +39,9 @@ def slider_part(every: Sequence[EvaluationRecord], best: int | None) -> str:
     )
     rows = "".join(_row(shown, place) for place in _places(shown))
     body = f'{_control(iterations, best, kind)}<div class="rows {kind}">{rows}</div>'
-    return part("samples", "Samples over the run", note, f'<div class="slider">{body}</div>')
+    return page_section(
+        "samples", "Samples over the run", note, f'<div class="slider">{body}</div>'
+    )
 
 
 def _control(iterations: Sequence[int], best: int | None, kind: str) -> str:
@@ -116,11 +118,11 @@ def extremes_part(every: Sequence[EvaluationRecord]) -> str:
         f"Highest and lowest {escape(last.key)} among {total} of the evaluation {when}. A reward "
         "that is being hacked shows here first: look at the best ones."
     )
-    return part("extremes", "Best and worst samples", note, body)
+    return page_section("extremes", "Best and worst samples", note, body)
 
 
 def _tile(sample: SampleRecord) -> str:
     return (
-        f'<figure class="tile">{media(sample, "Sample")}<figcaption><b>{scores(sample)}</b>'
+        f'<figure class="tile">{media(sample, "Sample")}<figcaption><b>{scores_text(sample)}</b>'
         f'<span class="prompt" dir="auto">{escape(sample.prompt)}</span></figcaption></figure>'
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from flowrl.pages.html import media, number, part, signed
+from flowrl.pages.html import media, number, page_section, signed
 from flowrl.pages.records import LevelRecord, TreeRecord
 
 STEP, LEAF, TOP, LEFT = 58.0, 46.0, 54.0, 26.0
@@ -28,7 +28,7 @@ def tree_part(trees: Sequence[TreeRecord]) -> str:
     if first.iteration != last.iteration:
         title = f"The first tree, of iteration {first.iteration}"
         body += f"<details><summary>{title}</summary>{_tree(first, 'first')}</details>"
-    return part("tree", "Rollout tree", note, body)
+    return page_section("tree", "Rollout tree", note, body)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Frame:
         return TOP + LEAF * (sum(places) / len(places) + 0.5)
 
     def start(self, leaf: int) -> float:
-        """Of the first states: leaves share them in equal shares."""
+        """The height of a leaf's first state: leaves share these in equal shares."""
         size = self.leaves / max(1, self.tree.roots)
         return TOP + LEAF * size * (int(leaf / size) + 0.5)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.media.thumbnails import thumbnail
+from flowrl.media.thumbnails import small_copy
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.pages.records import (
     MOST_TEXT,
@@ -215,7 +215,7 @@ def _samples(
 def _media(media: Any, side: int) -> Mapping[str, Any]:
     if isinstance(media, str):
         return {"media": shortened(media)}
-    small = thumbnail(media, side)
+    small = small_copy(media, side)
     return {
         "media": small.url, "width": small.width, "height": small.height, "frames": small.frames
     }  # fmt: skip

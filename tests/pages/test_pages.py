@@ -12,10 +12,10 @@ from flowrl.errors import UserError
 from flowrl.evaluation.paired import paired_gain
 from flowrl.pages.compare_page import difference, write_comparison
 from flowrl.pages.html import number
-from flowrl.pages.line_chart import MOST_POINTS, Chart, Line, chart_figure, round_ticks
+from flowrl.pages.line_chart import MOST_POINTS, Chart, Curve, chart_figure, round_ticks
 from flowrl.pages.records import (
-    FOLDER,
     MOST_EVALUATIONS,
+    RECORDS_FOLDER,
     cut_back_records,
     read_alarms,
     read_evaluations,
@@ -150,14 +150,14 @@ def test_settings_that_differ_come_first(tmp_path):
 
 def test_a_run_without_records_has_curves_alone_and_damaged_ones_are_left_out(tmp_path):
     run = write_run(tmp_path / "run")
-    broken = run / FOLDER / "evaluation-000004.json"
+    broken = run / RECORDS_FOLDER / "evaluation-000004.json"
     broken.write_text(broken.read_text()[:-100])
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 5, "reward": NaN}\n{"iteration": 6, "rew')
     found = RunFolder.read(run)
     assert [each.iteration for each in found.evaluations] == [0, 2] and found.done == 5
     check(run_page(found))
-    for path in (run / FOLDER).iterdir():
+    for path in (run / RECORDS_FOLDER).iterdir():
         path.unlink()
     page = check(run_page(RunFolder.read(run)))
     assert {attrs["id"] for attrs in page.all("section")} == {
@@ -172,7 +172,7 @@ def test_a_run_without_records_has_curves_alone_and_damaged_ones_are_left_out(tm
 
 def test_a_record_that_names_another_server_loads_nothing(tmp_path):
     run = write_run(tmp_path / "run")
-    record = run / FOLDER / "evaluation-000004.json"
+    record = run / RECORDS_FOLDER / "evaluation-000004.json"
     record.write_text(
         re.sub('"data:image[^"]*"', '"https://example.org/x.png"', record.read_text())
     )
@@ -181,7 +181,7 @@ def test_a_record_that_names_another_server_loads_nothing(tmp_path):
 
 
 def test_charts_thin_out_long_runs_and_speak_for_themselves():
-    line = Line("reward", [(float(i), float(i % 2)) for i in range(10 * MOST_POINTS)])
+    line = Curve("reward", [(float(i), float(i % 2)) for i in range(10 * MOST_POINTS)])
     page = Page(chart_figure(Chart("Reward", [line], "reward", base=0.5)))
     data = json.loads(page.all("figure")[0]["data-chart"])
     assert len(data["lines"][0]["points"]) == MOST_POINTS
@@ -190,7 +190,7 @@ def test_charts_thin_out_long_runs_and_speak_for_themselves():
     ends = "from 0.500 at iteration 9 to 0.500 at iteration 2999"
     assert label == f"Reward: reward {ends}, between 0.500 and 0.500"
     assert round_ticks(0.13, 0.98, 4) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    constant = chart_figure(Chart("Ratio", [Line("mean", [(1.0, 1.0), (2.0, 1.0 + 1e-9)])]))
+    constant = chart_figure(Chart("Ratio", [Curve("mean", [(1.0, 1.0), (2.0, 1.0 + 1e-9)])]))
     assert "0.90" in constant and "1.10" in constant  # not zoomed into rounding
 
 
@@ -224,12 +224,12 @@ def test_records_are_bounded_and_a_resumed_run_has_those_of_an_unbroken_one(tmp_
 
 def test_records_after_the_checkpoint_are_cut_back(tmp_path):
     run = write_run(tmp_path / "run")
-    (run / FOLDER / "tree-000004.json.tmp").write_text("{")
+    (run / RECORDS_FOLDER / "tree-000004.json.tmp").write_text("{")
     cut_back_records(run, 2)
-    assert not list((run / FOLDER).glob("*.tmp"))
+    assert not list((run / RECORDS_FOLDER).glob("*.tmp"))
     assert [each.iteration for each in read_evaluations(run)] == [0, 2]
     assert [each.iteration for each in read_trees(run)] == [1, 2]
-    assert read_alarms(run) == [] and (run / FOLDER / "starts.jsonl").read_text()
+    assert read_alarms(run) == [] and (run / RECORDS_FOLDER / "starts.jsonl").read_text()
     assert tree(4).iteration == 4
 
 

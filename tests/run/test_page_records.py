@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from flowrl.pages.records import FOLDER, read_evaluations, read_trees
+from flowrl.pages.records import RECORDS_FOLDER, read_evaluations, read_trees
 from flowrl.run import page_records
 from flowrl.run.start import resume, start
 from flowrl.settings.read import run_from, run_of
@@ -25,7 +25,7 @@ def settings(pipeline, folder, iterations):
 
 def records(folder):
     """Text of all records but the starts, which a resume adds to."""
-    files = sorted((folder / FOLDER).glob("*.json"))
+    files = sorted((folder / RECORDS_FOLDER).glob("*.json"))
     return {path.name: path.read_text() for path in files}
 
 
@@ -56,8 +56,10 @@ def test_the_records_of_a_tree_and_of_a_resumed_run(pipeline, tmp_path, capsys):
 
     broken = tmp_path / "broken"
     start(settings(pipeline, tmp_path, 2), "tiny", broken)
-    late = json.loads((broken / FOLDER / "tree-000002.json").read_text()) | {"iteration": 9}
-    (broken / FOLDER / "tree-000009.json").write_text(json.dumps(late))  # of a killed process
+    late = json.loads((broken / RECORDS_FOLDER / "tree-000002.json").read_text()) | {"iteration": 9}
+    (broken / RECORDS_FOLDER / "tree-000009.json").write_text(
+        json.dumps(late)
+    )  # of a killed process
     run = run_of(broken)
     run = run.model_copy(update={"train": run.train.model_copy(update={"iterations": 3})})
     resume(run, broken)

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from flowrl.media.thumbnails import thumbnail
+from flowrl.media.thumbnails import small_copy
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
@@ -46,7 +46,7 @@ def sample(place: int, score: float | None, kind: str, size: int = 32) -> Sample
     scores = {"shapes": score, "brightness": 0.5}
     if kind == "text":
         return SampleRecord(place, prompt, scores, f"answer {place} {SCRIPT}")
-    small = thumbnail(waves(place, size, 5 if kind == "video" else 0), 224)
+    small = small_copy(waves(place, size, 5 if kind == "video" else 0), 224)
     return SampleRecord(place, prompt, scores, small.url, small.width, small.height, small.frames)
 
 
