@@ -29,6 +29,7 @@ def records(folder):
     return {path.name: path.read_text() for path in files}
 
 
+@pytest.mark.slow
 def test_the_records_of_a_tree_and_of_a_resumed_run(pipeline, tmp_path, capsys):
     whole = tmp_path / "whole"
     start(settings(pipeline, tmp_path, 3), "tiny", whole)
