@@ -122,8 +122,8 @@ def difference(a: EvaluationRecord, b: EvaluationRecord, name: str) -> MeanInter
         for each in (a, b)
     ]
     common = [digest for digest in means[0] if digest in means[1]]
-    columns = [np.array([side[digest] for digest in common], dtype=float) for side in means]
-    return paired_gain(*columns, np.arange(len(common)))
+    now, base = (np.array([side[digest] for digest in common], dtype=float) for side in means)
+    return paired_gain(now, base, np.arange(len(common)))
 
 
 def _differences(named: NamedRuns) -> str:

@@ -79,9 +79,8 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
     records = {each.iteration: each for each in run.evaluations}
     first, last = records.get(int(next(iter(points)))), records.get(iteration)
     if first is not None and last is not None and _paired(first, last, name):
-        gain = paired_gain(
-            *(score_column(each, name) for each in (last, first)), prompt_places(first)
-        )
+        scores, before = score_column(last, name), score_column(first, name)
+        gain = paired_gain(scores, before, prompt_places(first))
         return GainOfRun(name, base, now, gain, html.count(gain.n, "prompt"))
     half = NORMAL * dict(run.column(f"held_out_gain_error/{name}")).get(iteration, float("nan"))
     gain = MeanInterval(now - base, now - base - half, now - base + half, 0)
