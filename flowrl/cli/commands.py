@@ -69,6 +69,8 @@ def _finish(result: "object") -> int:
         if name == "image/diversity" or not name.startswith("image/"):
             print(f"held-out {name.removeprefix('image/')}: {value:.3f} -> {result.last[name]:.3f}")
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
+    if (page := result.folder / "report.html").is_file():
+        print(f"page: {page}")
     return code
 
 
@@ -95,6 +97,22 @@ def evaluate_command(arguments: list[str]) -> int:
     given = parse_arguments(EvaluateArguments, words, "evaluate")
     quiet()
     evaluate_weights(given, options)
+    return 0
+
+
+def report_command(arguments: list[str]) -> int:
+    """`report RUN`."""
+    from flowrl.cli.report import Report, print_report
+
+    print_report(parse_arguments(Report, arguments, "report"))
+    return 0
+
+
+def compare_command(arguments: list[str]) -> int:
+    """`compare RUN RUN ...`."""
+    from flowrl.cli.report import Compare, print_comparison
+
+    print_comparison(parse_arguments(Compare, arguments, "compare"))
     return 0
 
 
@@ -211,6 +229,8 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "sample": sample_command,
     "evaluate": evaluate_command,
+    "report": report_command,
+    "compare": compare_command,
     "plan": plan,
     "prove": prove,
     "recipes": recipes_command,

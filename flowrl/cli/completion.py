@@ -146,13 +146,15 @@ def files(begin: str, suffix: str | None) -> Iterator[str]:
             yield f"{folder}{path.name}"
 
 
-_SEVERAL = ("plan", "score")  # commands with more than one file, or with options between
+_SEVERAL = ("plan", "score", "compare")  # commands with more than one file, or with options between
 _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "train": run_files,
     "plan": run_files,
     "prove": run_files,
     "sample": run_folders,
     "evaluate": run_folders,
+    "report": run_folders,
+    "compare": run_folders,
     "recipes": lambda _: recipe_names(),
     "completion": lambda _: iter(SHELLS),
     "score": lambda begin: files(begin, None),

@@ -56,6 +56,20 @@ COMMANDS = {
         "settings/arguments.py",
         "EvaluateArguments",
     ),
+    "report": Command(
+        "RUN",
+        "write a run's page: curves, samples over the run, tree, settings, alarms",
+        "flowrl report runs/demo-0001 --out demo.html",
+        "cli/report.py",
+        "Report",
+    ),
+    "compare": Command(
+        "RUN RUN ...",
+        "write several runs on one page, with paired intervals over prompts",
+        "flowrl compare runs/demo-0001 runs/demo_lora-0001 --out comparison.html",
+        "cli/report.py",
+        "Compare",
+    ),
     "plan": Command(
         "CONFIG ...",
         "describe an iteration and its costs, without loading weights",

@@ -10,6 +10,7 @@ from flowrl.budget.groups import Groups, samples_of
 from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
+from flowrl.run.first_tree import FirstTree, first_tree
 from flowrl.run.reference_kl import turns_of
 from flowrl.run.round import PlanSamples, Round
 from flowrl.run.rounds import ModelCall, Rounds
@@ -30,6 +31,7 @@ class Experience:
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
     unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
     advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
+    tree: FirstTree | None = None  # of one draw of `samples`, likewise
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def collect(session: Session, iteration: int) -> Experience:
     metrics |= _descriptions(session, rounds)
     metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
+    own = None if session.run.budget.replay else plans[0].owns[0]
     learned_from = (learned.rows, learned.draws, learned.policy, metrics)
     return Experience(
         *learned_from,
@@ -55,7 +58,8 @@ def collect(session: Session, iteration: int) -> Experience:
         part.scores,
         evaluations,
         _unscored_evidence(session, first),
-        None if session.run.budget.replay else _mean_advantages(*plans[0].owns[0]),
+        None if own is None else _mean_advantages(*own),
+        None if own is None else first_tree(session, part, own, len(first.parts)),
     )
 
 

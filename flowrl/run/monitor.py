@@ -17,6 +17,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.evaluate import HeldOutResult, evaluate_held_out
 from flowrl.run.model_proof import StartProof
 from flowrl.run.origin import source_digests
+from flowrl.run.page_records import record_alarms, record_evaluation, renew_page
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
 from flowrl.run.track import show_samples
@@ -44,12 +45,15 @@ def guard(
     signs = alarms.watch(metrics)
     constant = alarms.constant(metrics)
     metrics["alarms"] = float(len(lost) + len(signs) + len(constant))
-    for name in constant:
-        session.terminal.warn(
-            f"the reward {name} scored every sample of {alarms.at.window} iterations the same, "
-            f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples "
-            "and the reward, or leave it out"
-        )
+    silent = [
+        f"the reward {name} scored every sample of {alarms.at.window} iterations the same, "
+        f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples "
+        "and the reward, or leave it out"
+        for name in constant
+    ]
+    for text in silent:
+        session.terminal.warn(text)
+    record_alarms(session, progress.iteration, silent)
     texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
     _warn_or_stop(session, progress, metrics, alarms, [*texts, *_collapse(session, signs)])
 
@@ -85,10 +89,12 @@ def _warn_or_stop(
 ) -> None:
     for text in texts:
         session.terminal.warn(text)
+    record_alarms(session, progress.iteration, texts)
     ended = progress.iteration == session.run.train.iterations
     if texts and session.run.train.alarms == "stop" and not ended:
         session.accelerator.log(metrics, step=progress.iteration)
         checkpoint.save_checkpoint(session, progress, alarms)
+        renew_page(session)
         raise UserError(f"stopped by train.alarms: stop; {' '.join(texts)}")
 
 
@@ -115,6 +121,7 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
     than = " (against the base)" if base else ""
     session.terminal.say(f"held-out after {progress.iteration}{than}: {scores}")
     session.terminal.held_out(held_out_scores(session, progress))
+    record_evaluation(session, result, key, progress)
     if session.accelerator.is_main_process:
         save_samples(session, result, key, progress.iteration, name or f"{progress.iteration:06d}")
     means = {f"held_out/{name}": value for name, value in result.metrics.items()}

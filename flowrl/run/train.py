@@ -23,6 +23,7 @@ from flowrl.run.monitor import (
     panel_facts,
     prove_pipeline,
 )
+from flowrl.run.page_records import record_start, record_tree, renew_page
 from flowrl.run.session import Session
 from flowrl.run.signals import Interrupt
 from flowrl.run.track import SHOW_HISTOGRAMS, finishing, show_histograms
@@ -62,8 +63,10 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
                 with following(session, progress):
                     stop = training_loop(session, progress, alarms, interrupt)
         if stop:
+            renew_page(session)
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session.learner, session.folder)
+        renew_page(session)
         session.accelerator.end_training()
     ends = (progress.first or {}, progress.last or {})
     return Result(session.folder, None, *ends, weights, main)
@@ -85,10 +88,12 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
     proof = StartProof(session, cache)
     with session.parallel.together():
         prove_pipeline(session, proof)
+    record_start(session, progress.iteration, resume is not None)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
         alarms.compare(base, progress.iteration)
         session.accelerator.log(base, step=0)
+        renew_page(session)
         announce(session, progress, {"evaluation": base} if base else {})
         save(session, progress, alarms)
     proof.keep()
@@ -113,12 +118,15 @@ def training_loop(
         progress.seconds = start + time.perf_counter() - began
         session.terminal.iteration(progress.iteration, metrics, progress.seconds)
         last = progress.iteration == run.train.iterations
-        if last or progress.iteration % run.evaluate.every == 0:
+        evaluates = last or progress.iteration % run.evaluate.every == 0
+        if evaluates:
             held_out = evaluate_and_keep(session, progress, "after" if last else None)
             moments |= {"evaluation": held_out} if held_out else {}
             metrics |= held_out
             guard_held_out(session, progress, metrics, alarms)
         session.accelerator.log(metrics, step=progress.iteration)
+        if evaluates and not last:  # after the last one it is written with the weights
+            renew_page(session)
         announce(session, progress, moments)
         stop = interrupt.pending(session.accelerator)
         if last or stop or progress.iteration % run.checkpoint.every == 0:
@@ -174,6 +182,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     }
     guard(session, progress, metrics, alarms, experience.unscored)
     save_training_samples(session, experience, progress.iteration)
+    record_tree(session, experience, progress.iteration)
     if seen is not None:
         histograms = seen.histograms(session.parallel.every)
         show_histograms(session.accelerator, histograms, progress.iteration)

@@ -1,0 +1,56 @@
+"""`flowrl report` and `flowrl compare`: the page of a run, and several runs on one page"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowrl.errors import UserError
+from flowrl.evaluation.outputs import check_output_file
+from flowrl.pages.compare_page import write_comparison
+from flowrl.pages.run_page import REPORT, write_report
+from flowrl.settings.arguments import Word
+
+
+@dataclass
+class Report:
+    """Write the page of a run: one HTML file that opens without a network, with its curves, the
+    same samples over the run, the best and the worst ones, a rollout tree, plan, settings,
+    environment and alarms. A run writes it by itself at each evaluation and at its end."""
+
+    run: Word[Path]
+    """The run's folder."""
+    out: Path | None = None
+    """A file for the page; RUN/report.html if absent."""
+
+
+@dataclass
+class Compare:
+    """Write several runs on one page: scores with paired intervals over prompts, curves, the same
+    samples side by side, and the settings that differ."""
+
+    runs: Word[tuple[Path, ...]] = ()
+    """Folders of two to twelve runs. The first is the one that others are compared with if they
+    are many."""
+    out: Path = Path("comparison.html")
+    """A file for the page, which is overwritten."""
+
+
+def print_report(given: Report) -> None:
+    """Write the page of a run and print its path. UserError if that is impossible."""
+    out = given.out or given.run / REPORT
+    if given.run.is_dir():  # otherwise the reader of the folder says what is wrong
+        check_output_file(out)
+    try:
+        print(f"page: {write_report(given.run, out)}")
+    except OSError as error:
+        raise UserError(f"report: {out} cannot be written: {error.strerror or error}") from error
+
+
+def print_comparison(given: Compare) -> None:
+    """Write the page of several runs and print its path. UserError if that is impossible."""
+    check_output_file(given.out)
+    try:
+        write_comparison(given.runs, given.out)
+    except OSError as error:
+        text = f"compare: {given.out} cannot be written: {error.strerror or error}"
+        raise UserError(text) from error
+    print(f"page: {given.out}")

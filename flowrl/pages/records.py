@@ -1,0 +1,220 @@
+"""The records in `report/` of a run's folder, from which its page is made: small and bounded
+
+A run writes them at its evaluations; docs/files.md describes each.
+"""
+
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+RECORDS_FOLDER = "report"
+STARTS, ALARMS = "starts.jsonl", "alarms.jsonl"
+MOST_EVALUATIONS = 48  # records of evaluations and of trees that stay; see `thin_out`
+MOST_TEXT = 4000  # letters of a text, and a tenth of that of a prompt
+_NUMBERED = re.compile(r"(evaluation|tree)-(\d{6,})\.json")
+MediaKind = Literal["image", "video", "text"]
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """A sample, small enough for a page. `media` is a data URL, or the text itself."""
+
+    place: int  # among the samples of its evaluation or draw
+    prompt: str
+    scores: dict[str, float | None]
+    media: str
+    width: int = 0  # of an image or of one frame, in pixels
+    height: int = 0
+    frames: int = 1  # side by side in `media`
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """Scores of all samples of an evaluation, and some of the samples.
+
+    key       the reward that decides which weights are the best
+    prompts   one per group of samples, cut off; `digests` of the whole texts tell equal ones
+    scores    by reward, of all samples; those of a prompt are contiguous
+    same      samples of the same prompts and noise at each evaluation
+    """
+
+    iteration: int
+    kind: MediaKind
+    key: str
+    seed: int
+    prompts: list[str]
+    digests: list[str]
+    scores: dict[str, list[float | None]]
+    same: list[SampleRecord] = field(default_factory=list[SampleRecord])
+    best: list[SampleRecord] = field(default_factory=list[SampleRecord])
+    worst: list[SampleRecord] = field(default_factory=list[SampleRecord])
+
+    @property
+    def per_prompt(self) -> int:
+        return len(self.scores[self.key]) // max(1, len(self.prompts))
+
+
+@dataclass(frozen=True)
+class LevelRecord:
+    """The nodes of one decision point. `node` is the place of each leaf's node in the other lists.
+
+    sigma       noise level before the step; None for texts
+    values      of the nodes, from the scores of their leaves
+    advantages  None where a node is not learned from
+    """
+
+    sigma: float | None
+    noisy: bool
+    trained: bool
+    node: list[int]
+    values: list[float | None]
+    advantages: list[float | None]
+
+
+@dataclass(frozen=True)
+class TreeRecord:
+    """One draw of an iteration as a tree: its decision points from the start, and its leaves."""
+
+    iteration: int
+    kind: MediaKind
+    prompt: str
+    plans: int  # of the iteration; the first is shown
+    roots: int  # distinct states before the first step
+    levels: list[LevelRecord]
+    leaves: list[SampleRecord]
+    totals: list[float | None]  # weighted sums of the rewards of each leaf
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """A start or a resume: the machine, the versions, and the plan as text."""
+
+    iteration: int  # done before
+    facts: dict[str, str]
+    plan: str
+
+
+@dataclass(frozen=True)
+class AlarmRecord:
+    iteration: int
+    text: str
+
+
+AnyRecord = EvaluationRecord | TreeRecord
+_READERS: dict[str, TypeAdapter[Any]] = {
+    "evaluation": TypeAdapter(EvaluationRecord),
+    "tree": TypeAdapter(TreeRecord),
+    STARTS: TypeAdapter(StartRecord),
+    ALARMS: TypeAdapter(AlarmRecord),
+}
+
+
+def shortened(text: str, most: int = MOST_TEXT) -> str:
+    """The text, cut off after `most` letters with a note of how many are left out."""
+    left = len(text) - most
+    return text if left <= 0 else f"{text[:most]} ... ({left} more letters)"
+
+
+def write_record(run: Path, record: AnyRecord) -> None:
+    """Write `report/evaluation-000010.json` or `report/tree-000010.json`, whole or not at all."""
+    kind = "tree" if isinstance(record, TreeRecord) else "evaluation"
+    write_whole(run / RECORDS_FOLDER / f"{kind}-{record.iteration:06d}.json", _json(record))
+
+
+def append_record(run: Path, record: StartRecord | AlarmRecord) -> None:
+    """Add a line to `report/starts.jsonl` or `report/alarms.jsonl`."""
+    path = run / RECORDS_FOLDER / (STARTS if isinstance(record, StartRecord) else ALARMS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_json(record) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file through a temporary one beside it, so that no reader sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def cut_back_records(run: Path, iteration: int) -> None:
+    """Remove the records of later iterations, since a resumed run will write them again."""
+    for path, done in _numbered(run):
+        if done > iteration:
+            path.unlink()
+    for torn in (run / RECORDS_FOLDER).glob("*.tmp"):  # of a process that was killed
+        torn.unlink()
+    for name in (STARTS, ALARMS):
+        path = run / RECORDS_FOLDER / name
+        if path.is_file():
+            kept = [each for each in _lines(run, name) if each.iteration <= iteration]
+            write_whole(path, "".join(f"{_json(each)}\n" for each in kept))
+
+
+def thin_out(run: Path, every: int, best: int | None) -> None:
+    """Keep about `MOST_EVALUATIONS` records of each kind, evenly spaced over the iterations, and
+    always the first, the newest and that of the `best` iteration. `every`: between evaluations.
+
+    The spacing follows from the newest iteration alone, so an interrupted run ends with the same
+    records as an unbroken one."""
+    for kind in ("evaluation", "tree"):
+        found = sorted((done, path) for path, done in _numbered(run) if path.name.startswith(kind))
+        last, spacing = max((done for done, _ in found), default=0), every
+        while last > MOST_EVALUATIONS * spacing:
+            spacing *= 2
+        for done, path in found[1:]:
+            if done not in (best, last) and done % spacing:
+                path.unlink()
+
+
+def read_evaluations(run: Path) -> list[EvaluationRecord]:
+    """All records of evaluations, from the first; those that cannot be read are left out."""
+    return _records(run, "evaluation")
+
+
+def read_trees(run: Path) -> list[TreeRecord]:
+    """All records of trees, from the first; those that cannot be read are left out."""
+    return _records(run, "tree")
+
+
+def read_starts(run: Path) -> list[StartRecord]:
+    return _lines(run, STARTS)
+
+
+def read_alarms(run: Path) -> list[AlarmRecord]:
+    return _lines(run, ALARMS)
+
+
+def _records(run: Path, kind: str) -> list[Any]:
+    found: list[Any] = []
+    for path, _ in _numbered(run):
+        if path.name.startswith(kind):
+            with suppress(OSError, ValidationError):
+                found.append(_READERS[kind].validate_json(path.read_bytes()))
+    return found
+
+
+def _lines(run: Path, name: str) -> list[Any]:
+    path, found = run / RECORDS_FOLDER / name, list[Any]()
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValidationError):  # a kill may leave the last line torn
+            found.append(_READERS[name].validate_json(line))
+    return found
+
+
+def _numbered(run: Path) -> list[tuple[Path, int]]:
+    folder = run / RECORDS_FOLDER
+    files = folder.iterdir() if folder.is_dir() else ()
+    matches = ((path, _NUMBERED.fullmatch(path.name)) for path in files)
+    found = [(path, int(match[2])) for path, match in matches if match is not None]
+    return sorted(found, key=lambda each: each[1])
+
+
+def _json(record: Any) -> str:
+    return json.dumps(asdict(record), ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,156 @@
+"""A run's folder as its page shows it: settings, metrics and records, whatever of them is there."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.pages.defaults import chosen_settings
+from flowrl.pages.records import (
+    AlarmRecord,
+    EvaluationRecord,
+    StartRecord,
+    TreeRecord,
+    read_alarms,
+    read_evaluations,
+    read_starts,
+    read_trees,
+)
+from flowrl.settings.strict_yaml import read_yaml
+
+EXPORTED = ("adapter", "pipeline", "model")  # weights that a run leaves at its end
+MetricLine = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The contents of a run's folder. A damaged line or record counts as none.
+
+    settings  of run.yaml
+    chosen    those of them that differ from the defaults
+    metrics   lines of metrics.jsonl, from the base model on
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    chosen: Mapping[str, Any]
+    metrics: Sequence[MetricLine]
+    evaluations: Sequence[EvaluationRecord] = field(default_factory=list[EvaluationRecord])
+    trees: Sequence[TreeRecord] = field(default_factory=list[TreeRecord])
+    starts: Sequence[StartRecord] = field(default_factory=list[StartRecord])
+    alarms: Sequence[AlarmRecord] = field(default_factory=list[AlarmRecord])
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunFolder":
+        """Read a run's folder. UserError if it is not one, or if run.yaml cannot be read."""
+        file = folder / "run.yaml"
+        if not file.is_file():
+            raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
+        settings = read_yaml(file)
+        if not isinstance(settings, Mapping):
+            raise UserError(f"{file} does not hold settings of a run")
+        return cls(
+            folder,
+            settings,
+            chosen_settings(settings),
+            list(_metrics(folder / "metrics.jsonl")),
+            read_evaluations(folder),
+            read_trees(folder),
+            read_starts(folder),
+            read_alarms(folder),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def recipe(self) -> str:
+        recipe = self.settings.get("recipe")
+        return str(recipe.get("name", "")) if isinstance(recipe, Mapping) else str(recipe or "")
+
+    @property
+    def done(self) -> int:
+        """Iterations done."""
+        return max((int(line["iteration"]) for line in self.metrics), default=0)
+
+    @property
+    def planned(self) -> int:
+        train = self.settings.get("train")
+        count = train.get("iterations", self.done) if isinstance(train, Mapping) else self.done
+        return count if isinstance(count, int) else self.done
+
+    @property
+    def finished(self) -> bool:
+        exported = any((self.folder / name).is_dir() for name in EXPORTED)
+        return exported and self.done >= self.planned
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of all iterations, without evaluations."""
+        return sum((y for _, y in self.column("seconds")), 0.0)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All metrics, in the order of their first line."""
+        found = dict.fromkeys(name for line in self.metrics for name in line)
+        return [name for name in found if name != "iteration"]
+
+    def column(self, name: str) -> list[tuple[float, float]]:
+        """Iteration and value, where the metric is a finite number."""
+        return [(line["iteration"], line[name]) for line in self.metrics if name in line]
+
+    @property
+    def key(self) -> str:
+        """The held-out reward that decides which weights are the best; empty without any."""
+        checkpoint = self.settings.get("checkpoint")
+        chosen = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
+        names = self.judges
+        return str(chosen) if chosen in names else names[0] if names else ""
+
+    @property
+    def judges(self) -> list[str]:
+        """Names of the held-out rewards."""
+        std = [name for name in self.names if name.startswith("held_out_std/")]
+        names = [name.removeprefix("held_out_std/") for name in std]
+        if not names:
+            names = [n.removeprefix("held_out/") for n in self.names if n.startswith("held_out/")]
+        kept = [name for name in names if not name.startswith(("image/", "text/"))]
+        order = self.evaluations[-1].scores if self.evaluations else ()
+        return sorted(kept, key=lambda name: list(order).index(name) if name in order else 99)
+
+    @property
+    def best(self) -> int | None:
+        """The iteration of the highest held-out score; None without evaluations."""
+        column = self.column(f"held_out/{self.key}")
+        return int(max(column, key=lambda point: (point[1], -point[0]))[0]) if column else None
+
+
+def _metrics(path: Path) -> Iterator[MetricLine]:
+    """Lines with their finite numbers. A line that cannot be read is left out."""
+    for text in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and isinstance(line.get("iteration"), int):
+            yield {name: float(value) for name, value in line.items() if _finite(value)}
+
+
+def _finite(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def flat(tree: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Paths such as `train.lr` and their values; lists and empty mappings are values."""
+    for name, value in tree.items():
+        path = f"{at}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}.")
+        else:
+            yield path, value

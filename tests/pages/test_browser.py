@@ -1,0 +1,123 @@
+"""Pages of runs in a headless Chromium: the slider moves, images are there, and nothing fails."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flowrl.pages.compare_page import write_comparison
+from flowrl.pages.run_page import write_report
+from tests.support.page_runs import write_long_run, write_run
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install one, or set CHROMIUM"),
+]
+
+FAILURES = """<script>
+window.failures = [];
+window.onerror = (text) => { failures.push(String(text)); };
+console.error = console.warn = (...texts) => failures.push(texts.join(" "));
+window.alert = (text) => failures.push("alert " + text);
+document.addEventListener("error", (e) => failures.push("not loaded: " + e.target.tagName), true);
+</script>"""
+FACTS = """<script>
+window.addEventListener("load", async () => {
+  const opened = performance.now();
+  for (const image of document.images) image.loading = "eager";
+  await Promise.all([...document.images].map((image) => image.decode().catch(() => null)));
+  const shown = (figure) => figure.checkVisibility();
+  const facts = { opened };
+  const slider = document.querySelector(".slider input[type=range]");
+  const names = () => [...document.querySelectorAll(".slider .row:first-child figure")]
+    .filter(shown).map((figure) => figure.dataset.name);
+  if (slider) {
+    facts.last = names();
+    slider.value = "1";
+    slider.dispatchEvent(new Event("input"));
+    facts.middle = names();
+    facts.words = slider.getAttribute("aria-valuetext");
+    document.querySelector("#every").click();
+    facts.every = names();
+    document.querySelector("#every").click();
+  }
+  const chart = document.querySelector(".chart");
+  const before = chart.querySelector("output").textContent;
+  chart.querySelector("svg").focus();
+  chart.querySelector("svg").dispatchEvent(new KeyboardEvent("keydown", { key: "Home" }));
+  facts.chart = [before, chart.querySelector("output").textContent];
+  const tree = document.querySelector(".tree svg");
+  if (tree) {
+    tree.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+    facts.tree = tree.closest(".tree").querySelector("output").textContent;
+  }
+  const motion = document.querySelector(".motion");
+  if (motion) {
+    facts.motion = [motion.textContent];
+    motion.click();
+    facts.motion.push(motion.textContent);
+  }
+  facts.images = document.images.length;
+  facts.missing = [...document.images].filter((image) => !image.naturalWidth).length;
+  facts.wide = document.documentElement.scrollWidth - window.innerWidth;
+  facts.failures = window.failures;
+  const box = document.createElement("pre");
+  box.id = "facts";
+  box.textContent = JSON.stringify(facts);
+  document.body.append(box);
+});
+</script>"""
+
+
+def facts(page: Path, width: int = 1280) -> dict:
+    """Open a copy of the page that looks at itself."""
+    assert CHROMIUM is not None
+    copy = page.with_name(f"looked-at-{page.name}")
+    text = page.read_text().replace("<head>", f"<head>{FAILURES}", 1)
+    copy.write_text(text.replace("</body></html>", f"{FACTS}</body></html>"))
+    command = [
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
+        "--force-prefers-reduced-motion=0", f"--window-size={width},900",
+        "--virtual-time-budget=20000", f"--user-data-dir={page.parent / 'browser'}", copy.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    found = re.search(r'<pre id="facts">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    return json.loads(html.unescape(found[1]))
+
+
+@pytest.mark.parametrize("width", [1280, 500])  # a headless window is not narrower
+@pytest.mark.parametrize("kind", ["image", "video", "text"])
+def test_a_page_in_the_browser(tmp_path, kind, width):
+    seen = facts(write_report(write_run(tmp_path / "run", kind)), width)
+    assert seen["failures"] == [] and seen["missing"] == 0 and seen["wide"] <= 0
+    assert seen["last"] == ["base", "iteration 4"] and seen["middle"] == ["base", "iteration 2"]
+    assert seen["words"] == "iteration 2"
+    assert seen["every"] == ["base", "iteration 2", "iteration 4"]
+    before, first = seen["chart"]
+    assert first.startswith("0: ") and before != first
+    assert seen["tree"].startswith(("step 0, node 1", "part 1, node 1"))
+    assert bool(seen["images"]) == (kind != "text")
+    assert seen.get("motion") == (["Pause videos", "Play videos"] if kind == "video" else None)
+
+
+def test_a_comparison_in_the_browser(tmp_path):
+    runs = [write_run(tmp_path / name, end=end) for name, end in (("a", 0.75), ("b", 0.5))]
+    write_comparison([*runs, write_run(tmp_path / "c")], tmp_path / "all.html")
+    seen = facts(tmp_path / "all.html")
+    assert seen["failures"] == [] and seen["missing"] == 0 and seen["wide"] <= 0
+    assert seen["images"] == 4 * 4  # the base and three runs of each prompt
+
+
+def test_a_run_of_200_iterations_is_small_and_opens_quickly(tmp_path):
+    page = write_report(write_long_run(tmp_path / "run"))
+    assert page.stat().st_size < 15e6
+    seen = facts(page)
+    assert seen["opened"] < 2000 and seen["failures"] == [] and seen["missing"] == 0

@@ -1,0 +1,79 @@
+"""Records for a run's page: the tree's numbers, an interruption, and a page that cannot be made."""
+
+import json
+
+import pytest
+import torch
+
+from flowrl.pages.records import RECORDS_FOLDER, read_evaluations, read_trees
+from flowrl.run import page_records
+from flowrl.run.start import resume, start
+from flowrl.settings.read import run_from, run_of
+from tests.support.runs import lines, tree, write_pipeline
+
+BRANCH = {"name": "branch_grpo", "steps": 4, "at": [0, 2], "eta": 0.7, "clip": 0.2}
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    return write_pipeline(tmp_path_factory.mktemp("pipeline") / "sd3")
+
+
+def settings(pipeline, folder, iterations):
+    return run_from(tree(pipeline, folder, BRANCH, iterations=iterations), "test")
+
+
+def records(folder):
+    """Text of all records but the starts, which a resume adds to."""
+    files = sorted((folder / RECORDS_FOLDER).glob("*.json"))
+    return {path.name: path.read_text() for path in files}
+
+
+@pytest.mark.slow
+def test_the_records_of_a_tree_and_of_a_resumed_run(pipeline, tmp_path, capsys):
+    whole = tmp_path / "whole"
+    start(settings(pipeline, tmp_path, 3), "tiny", whole)
+    assert (whole / "report.html").is_file() and "not renewed" not in capsys.readouterr().err
+    assert [each.iteration for each in read_evaluations(whole)] == [0, 2, 3]
+    drawn = read_trees(whole)
+    assert [each.iteration for each in drawn] == [1, 2, 3]
+    for each in drawn:
+        leaves = torch.tensor(each.totals, dtype=torch.float64)
+        assert [len(level.values) for level in each.levels] == [2, 2, 4, 4]
+        for level in each.levels:
+            for node, value in enumerate(level.values):
+                behind = leaves[torch.tensor(level.node) == node]
+                assert value == pytest.approx(float(behind.mean()), abs=1e-5)
+        spread = [level for level in each.levels if level.trained]
+        assert spread and all(
+            sum(level.advantages) == pytest.approx(0, abs=1e-4) for level in spread
+        )
+        scores = [leaf.scores["brightness"] for leaf in each.leaves]
+        assert scores == pytest.approx(each.totals, abs=1e-5)
+    last = read_evaluations(whole)[-1]
+    mean = sum(last.scores["brightness"]) / len(last.scores["brightness"])
+    assert mean == pytest.approx(lines(whole)[-1]["held_out/brightness"], abs=1e-5)
+    assert last.best[0].scores["brightness"] == max(last.scores["brightness"])
+
+    broken = tmp_path / "broken"
+    start(settings(pipeline, tmp_path, 2), "tiny", broken)
+    late = json.loads((broken / RECORDS_FOLDER / "tree-000002.json").read_text()) | {"iteration": 9}
+    (broken / RECORDS_FOLDER / "tree-000009.json").write_text(
+        json.dumps(late)
+    )  # of a killed process
+    run = run_of(broken)
+    run = run.model_copy(update={"train": run.train.model_copy(update={"iterations": 3})})
+    resume(run, broken)
+    assert records(broken) == records(whole)
+
+
+def test_a_page_that_cannot_be_made_does_not_end_the_run(pipeline, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page_records, "write_report", full)
+    monkeypatch.setattr(page_records, "write_record", full)
+    result = start(settings(pipeline, tmp_path, 1), "tiny", tmp_path / "run")
+    assert result.done and not (tmp_path / "run" / "report.html").exists()
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "page" in line]
+    assert warnings and {*warnings} == {"warning: the run's page was not renewed: the disk is full"}
