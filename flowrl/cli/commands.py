@@ -10,7 +10,6 @@ from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
 from flowrl.errors import UserError
 from flowrl.paths import run_file
-from flowrl.settings import Run
 from flowrl.settings.arguments import (
     EvaluateArguments,
     PlanArguments,
@@ -19,6 +18,7 @@ from flowrl.settings.arguments import (
     parse_arguments,
 )
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_of
+from flowrl.settings.schema import run_schema
 
 NO_CACHE = "--no-cache"
 
@@ -186,7 +186,7 @@ def schema(arguments: list[str]) -> int:
     """`schema`."""
     if arguments:
         raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
-    print(json.dumps(Run.model_json_schema(by_alias=True), indent=2))
+    print(json.dumps(run_schema(), indent=2))
     return 0
 
 
