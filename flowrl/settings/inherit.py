@@ -16,7 +16,8 @@ def read_tree(path: Path) -> tuple[Any, str]:
     """Read a file, with the settings of its base, of that file's base and so on below its own.
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
-    value, a list too, replaces that of the base. `base` is relative to the file that it stands in,
+    value, a list too, replaces that of the base; a recipe of another name replaces the base's,
+    whose settings mean nothing to it. `base` is relative to the file that it stands in,
     or `configs/...` of flowrl. All other paths stay as written: they mean the same in a base as in
     the file itself. UserError, in one sentence that names every file on the way, for a base that
     cannot be read and for a circle of files.
@@ -41,7 +42,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[Any, str]:
             raise UserError(f"{base}: expected settings, not {short_repr(under)}")
     except UserError as error:
         raise UserError(f"{path}: base: {error}") from error
-    return merged(_named_recipe(under), own), f"{path} over {names}"
+    return _over(under, own), f"{path} over {names}"
 
 
 def _base_file(path: Path, value: Any) -> Path:
@@ -55,10 +56,22 @@ def _base_file(path: Path, value: Any) -> Path:
     return base
 
 
-def _named_recipe(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`recipe: nft` as `recipe: {name: nft}`, so that settings can lie over it."""
-    recipe = tree.get("recipe")
-    return {**tree, "recipe": {"name": recipe}} if isinstance(recipe, str) else tree
+def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file over those of its base. A recipe of another name begins anew, since
+    the base's settings are those of its own recipe."""
+    sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
+             for tree in (under, own)]  # fmt: skip
+    recipes = [side.get("recipe", {}) for side in sides]
+    if all(isinstance(each, Mapping) for each in recipes):
+        old, new = (each.get("name") for each in recipes)
+        if new not in (None, old):
+            sides[0] = {key: value for key, value in sides[0].items() if key != "recipe"}
+    return merged(*sides)
+
+
+def _as_mapping(recipe: Any) -> Any:
+    """`recipe: nft` as `recipe: {name: nft}`."""
+    return {"name": recipe} if isinstance(recipe, str) else recipe
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,9 @@ def test_mappings_merge_lists_replace_and_null_counts(tmp_path):
     }
     assert names == f"{tmp_path}/a.yaml over {tmp_path}/b.yaml over {tmp_path}/deep/c.yaml"
     tree, _ = read_tree(put(tmp_path, a="base: b.yaml\nrecipe: dpo"))
-    assert tree["recipe"] == "dpo"  # a word replaces the whole recipe
+    assert tree["recipe"] == {"name": "dpo"}  # the base's settings are those of another recipe
+    tree, _ = read_tree(put(tmp_path, a="base: b.yaml\nrecipe: {name: nft, group: 2}"))
+    assert tree["recipe"] == {"name": "nft", "steps": 3, "group": 2}
 
 
 def test_a_run_with_a_base_is_the_whole_run(tmp_path, monkeypatch):
