@@ -148,6 +148,16 @@ def prove(arguments: list[str]) -> int:
     return prove_run(given, rest[len(named) :], cache=NO_CACHE not in arguments)
 
 
+def export_command(arguments: list[str]) -> int:
+    """`export RUN`."""
+    from flowrl.cli.export import Export, export_run
+
+    given = parse_arguments(Export, arguments, "export")
+    quiet()
+    export_run(given)
+    return 0
+
+
 def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, run_reward_server
@@ -214,6 +224,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan,
     "prove": prove,
     "recipes": recipes_command,
+    "export": export_command,
     "serve-reward": serve_reward_command,
     "score": score_command,
     "evaluate-rewards": evaluate_rewards_command,

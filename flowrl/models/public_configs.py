@@ -89,6 +89,8 @@ _HUNYUAN_VIDEO = {
     "rope_theta": 256.0,
     "text_embed_dim": 4096,
 }
+
+
 def _qwen25(hidden: int, feed_forward: int, layers: int, heads: int) -> PublicModel:
     config = {
         "model_type": "qwen2",

@@ -49,9 +49,7 @@ def test_a_run_with_a_base_is_the_whole_run(tmp_path, monkeypatch):
     """What run.yaml will hold: every setting and no base; options lie over both."""
     path = put(tmp_path, mine=DEMO + "train: {iterations: 7}\n")
     run, demo = read_run(path), read_run(CONFIGS_FOLDER / "demo.yaml")
-    assert run == demo.model_copy(
-        update={"train": demo.train.model_copy(update={"iterations": 7})}
-    )
+    assert run == demo.model_copy(update={"train": demo.train.model_copy(update={"iterations": 7})})
     assert "base" not in dump(run) and run_from(dump(run), "run.yaml") == run
     assert override(run, ["--train.iterations", "3"]).train.iterations == 3
     # other paths do not move with the file: a base's prompts are where they were
