@@ -140,8 +140,8 @@ class GivenModel:
             assert isinstance(base, PipelinePolicy)
         steps = "step is" if last == 1 else f"{last} steps are"
         print(
-            f"hybrid inference: the last {steps} the base's, which hides over-optimisation: without "
-            "--base-steps the trained weights show it"
+            f"hybrid inference: the last {steps} the base's, which hides over-optimisation: "
+            "without --base-steps the trained weights show it"
         )
         return HybridPolicy(policy, base, last)
 

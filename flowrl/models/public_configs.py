@@ -25,7 +25,6 @@ from flowrl.models.public_parts import (
 )
 from flowrl.models.public_video_models import VIDEO_MODELS
 
-
 _SD35_MEDIUM = {
     "_class_name": "SD3Transformer2DModel",
     "attention_head_dim": 64,

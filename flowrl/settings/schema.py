@@ -6,8 +6,8 @@ from flowrl.settings.inherit import BASE
 from flowrl.settings.run import Run
 
 _ABOUT = (
-    "Another run's file whose settings these lie over: a path relative to this file, or configs/... "
-    "of flowrl. Mappings merge, lists and other values replace."
+    "Another run's file whose settings these lie over: a path relative to this file, or "
+    "configs/... of flowrl. Mappings merge, lists and other values replace."
 )
 
 

@@ -26,49 +26,58 @@ TIMED, UTILISATION = "8xH100", 0.4
 OURS = "Nobody published"
 HEAD = """# Configurations for the models people have
 
-Written by `scripts/generate/models_page.py` from `configs/models` and `flowrl plan`: change the files there, not this page.
+Written by `scripts/generate/models_page.py` from `configs/models` and `flowrl plan`: change the
+files there, not this page.
 
 ```bash
-flowrl plan models/flux1_dev --memory 24GiB       # what an iteration does, and what would make it fit
-flowrl train models/flux1_dev --prompts.train mine.txt --prompts.held_out mine_held_out.txt
+flowrl plan models/flux1_dev --memory 24GiB   # what an iteration does, and what makes it fit
+flowrl train models/flux1_dev --prompts.train mine.txt --prompts.held_out held_out.txt
 ```
 
 A file of your own can begin with one of these, or with any other run's file:
 
 ```yaml
 base: configs/models/flux1_dev.yaml   # or a path relative to this file
-prompts: {train: mine.txt, held_out: mine_held_out.txt, per_iteration: 8}
+prompts: {train: mine.txt, held_out: held_out.txt, per_iteration: 8}
 recipe: {group: 12}
 rewards: [my_reward.py:warmth]
 ```
 
-* Mappings merge at every depth; any other value, a list or `null` too, replaces that of the base. A recipe of another name begins anew,
-  since the base's settings are those of its own recipe.
-* `base` is relative to the file that it stands in; a name that begins with `configs/` may also be one of flowrl's. All other paths mean the
-  same in a base as anywhere: they are relative to the folder in which `flowrl` is called.
-* A base may have a base. A circle of files, a missing base and a damaged one are refused, with the names of the files.
-* Options of the command line lie over both. The run's folder has the resolved settings in its `run.yaml`, so that `--resume`, `sample` and
-  `evaluate` need none of the files again.
+* Mappings merge at every depth; any other value, a list or `null` too, replaces that of the base.
+  A recipe of another name begins anew, since the base's settings are those of its own recipe.
+* `base` is relative to the file that it stands in; a name that begins with `configs/` may also be
+  one of flowrl's. All other paths mean the same in a base as anywhere: they are relative to the
+  folder in which `flowrl` is called.
+* A base may have a base. A circle of files, a missing base and a damaged one are refused, with
+  the names of the files.
+* Options of the command line lie over both. The run's folder has the resolved settings in its
+  `run.yaml`, so that `--resume`, `sample` and `evaluate` need none of the files again.
 
 ## The table
 
-*memory*: of the whole run on one GPU, as `flowrl plan` estimates it. *hardware*: the smallest of one RTX 4090, L40S, H100 and H200, and
-eight H100 with FSDP2, into whose memory the run fits. *time*: an iteration on eight H100 at 40 % of their peak arithmetic. *guidance*: in
-sampling / training / evaluation; `own` is the pipeline's. *numbers*: the source that the file's first lines name; *ours* where nobody
-published a recipe for the model. The files with numbers of their own were run for one iteration on tiny pipelines of the same class with
-random weights; none was trained at its true size for this page.
+*memory*: of the whole run on one GPU, as `flowrl plan` estimates it. *hardware*: the smallest of
+one RTX 4090, L40S, H100 and H200, and eight H100 with FSDP2, into whose memory the run fits.
+*time*: an iteration on eight H100 at 40 % of their peak arithmetic. *guidance*: in sampling /
+training / evaluation; `own` is the pipeline's. *numbers*: the source that the file's first lines
+name; *ours* where nobody published a recipe for the model. The files with numbers of their own
+were run for one iteration on tiny pipelines of the same class with random weights; none was
+trained at its true size for this page.
 
 """
 TAIL = """
-*+*: without the activations, which `flowrl plan` cannot count for a UNet. Sizes are the public configurations' (`flowrl/models/public_configs.py`
-and the two files beside it). Wan's, SD3.5's and FLUX.2's were compared with public conversion scripts; the others are the published sizes as
-diffusers' classes have them by default, and CogVideoX-5b's are from memory. All counts of weights agree with the sizes that the models' names state.
+*+*: without the activations, which `flowrl plan` cannot count for a UNet. Sizes are the public
+configurations' (`flowrl/models/public_configs.py` and the two files beside it). Wan's, SD3.5's
+and FLUX.2's were compared with public conversion scripts; the others are the published sizes as
+diffusers' classes have them by default, and CogVideoX-5b's are from memory. All counts of weights
+agree with the sizes that the models' names state.
 
 ## Prompts and rewards
 
-Prompts below `data/` are not part of this project: [configs/papers/README.md](../configs/papers/README.md) lists their sources. Reserve some of
-`data/videos/train.txt` as `test.txt`. `data/edits/*.jsonl` are your own: one object per line with the instruction in `prompt`, the image's file in
-`image`, and what GenEval needs. Any other reward fits as well: [rewards.md](rewards.md).
+Prompts below `data/` are not part of this project:
+[configs/papers/README.md](../configs/papers/README.md) lists their sources. Reserve some of
+`data/videos/train.txt` as `test.txt`. `data/edits/*.jsonl` are your own: one object per line with
+the instruction in `prompt`, the image's file in `image`, and what GenEval needs. Any other reward
+fits as well: [rewards.md](rewards.md).
 """
 
 

@@ -8,17 +8,14 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HfHubHTTPError
 from PIL import Image
 from safetensors.torch import load_file
 
 from flowrl.cli import hub
-from flowrl.errors import UserError
 from flowrl.media.curves import save_curves
 from flowrl.models.diffusers.lora import LORA_FILE
 from flowrl.models.diffusers.lora_formats import read_adapter
-from flowrl.settings import Run
-from tests.support import runs, text_runs
+from tests.support import runs
 from tests.support.runs import flowrl
 
 PROMPT = "a red ball"
@@ -168,8 +165,9 @@ def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tm
 
 @pytest.mark.slow
 def test_a_text_run_has_a_card_too(tmp_path, capsys):
-    file = text_runs.write_run(tmp_path)
-    assert flowrl("train", file, "--folder", tmp_path / "run", "--train.iterations", "1") == 0
+    words = ("--train.iterations", "1", "--recipe.group", "4", "--prompts.per_iteration", "2",
+             "--evaluate.samples", "8", "--model.lora.rank", "2")  # fmt: skip
+    assert flowrl("train", "configs/text_demo.yaml", "--folder", tmp_path / "run", *words) == 0
     assert flowrl("export", tmp_path / "run", "--formats", "kohya") == 2
     assert flowrl("export", tmp_path / "run") == 0
     card = ModelCard.load(tmp_path / "run" / "export-0001" / "README.md")

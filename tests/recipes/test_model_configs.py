@@ -1,9 +1,8 @@
-"""configs/models: each is read, planned without a network, and run on a tiny pipeline of its class."""
+"""configs/models: each is read, planned offline, and run on a tiny pipeline of its class."""
 
 import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -47,7 +46,7 @@ def test_every_model_has_its_file_and_its_public_sizes():
 
 @pytest.mark.parametrize("stem", PATHS)
 def test_a_file_is_short_sourced_and_plans(stem):
-    """It says where its numbers are from, holds guidance of both kinds, and its plan is possible."""
+    """It says where its numbers are from, has guidance of both kinds, and its plan is possible."""
     path = PATHS[stem]
     lines, said = path.read_text().splitlines(), " ".join(models_page.comments(path))
     assert 8 <= len(lines) <= 25 and max(map(len, lines)) <= 110

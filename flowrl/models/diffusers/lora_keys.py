@@ -1,7 +1,7 @@
-"""Names of adapters' layers in the original code of a model, as ComfyUI and kohya's tools read them.
+"""Names of layers in the original code of a model, as ComfyUI and kohya's tools read them.
 
 diffusers names the layers of a denoiser in its own way, and splits layers that the original code
-has fused: `attn.to_q`, `to_k` and `to_v` are rows of one `attn.qkv`. Adapters of fused layers become
+has fused: `attn.to_q`, `to_k` and `to_v` are rows of one `attn.qkv`. Adapters of such parts become
 one adapter of the fused layer, with the ranks beside each other and zeros elsewhere, which is the
 same change of the weight, exactly.
 
@@ -140,6 +140,6 @@ def _unet(denoiser: nn.Module, name: str) -> str:
     if match := re.match(r"up_blocks\.(\d+)\.attentions\.(\d+)\.(.*)", name):
         return f"output_blocks.{stride * int(match[1]) + int(match[2])}.1.{match[3]}"
     raise UserError(
-        f"the adapted layer {name} is in no attention block, and only those have names in ComfyUI's "
-        "and kohya's formats here: export with --formats diffusers"
+        f"the adapted layer {name} is in no attention block, and only those have names in "
+        "ComfyUI's and kohya's formats here: export with --formats diffusers"
     )
