@@ -16,7 +16,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
-from flowrl.models.policy import Sampler
+from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import PromptSet
 from flowrl.run.attempts import Attempts
 from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
@@ -58,10 +58,10 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     steps = chosen.steps(policy, given.steps)
     trial = Trial.of(prompts, given.samples or whole, e.per_prompt, steps, e.seed)
 
-    def scored(sampler: Sampler) -> HeldOutResult:
+    def scored(sampler: EvaluationSampler) -> HeldOutResult:
         return score_trial(rewards, draw_trial(sampler, trial), Attempts.of(e))
 
-    sampler: Sampler = policy
+    sampler: EvaluationSampler = policy
     if given.base_steps:
         sampler = chosen.ended_by_base(policy, given.base_steps, "evaluate")
     base = scored(policy) if chosen.weights is not None and not given.alone else None

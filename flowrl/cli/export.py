@@ -15,7 +15,7 @@ from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora import LORA_FILE, SECOND
 from flowrl.models.diffusers.lora_formats import (
-    Format,
+    KeyFormat,
     check_written,
     read_adapter,
     write_adapter,
@@ -29,7 +29,7 @@ from flowrl.settings import Run
 from flowrl.settings.arguments import Word
 from flowrl.settings.read import run_of
 
-CONVERTED: tuple[Format, ...] = ("comfyui", "kohya")
+CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
 
 
@@ -45,7 +45,7 @@ class Export:
     """A new or empty folder; RUN/export-0001 if absent."""
     weights: str = "last"
     """last, best, or a folder: of an adapter or of a whole model."""
-    formats: tuple[Format, ...] = ()
+    formats: tuple[KeyFormat, ...] = ()
     """Key formats of an adapter: diffusers, comfyui, kohya; all that are known of the model if
     absent."""
     merged: bool = False
@@ -126,8 +126,8 @@ def _files(weights: Path) -> Iterator[Path]:
 
 
 def _formats(
-    wanted: Sequence[Format], weights: Path, denoisers: Sequence[nn.Module]
-) -> tuple[Format, ...]:
+    wanted: Sequence[KeyFormat], weights: Path, denoisers: Sequence[nn.Module]
+) -> tuple[KeyFormat, ...]:
     """The formats to write. An unknown one is an error where it was asked for, else a sentence."""
     try:
         for file, denoiser in zip(_files(weights), denoisers, strict=False):
@@ -140,7 +140,7 @@ def _formats(
     return tuple(wanted) or ("diffusers", *CONVERTED)
 
 
-def _copied(weights: Path, out: Path, forms: Sequence[Format], adapter: bool) -> Iterator[Path]:
+def _copied(weights: Path, out: Path, forms: Sequence[KeyFormat], adapter: bool) -> Iterator[Path]:
     """Copy the files of the weights; of an adapter in diffusers' format only where asked."""
     if adapter and "diffusers" not in forms:
         return
@@ -155,7 +155,7 @@ def _copied(weights: Path, out: Path, forms: Sequence[Format], adapter: bool) ->
 
 
 def _convert(
-    weights: Path, out: Path, form: Format, denoisers: Sequence[nn.Module]
+    weights: Path, out: Path, form: KeyFormat, denoisers: Sequence[nn.Module]
 ) -> Iterator[Path]:
     """Write each of the adapter's files in another format, and read it back."""
     for file, denoiser in zip(_files(weights), denoisers, strict=False):

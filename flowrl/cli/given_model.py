@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy
-from flowrl.models.policy import Policy, Sampler
+from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.paths import find
 from flowrl.run import checkpoint
 from flowrl.run.learner import load_policy
@@ -121,7 +121,7 @@ class GivenModel:
         policy = load_policy(self.run, device_of(self.run))
         return policy, evaluation_policy(policy, self.run)
 
-    def ended_by_base(self, policy: Policy, last: int, command: str) -> Sampler:
+    def ended_by_base(self, policy: Policy, last: int, command: str) -> EvaluationSampler:
         """The policy with the last steps of each sample by the base. Prints what that means.
 
         UserError for texts, and for weights that are the base's.

@@ -96,7 +96,7 @@ class Batch(Protocol):
 
 
 @runtime_checkable
-class Sampler(Protocol):
+class EvaluationSampler(Protocol):
     """The part of a policy that evaluations use."""
 
     def open(

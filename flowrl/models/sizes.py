@@ -20,7 +20,7 @@ PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside an image's
 TEXT_MODULES = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to_[kv]")
 # pipelines whose denoiser sees the edited image's tokens too, and to how many pixels they resize it
-EDITS = ("FluxKontextPipeline", "QwenImageEditPipeline")
+EDITING = ("FluxKontextPipeline", "QwenImageEditPipeline")
 EDITED_PIXELS = 2**20
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
@@ -183,7 +183,9 @@ class RowShape:
             packed = 2 if channels == 4 * own and sizes[-1] == 1 else 1  # FLUX, Qwen-Image
             deep = sizes[0] if len(sizes) == 3 else config.get("patch_size_t") or 1
             tokens = max(1, math.prod(shape) // (deep * (sizes[-1] * packed) ** 2))
-            if described.pipeline in EDITS:  # the image that is edited, as tokens of the same size
+            if (
+                described.pipeline in EDITING
+            ):  # the image that is edited, as tokens of the same size
                 tokens += EDITED_PIXELS // (spatial * sizes[-1] * packed) ** 2
         return cls(*shape, own, tokens, frames * height * width * levels[0])
 

@@ -8,7 +8,7 @@ from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.settings.strict_yaml import read_yaml, short_repr
 
-BASE = "base"
+BASE_KEY = "base"
 _OWN = "configs/"  # begins the name of a file of flowrl
 
 
@@ -27,10 +27,10 @@ def read_tree(path: Path) -> tuple[Any, str]:
 
 def _read(path: Path, above: tuple[Path, ...]) -> tuple[Any, str]:
     tree = read_yaml(path)
-    if not isinstance(tree, Mapping) or BASE not in tree:
+    if not isinstance(tree, Mapping) or BASE_KEY not in tree:
         return tree, str(path)
-    own = {key: value for key, value in tree.items() if key != BASE}
-    base = _base_file(path, tree[BASE])
+    own = {key: value for key, value in tree.items() if key != BASE_KEY}
+    base = _base_file(path, tree[BASE_KEY])
     chain = (*above, path)
     seen = [each.resolve() for each in chain]
     if base.resolve() in seen:

@@ -18,7 +18,7 @@ from flowrl.settings.checks import (
     check_texts,
     check_trackers,
 )
-from flowrl.settings.inherit import BASE, read_tree
+from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.options import with_options
 from flowrl.settings.own_parts import takes
 from flowrl.settings.recipe import recipe_kind
@@ -52,7 +52,7 @@ def run_from(tree: Any, source: str) -> Run:
         raise UserError(
             f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
         )
-    if BASE in tree:
+    if BASE_KEY in tree:
         raise UserError(f"{source}: base: only a run's file can have one: name that file itself")
     recipe, kind = tree.get("recipe"), None
     if isinstance(recipe, str):

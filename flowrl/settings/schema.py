@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flowrl.settings.inherit import BASE
+from flowrl.settings.inherit import BASE_KEY
 from flowrl.settings.run import Run
 
 _ABOUT = (
@@ -26,9 +26,9 @@ def run_schema() -> dict[str, Any]:
             part.pop("discriminator")
     recipes["anyOf"].append({"type": "string"})
     schema["properties"] = {
-        BASE: {"type": "string", "minLength": 1, "description": _ABOUT, "title": "Base"},
+        BASE_KEY: {"type": "string", "minLength": 1, "description": _ABOUT, "title": "Base"},
         **schema["properties"],
     }
     named = {"anyOf": [{"type": "string"}, {"required": ["name"]}]}
     whole["properties"]["recipe"] = named
-    return schema | {"if": {"not": {"required": [BASE]}}, "then": whole}
+    return schema | {"if": {"not": {"required": [BASE_KEY]}}, "then": whole}

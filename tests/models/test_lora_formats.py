@@ -11,7 +11,12 @@ from torch import nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers import lora, lora_formats
-from flowrl.models.diffusers.lora_formats import Adapter, check_written, read_adapter, write_adapter
+from flowrl.models.diffusers.lora_formats import (
+    AdapterLayers,
+    check_written,
+    read_adapter,
+    write_adapter,
+)
 from flowrl.models.diffusers.lora_keys import original_layers
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.tiny_pipelines import NAMED
@@ -39,7 +44,9 @@ def plain(made: PipelinePolicy) -> tuple[Any, nn.Module]:
     return made.pipe, made.denoisers[0]
 
 
-def written(made: PipelinePolicy, folder: Path, form: Any) -> tuple[Adapter, Path, Any, nn.Module]:
+def written(
+    made: PipelinePolicy, folder: Path, form: Any
+) -> tuple[AdapterLayers, Path, Any, nn.Module]:
     adapter = read_adapter(folder / lora.LORA_FILE)
     pipe, denoiser = plain(made)
     file = folder / f"{form}.safetensors"
@@ -48,7 +55,9 @@ def written(made: PipelinePolicy, folder: Path, form: Any) -> tuple[Adapter, Pat
     return adapter, file, pipe, denoiser
 
 
-def loaded_changes(pipe: Any, denoiser: nn.Module, adapter: Adapter) -> dict[str, torch.Tensor]:
+def loaded_changes(
+    pipe: Any, denoiser: nn.Module, adapter: AdapterLayers
+) -> dict[str, torch.Tensor]:
     """What diffusers adds to each weight after it has read a file: measured by fusing it."""
     before = {name: denoiser.get_submodule(name).weight.clone() for name in adapter}
     pipe.fuse_lora()

@@ -1,4 +1,4 @@
-"""Adapter files in diffusers', ComfyUI's and kohya's formats, written and read back.
+"""AdapterLayers files in diffusers', ComfyUI's and kohya's formats, written and read back.
 
     diffusers  transformer.LAYER.lora_A.weight, lora_B.weight, with alpha in the file's metadata
     comfyui    diffusion_model.ORIGINAL_LAYER.lora_A.weight, lora_B.weight, alpha; of UNets kohya's
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from flowrl.errors import UserError
 from flowrl.models.diffusers.lora_keys import OriginalLayer, original_layers
 
-Format = Literal["diffusers", "comfyui", "kohya"]
-SUFFIXES = {"comfyui": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
+KeyFormat = Literal["diffusers", "comfyui", "kohya"]
+KEY_SUFFIXES = {"comfyui": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 METADATA = "lora_adapter_metadata"  # diffusers' name of the settings in a file
 
 
@@ -37,10 +37,12 @@ class AdapterLayer(NamedTuple):
         return self.scale * (self.up.double() @ self.down.double())
 
 
-Adapter = Mapping[str, AdapterLayer]  # by the layer's name in diffusers, without the denoiser's
+AdapterLayers = Mapping[
+    str, AdapterLayer
+]  # by the layer's name in diffusers, without the denoiser's
 
 
-def read_adapter(file: Path) -> Adapter:
+def read_adapter(file: Path) -> AdapterLayers:
     """Read a file that a diffusers pipeline's `save_lora_weights` wrote."""
     with safe_open(file, "pt") as opened:
         metadata = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
@@ -57,14 +59,14 @@ def read_adapter(file: Path) -> Adapter:
     return found
 
 
-def write_adapter(file: Path, adapter: Adapter, denoiser: nn.Module, form: Format) -> None:
+def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat) -> None:
     """Write the adapter in ComfyUI's or kohya's format. `denoiser` may be on the meta device.
 
     UserError for a model or a layer without a known name there.
     """
     tensors = dict[str, Tensor]()
     for layer in original_layers(denoiser, list(adapter)):
-        name, (down, up) = _name(denoiser, layer.name, form), SUFFIXES[_keys(denoiser, form)]
+        name, (down, up) = _name(denoiser, layer.name, form), KEY_SUFFIXES[_keys(denoiser, form)]
         made = fused(layer, adapter, denoiser)
         tensors[f"{name}.{down}.weight"] = made.down.contiguous()
         tensors[f"{name}.{up}.weight"] = made.up.contiguous()
@@ -72,7 +74,7 @@ def write_adapter(file: Path, adapter: Adapter, denoiser: nn.Module, form: Forma
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def fused(layer: OriginalLayer, adapter: Adapter, denoiser: nn.Module) -> AdapterLayer:
+def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> AdapterLayer:
     """One adapter of a fused layer: the ranks of its parts beside each other, `up` block by block.
 
     The parts' scales must be one, as they are in an adapter of one rank and alpha.
@@ -102,25 +104,27 @@ def _heights(layer: OriginalLayer, denoiser: nn.Module) -> list[int]:
     return found
 
 
-def _keys(denoiser: nn.Module, form: Format) -> Format:
+def _keys(denoiser: nn.Module, form: KeyFormat) -> KeyFormat:
     """ComfyUI reads UNets in kohya's format."""
     return "kohya" if type(denoiser).__name__ == "UNet2DConditionModel" else form
 
 
-def _name(denoiser: nn.Module, layer: str, form: Format) -> str:
+def _name(denoiser: nn.Module, layer: str, form: KeyFormat) -> str:
     if _keys(denoiser, form) == "kohya":
         return f"lora_unet_{layer.replace('.', '_')}"
     return f"diffusion_model.{layer}"
 
 
-def check_written(file: Path, adapter: Adapter, denoiser: nn.Module, form: Format) -> float:
+def check_written(
+    file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat
+) -> float:
     """Read a written file back, layer by layer, and compare its changes of the weights.
 
     Returns the largest difference, relative to a layer's largest change. UserError for a file that
     lacks a layer, has another one, or differs by more than rounding.
     """
     tensors, worst = load_file(file), 0.0
-    down, up = SUFFIXES[_keys(denoiser, form)]
+    down, up = KEY_SUFFIXES[_keys(denoiser, form)]
     for layer in original_layers(denoiser, list(adapter)):
         name = _name(denoiser, layer.name, form)
         a, b = (tensors.pop(f"{name}.{side}.weight") for side in (down, up))
@@ -133,7 +137,9 @@ def check_written(file: Path, adapter: Adapter, denoiser: nn.Module, form: Forma
     return worst
 
 
-def _difference(read: Tensor, layer: OriginalLayer, adapter: Adapter, denoiser: nn.Module) -> float:
+def _difference(
+    read: Tensor, layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module
+) -> float:
     parts: Sequence[Tensor] = [read]
     if len(layer.parts) > 1:
         parts = read.split(_heights(layer, denoiser))
