@@ -79,7 +79,7 @@ def export_run(given: Export) -> None:
     if given.merged:
         _merge(run, weights, out / MERGED)
         written.append(out / MERGED)
-    subject = CardSubject(run, given.run, weights, given.push_to_hub or given.run.resolve().name)
+    subject = CardSubject(run, given.run, weights, given.push_to_hub)
     written.append(write_card(subject, out, [path.name for path in written]))
     for path in written:
         print(path)

@@ -27,12 +27,22 @@ _NOT_CURVES = ("image/", "text/")
 
 @dataclass(frozen=True)
 class CardSubject:
-    """An exported run. `weights` are the exported ones, `name` is the card's title."""
+    """An exported run. `weights` are the exported ones; `repository` is of the hub, or None."""
 
     run: Run
     folder: Path
     weights: Path
-    name: str
+    repository: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The card's title."""
+        return self.repository or self.folder.resolve().name
+
+    @property
+    def place(self) -> str:
+        """What the code of the card loads: the repository, or the folder of the card."""
+        return self.repository or "."
 
     @property
     def source(self) -> str:
@@ -110,12 +120,12 @@ def _use(subject: CardSubject, files: Sequence[str]) -> str:
     dtype = f"torch_dtype=torch.{subject.run.model.dtype}"
     if LORA_FILE in files:
         lines.append(f'pipe = DiffusionPipeline.from_pretrained("{subject.source}", {dtype})')
-        lines.append(f'pipe.load_lora_weights("{subject.name}", weight_name="{LORA_FILE}")')
+        lines.append(f'pipe.load_lora_weights("{subject.place}", weight_name="{LORA_FILE}")')
         if SECOND in files:
             more = f'weight_name="{SECOND}", load_into_transformer_2=True'
-            lines.append(f'pipe.load_lora_weights("{subject.name}", {more})')
+            lines.append(f'pipe.load_lora_weights("{subject.place}", {more})')
     else:
-        lines.append(f'pipe = DiffusionPipeline.from_pretrained("{subject.name}", {dtype})')
+        lines.append(f'pipe = DiffusionPipeline.from_pretrained("{subject.place}", {dtype})')
     others = [name for name in files if name.startswith(("comfyui", "kohya"))]
     said = f"\n`{'`, `'.join(others)}`: the same adapter in other key formats.\n" if others else ""
     code = "\n".join(lines)
