@@ -41,7 +41,7 @@ class CardSubject:
 
     @property
     def place(self) -> str:
-        """What the code of the card loads: the repository, or the folder of the card."""
+        """The source that the card's code loads: the repository, or the card's own folder."""
         return self.repository or "."
 
     @property

@@ -57,8 +57,8 @@ def _base_file(path: Path, value: Any) -> Path:
 
 
 def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file over those of its base. A recipe of another name begins anew, since
-    the base's settings are those of its own recipe."""
+    """The settings of a file over those of its base. A recipe of another name replaces the base's,
+    whose settings are those of its own recipe."""
     sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
              for tree in (under, own)]  # fmt: skip
     recipes = [side.get("recipe", {}) for side in sides]

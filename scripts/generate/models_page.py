@@ -44,7 +44,7 @@ rewards: [my_reward.py:warmth]
 ```
 
 * Mappings merge at every depth; any other value, a list or `null` too, replaces that of the base.
-  A recipe of another name begins anew, since the base's settings are those of its own recipe.
+  A recipe of another name replaces the base's whole, whose settings are those of its own recipe.
 * `base` is relative to the file that it stands in; a name that begins with `configs/` may also be
   one of flowrl's. All other paths mean the same in a base as anywhere: they are relative to the
   folder in which `flowrl` is called.
@@ -59,17 +59,17 @@ rewards: [my_reward.py:warmth]
 one RTX 4090, L40S, H100 and H200, and eight H100 with FSDP2, into whose memory the run fits.
 *time*: an iteration on eight H100 at 40 % of their peak arithmetic. *guidance*: in sampling /
 training / evaluation; `own` is the pipeline's. *numbers*: the source that the file's first lines
-name; *ours* where nobody published a recipe for the model. The files with numbers of their own
-were run for one iteration on tiny pipelines of the same class with random weights; none was
-trained at its true size for this page.
+name; *ours* where nobody published a recipe for the model. Each file is run for one iteration on
+a tiny pipeline of its class with random weights (`tests/recipes/test_model_configs.py`, a slow
+test). No model was trained at its true size for this page, and no time or memory was measured.
 
 """
 TAIL = """
 *+*: without the activations, which `flowrl plan` cannot count for a UNet. Sizes are the public
 configurations' (`flowrl/models/public_configs.py` and the two files beside it). Wan's, SD3.5's
-and FLUX.2's were compared with public conversion scripts; the others are the published sizes as
-diffusers' classes have them by default, and CogVideoX-5b's are from memory. All counts of weights
-agree with the sizes that the models' names state.
+and FLUX.2's were compared with public code; the others are known sizes, most of them the defaults
+of diffusers' classes, and were not compared with the repositories' own files. The denoisers' counts
+of weights agree with the sizes that the models' names or cards state.
 
 ## Prompts and rewards
 

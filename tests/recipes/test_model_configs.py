@@ -138,7 +138,7 @@ def test_a_configuration_runs_for_an_iteration_on_a_tiny_pipeline_of_its_class(s
     extra.pop("num_frames", None)
     small = {
         "model": {**size, "call": extra | call, "dtype": "float32", "device": "cpu"},
-        "recipe": {"group": 4},
+        "recipe": {"group": 4, "steps": min(8, run.algorithm().steps)},
         "prompts": {"train": str(tmp_path / "prompts.jsonl"), "held_out": None, "per_iteration": 2},
         "rewards": [{"name": "brightness"}],
         "held_out_rewards": [],

@@ -46,7 +46,7 @@ class HybridPolicy:
         steps, guidance = painting.steps, self.policy.guidance.sample
         begins = self.policy.schedule(steps).sigmas[steps - self.last]
         other = self.policy if self.base is None else self.base
-        with self._base_weights():  # a proof of its own, of the weights that it will run with
+        with self._base_weights():  # which proves a second model too
             plain = other.bind(painting.conditioning, steps=steps, guidance=guidance)
 
         def hybrid(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:

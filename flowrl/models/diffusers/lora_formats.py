@@ -33,7 +33,7 @@ class AdapterLayer(NamedTuple):
     scale: float
 
     def change(self) -> Tensor:
-        """What the adapter adds to the layer's weight [out in], in float64."""
+        """The difference that the adapter makes to the layer's weight [out in], in float64."""
         return self.scale * (self.up.double() @ self.down.double())
 
 
