@@ -16,6 +16,7 @@ from flowrl.models.diffusers import columns
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import own_runs, run_file
 from flowrl.run import memory
+from flowrl.run.time_estimate import duration
 from flowrl.settings.checks import check_kind, check_pipeline
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import dump, read_run
@@ -76,6 +77,10 @@ def test_the_page_has_the_memory_of_plan(stem):
 def test_the_page_is_what_the_script_writes(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert models_page.PAGE.read_text() == models_page.page()
+
+
+def test_a_time_near_a_hundred_seconds_is_a_plain_number():
+    assert [duration(seconds) for seconds in (99.4, 99.7, 100.2)] == ["99 s", "100 s", "100 s"]
 
 
 def test_an_edited_image_is_tokens_too():
