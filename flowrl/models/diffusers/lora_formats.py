@@ -1,4 +1,4 @@
-"""AdapterLayers files in diffusers', ComfyUI's and kohya's formats, written and read back.
+"""Adapter files in diffusers', ComfyUI's and kohya's formats, written and read back.
 
     diffusers  transformer.LAYER.lora_A.weight, lora_B.weight, with alpha in the file's metadata
     comfyui    diffusion_model.ORIGINAL_LAYER.lora_A.weight, lora_B.weight, alpha; of UNets kohya's
