@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import flowrl
-from flowrl.models.diffusers import columns
+from flowrl.models.diffusers import checks, columns
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import own_runs, run_file
 from flowrl.run import memory
@@ -114,6 +114,10 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
+# pipelines with a part, or with short prompts, that no file keeps
+UNSAVED = ("qwen_image_edit", "hunyuan_video15")
+
+
 def built(stem: str) -> tuple[Any, dict[str, Any]]:
     """A tiny pipeline of the configuration's class, and the arguments of its call."""
     if stem == "wan22_5b":
@@ -122,16 +126,23 @@ def built(stem: str) -> tuple[Any, dict[str, Any]]:
         family = NAMED[FAMILY[stem]]
         return family.build(), dict(family.call)
     made = OTHERS[stem]()
+    if stem == "hunyuan_video15":  # 1000 tokens of text and 729 of an image cost minutes here
+        made.pipe.tokenizer_max_length = made.pipe.tokenizer_2_max_length = 32
+        made.pipe.vision_num_semantic_tokens = 4
     return made.pipe, dict(made.call)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stem", PATHS)
-def test_a_configuration_runs_for_an_iteration_on_a_tiny_pipeline_of_its_class(stem, tmp_path):
+def test_a_configuration_runs_for_an_iteration_on_a_tiny_pipeline_of_its_class(
+    stem, tmp_path, monkeypatch
+):
     """Its own recipe, guidance, adapters, levels and savings; small are the model and the batch."""
     run = read_run(PATHS[stem])
     pipe, call = built(stem)
     assert type(pipe).__name__ == PUBLIC_MODELS[run.model.pipeline].pipeline
+    if stem in UNSAVED:
+        monkeypatch.setattr(checks, "from_pretrained", lambda *given: pipe)
     tree = dump(run)
     rows = [{"prompt": text} for text in ("a red ball", "a blue cube on the table")]
     if "edit" in stem or "kontext" in stem:
@@ -143,7 +154,7 @@ def test_a_configuration_runs_for_an_iteration_on_a_tiny_pipeline_of_its_class(s
     extra.pop("num_frames", None)
     small = {
         "model": {**size, "call": extra | call, "dtype": "float32", "device": "cpu"},
-        "recipe": {"group": 4, "steps": min(8, run.algorithm().steps)},
+        "recipe": {"group": 4, "steps": min(10, run.algorithm().steps)},
         "prompts": {"train": str(tmp_path / "prompts.jsonl"), "held_out": None, "per_iteration": 2},
         "rewards": [{"name": "brightness"}],
         "held_out_rewards": [],
