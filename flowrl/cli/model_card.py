@@ -143,7 +143,7 @@ def _inference(subject: CardSubject) -> str:
             ("steps (`num_inference_steps`)", run.evaluation_steps),
             ("guidance", "the pipeline's own" if scale is None else f"{scale:g}"),
             ("size", " x ".join(map(str, sides)) if all(sides) else "the pipeline's own"),
-            ("sampling", "deterministic (ODE); the noise of training was for exploration alone"),
+            ("sampling", "deterministic (ODE), whatever noise training sampled with"),
             ("scheduler", _scheduler(subject)),
             *((f"`{key}`", value) for key, value in run.model.call.items()),
         ]

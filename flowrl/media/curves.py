@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from flowrl.media.fonts import load_fonts
 
 Curve = Sequence[tuple[float, float]]  # (iteration, value), in order
-_WIDE, _HIGH, _EDGE, _COLUMNS = 420, 220, 56, 2
+_WIDE, _HIGH, _EDGE, _COLUMNS = 420, 220, 68, 2
 _INK, _GREY, _LINE = (24, 24, 27), (161, 161, 170), (29, 78, 216)
 _SIZE = 14
 
