@@ -16,7 +16,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
 _INSIDE = Path(__file__).resolve().parent / "configs"
 CONFIGS_FOLDER = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
-_RUN_FOLDERS = (".", "papers")  # of CONFIGS_FOLDER
+_RUN_FOLDERS = (".", "models", "papers")  # of CONFIGS_FOLDER
 _RUN_SUFFIXES = (".yaml", ".yml")
 
 
@@ -74,7 +74,11 @@ def run_file(word: str) -> Path:
         raise UserError(f"{word} is a folder: name a run's file, such as configs/demo.yaml")
     close = get_close_matches(_run_name(word), names, n=1)
     some = ", ".join(name for name in names if "/" not in name)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {some}, and papers/..."
+    hint = (
+        f"did you mean {close[0]!r}?"
+        if close
+        else f"there are {some}, and papers/... and models/..."
+    )
     raise UserError(f"{word[:200]}: no such file, and no run of flowrl has this name; {hint}")
 
 

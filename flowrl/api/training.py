@@ -17,8 +17,8 @@ from flowrl.paths import find
 from flowrl.run import start as starting
 from flowrl.run.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
+from flowrl.settings.inherit import read_tree
 from flowrl.settings.read import check_run, dump, run_from, run_of
-from flowrl.settings.strict_yaml import read_yaml
 
 PLACE = "flowrl.train"
 REWARD_PLACES = ("rewards", "held_out_rewards")
@@ -119,7 +119,7 @@ def _replace(tree: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
 def _tree(settings: Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
     """Settings as a tree: a copy of the given one, or a run's file."""
     if isinstance(settings, str | Path):
-        tree = read_yaml(find(str(settings)))
+        tree, _ = read_tree(find(str(settings)))
         settings = tree if isinstance(tree, Mapping) else {}
     return copy.deepcopy(dict(settings or {}))
 

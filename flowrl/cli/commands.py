@@ -10,7 +10,6 @@ from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
 from flowrl.errors import UserError
 from flowrl.paths import run_file
-from flowrl.settings import Run
 from flowrl.settings.arguments import (
     EvaluateArguments,
     PlanArguments,
@@ -19,6 +18,7 @@ from flowrl.settings.arguments import (
     parse_arguments,
 )
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_of
+from flowrl.settings.schema import run_schema
 
 NO_CACHE = "--no-cache"
 
@@ -166,6 +166,16 @@ def prove(arguments: list[str]) -> int:
     return prove_run(given, rest[len(named) :], cache=NO_CACHE not in arguments)
 
 
+def export_command(arguments: list[str]) -> int:
+    """`export RUN`."""
+    from flowrl.cli.export import Export, export_run
+
+    given = parse_arguments(Export, arguments, "export")
+    quiet()
+    export_run(given)
+    return 0
+
+
 def serve_reward_command(arguments: list[str]) -> int:
     """`serve-reward NAME`."""
     from flowrl.cli.serve import Serve, run_reward_server
@@ -204,7 +214,7 @@ def schema(arguments: list[str]) -> int:
     """`schema`."""
     if arguments:
         raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
-    print(json.dumps(Run.model_json_schema(by_alias=True), indent=2))
+    print(json.dumps(run_schema(), indent=2))
     return 0
 
 
@@ -234,6 +244,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "plan": plan,
     "prove": prove,
     "recipes": recipes_command,
+    "export": export_command,
     "serve-reward": serve_reward_command,
     "score": score_command,
     "evaluate-rewards": evaluate_rewards_command,

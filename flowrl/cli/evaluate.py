@@ -16,6 +16,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
+from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import PromptSet
 from flowrl.run.attempts import Attempts
 from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
@@ -57,12 +58,15 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     steps = chosen.steps(policy, given.steps)
     trial = Trial.of(prompts, given.samples or whole, e.per_prompt, steps, e.seed)
 
-    def scored() -> HeldOutResult:
-        return score_trial(rewards, draw_trial(policy, trial), Attempts.of(e))
+    def scored(sampler: EvaluationSampler) -> HeldOutResult:
+        return score_trial(rewards, draw_trial(sampler, trial), Attempts.of(e))
 
-    base = scored() if chosen.weights is not None and not given.alone else None
+    sampler: EvaluationSampler = policy
+    if given.base_steps:
+        sampler = chosen.ended_by_base(policy, given.base_steps, "evaluate")
+    base = scored(policy) if chosen.weights is not None and not given.alone else None
     load_into(model, run, chosen.weights)
-    result = scored()
+    result = scored(sampler)
     print("\n".join(table_lines(EvaluationTable(result, base))))
     if suite is not None:
         print(suite_summary(suite, result.scores, result.samples.meta))

@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError
 
 from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy
-from flowrl.models.policy import Policy
+from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.paths import find
 from flowrl.run import checkpoint
 from flowrl.run.learner import load_policy
@@ -120,6 +120,30 @@ class GivenModel:
         """The model with the base's weights, and the same at the evaluation's guidance and size."""
         policy = load_policy(self.run, device_of(self.run))
         return policy, evaluation_policy(policy, self.run)
+
+    def ended_by_base(self, policy: Policy, last: int, command: str) -> EvaluationSampler:
+        """The policy with the last steps of each sample by the base. Prints what that means.
+
+        UserError for texts, and for weights that are the base's.
+        """
+        from flowrl.models.diffusers.hybrid import HybridPolicy
+        from flowrl.models.diffusers.policy import PipelinePolicy
+
+        if not isinstance(policy, PipelinePolicy):
+            raise UserError(f"{command}: --base-steps is for denoising steps, and a text has none")
+        if self.weights is None:
+            raise UserError(f"{command}: --base-steps needs trained weights beside the base's")
+        base = None
+        if self.run.model.lora is None:
+            other = load_policy(self.run, device_of(self.run))
+            base = evaluation_policy(other, self.run)
+            assert isinstance(base, PipelinePolicy)
+        steps = "step is" if last == 1 else f"{last} steps are"
+        print(
+            f"hybrid inference: the last {steps} the base's, which hides over-optimisation: "
+            "without --base-steps the trained weights show it"
+        )
+        return HybridPolicy(policy, base, last)
 
 
 def model_run(source: str, adapter: Path | None) -> Run:

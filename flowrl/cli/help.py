@@ -70,6 +70,13 @@ COMMANDS = {
         "cli/report.py",
         "Compare",
     ),
+    "export": Command(
+        "RUN [--merged] [--push-to-hub OWNER/NAME]",
+        "write an adapter for diffusers, ComfyUI and kohya's tools, with a model card",
+        "flowrl export runs/demo-0001 --weights best --push-to-hub me/shapes",
+        "cli/export.py",
+        "Export",
+    ),
     "plan": Command(
         "CONFIG ...",
         "describe an iteration and its costs, without loading weights",

@@ -47,13 +47,20 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
     if given.steer != "no" and not rewards:
         raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
+    if given.steer != "no" and given.base_steps:
+        raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
     base, policy = chosen.open()
     load_into(base, run, chosen.weights)
     prompts = with_rows(run, given.prompts)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.steer == "no":
-        result = draw_trial(policy, trial)
+        result = draw_trial(
+            chosen.ended_by_base(policy, given.base_steps, "sample")
+            if given.base_steps
+            else policy,
+            trial,
+        )
     else:
         guidance = run.evaluation_guidance
         scorer = SampleScorer(drivable(policy), rewards, trial, guidance, device_of(run))

@@ -75,6 +75,11 @@ class Description:
         parameters = inspect.signature(getattr(diffusers, self.pipeline or "").__call__).parameters
         return parameters[name].default if name in parameters else None
 
+    @property
+    def guided_by_part(self) -> bool:
+        """Whether a component of the pipeline, and not an argument of its call, sets guidance."""
+        return "guider" in inspect.signature(getattr(diffusers, self.pipeline or "")).parameters
+
     def vae(self) -> Mapping[str, Any]:
         """Arguments of the decoder, with its class's defaults; empty without a decoder."""
         config = self.configs.get("vae", {})

@@ -96,6 +96,17 @@ class Batch(Protocol):
 
 
 @runtime_checkable
+class EvaluationSampler(Protocol):
+    """The part of a policy that evaluations use."""
+
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> Batch: ...
+
+    def plain(self, group: int) -> Any: ...
+
+
+@runtime_checkable
 class Policy(Protocol):
     """A model with trainable weights. `rows_per_call` bounds the rows in one call."""
 

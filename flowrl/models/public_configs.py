@@ -3,35 +3,28 @@
 Denoisers, decoders and language models have the arguments of their classes, as the repositories'
 `config.json` files list them; the counts are of text encoders' weights, made from the public
 configurations of their classes on torch's meta device (T5 v1.1 XXL's and UMT5 XXL's encoder, CLIP
-ViT-L/14 and ViT-bigG/14, Llama 3 8B without its head). Nothing here is read by training.
+ViT-L/14 and ViT-bigG/14, Llama 3 8B and Qwen2.5-VL 7B's text part without their heads, Qwen2.5-VL
+7B, Qwen3 4B, Gemma 2 2B, ByT5 small's encoder). Nothing here is read by training.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
+from flowrl.models.public_image_models import IMAGE_MODELS
+from flowrl.models.public_parts import (
+    CLIP_G,
+    CLIP_L,
+    CLIP_L_PROJECTED,
+    HUNYUAN_VAE_COUNT,
+    LLAMA_8B,
+    T5,
+    UMT5,
+    VAE16,
+    VAE16_COUNT,
+    WAN_VAE_COUNT,
+    PublicModel,
+)
+from flowrl.models.public_video_models import VIDEO_MODELS
 
-class PublicModel(NamedTuple):
-    """`pipeline` is the class, None for a language model, whose configuration is `model`."""
-
-    pipeline: str | None
-    configs: Mapping[str, Mapping[str, Any]]
-    counts: Mapping[str, int]
-
-
-_VAE16 = {
-    "_class_name": "AutoencoderKL",
-    "block_out_channels": [128, 256, 512, 512],
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "in_channels": 3,
-    "out_channels": 3,
-    "latent_channels": 16,
-    "layers_per_block": 2,
-    "norm_num_groups": 32,
-    "sample_size": 1024,
-    "use_quant_conv": False,
-    "use_post_quant_conv": False,
-}
 _SD35_MEDIUM = {
     "_class_name": "SD3Transformer2DModel",
     "attention_head_dim": 64,
@@ -95,9 +88,6 @@ _HUNYUAN_VIDEO = {
     "rope_theta": 256.0,
     "text_embed_dim": 4096,
 }
-_T5, _UMT5, _CLIP_L, _CLIP_L_PROJECTED = 4_762_310_656, 5_680_910_336, 123_060_480, 123_650_304
-_CLIP_G, _LLAMA_8B = 694_659_840, 7_505_186_816
-_VAE16_COUNT, _WAN_VAE_COUNT, _HUNYUAN_VAE_COUNT = 83_819_683, 126_892_531, 246_478_803
 
 
 def _qwen25(hidden: int, feed_forward: int, layers: int, heads: int) -> PublicModel:
@@ -117,31 +107,33 @@ def _qwen25(hidden: int, feed_forward: int, layers: int, heads: int) -> PublicMo
 PUBLIC_MODELS: Mapping[str, PublicModel] = {
     "stabilityai/stable-diffusion-3.5-medium": PublicModel(
         "StableDiffusion3Pipeline",
-        {"transformer": _SD35_MEDIUM, "vae": _VAE16},
+        {"transformer": _SD35_MEDIUM, "vae": VAE16},
         {
-            "text_encoder": _CLIP_L_PROJECTED,
-            "text_encoder_2": _CLIP_G,
-            "text_encoder_3": _T5,
-            "vae": _VAE16_COUNT,
+            "text_encoder": CLIP_L_PROJECTED,
+            "text_encoder_2": CLIP_G,
+            "text_encoder_3": T5,
+            "vae": VAE16_COUNT,
         },
     ),
     "black-forest-labs/FLUX.1-dev": PublicModel(
         "FluxPipeline",
-        {"transformer": _FLUX_DEV, "vae": _VAE16},
-        {"text_encoder": _CLIP_L, "text_encoder_2": _T5, "vae": _VAE16_COUNT},
+        {"transformer": _FLUX_DEV, "vae": VAE16},
+        {"text_encoder": CLIP_L, "text_encoder_2": T5, "vae": VAE16_COUNT},
     ),
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": PublicModel(
         "WanPipeline",
         {"transformer": _WAN21_1B, "vae": {"_class_name": "AutoencoderKLWan"}},
-        {"text_encoder": _UMT5, "vae": _WAN_VAE_COUNT},
+        {"text_encoder": UMT5, "vae": WAN_VAE_COUNT},
     ),
     "hunyuanvideo-community/HunyuanVideo": PublicModel(
         "HunyuanVideoPipeline",
         {"transformer": _HUNYUAN_VIDEO, "vae": {"_class_name": "AutoencoderKLHunyuanVideo"}},
-        {"text_encoder": _LLAMA_8B, "text_encoder_2": _CLIP_L, "vae": _HUNYUAN_VAE_COUNT},
+        {"text_encoder": LLAMA_8B, "text_encoder_2": CLIP_L, "vae": HUNYUAN_VAE_COUNT},
     ),
     "Qwen/Qwen2.5-1.5B": _qwen25(1536, 8960, 28, 12),
     "Qwen/Qwen2.5-1.5B-Instruct": _qwen25(1536, 8960, 28, 12),
     "Qwen/Qwen2.5-Math-1.5B": _qwen25(1536, 8960, 28, 12),
     "Qwen/Qwen2.5-3B-Instruct": _qwen25(2048, 11008, 36, 16),
+    **IMAGE_MODELS,
+    **VIDEO_MODELS,
 }

@@ -19,6 +19,9 @@ from flowrl.settings import ModelSettings
 PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside an image's
 TEXT_MODULES = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to_[kv]")
+# pipelines whose denoiser sees the edited image's tokens too, and to how many pixels they resize it
+EDITING = ("FluxKontextPipeline", "QwenImageEditPipeline")
+EDITED_PIXELS = 2**20
 SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
 TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
 LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out_channels")
@@ -66,6 +69,8 @@ def rows_per_state(described: Description, guidance: float | None) -> int:
     takes the scale as an input does not need. None is the pipeline's own scale."""
     if described.first.config.get("guidance_embeds"):
         return 1
+    if guidance is None and described.guided_by_part:
+        return 2
     own = described.default("guidance_scale") if guidance is None else guidance
     return 2 if isinstance(own, int | float) and own > 1 else 1
 
@@ -159,7 +164,8 @@ class RowShape:
         vae = described.vae()
         config = dict(described.first.config)
         levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
-        spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2 ** (len(levels) - 1))
+        halvings = len(vae.get("dim_mult") or levels) - 1
+        spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
         temporal = next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
         side = config.get("sample_size")
         size = side * spatial if isinstance(side, int) else 512
@@ -170,13 +176,17 @@ class RowShape:
         channels = config.get("in_channels", 4)
         own = vae.get("latent_channels") or vae.get("z_dim") or channels
         shape = latent_frames, height // spatial, width // spatial
-        patch = config.get("patch_size")
+        patch = config.get("patch_size", config.get("all_patch_size"))
         tokens = None
         if patch is not None:
             sizes = list(patch) if isinstance(patch, list | tuple) else [patch]
             packed = 2 if channels == 4 * own and sizes[-1] == 1 else 1  # FLUX, Qwen-Image
             deep = sizes[0] if len(sizes) == 3 else config.get("patch_size_t") or 1
             tokens = max(1, math.prod(shape) // (deep * (sizes[-1] * packed) ** 2))
+            if (
+                described.pipeline in EDITING
+            ):  # the image that is edited, as tokens of the same size
+                tokens += EDITED_PIXELS // (spatial * sizes[-1] * packed) ** 2
         return cls(*shape, own, tokens, frames * height * width * levels[0])
 
 

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics
-from flowrl.models.policy import Policy
+from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.attempts import Attempts
 from flowrl.run.finite import NotFiniteError
@@ -57,7 +57,7 @@ class TrialSamples(NamedTuple):
     statistics: Statistics  # of their media
 
 
-def draw_trial(policy: Policy, trial: Trial) -> TrialSamples:
+def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
     """Sample a trial with the policy's present weights."""
     batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
     plan = policy.plain(trial.group)

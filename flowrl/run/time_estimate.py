@@ -204,4 +204,4 @@ def duration(seconds: float) -> str:
     for name, unit in _UNITS:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.2g} {name}"
-    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"

@@ -44,6 +44,9 @@ class SampleArguments:
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
+    base_steps: Annotated[int, Field(ge=0)] = 0
+    """Last denoising steps that the base makes (hybrid inference), which hides over-optimisation;
+    0: none."""
     steer: Literal["no", "best", "importance", "particles"] = "no"
     """How the rewards choose among several samples: see flowrl/cli/steer.py."""
     particles: AtLeastOne = 8
@@ -90,6 +93,9 @@ class EvaluateArguments:
     """Height in pixels; the run's evaluate.height if absent."""
     width: AtLeastOne | None = None
     """Width in pixels; the run's evaluate.width if absent."""
+    base_steps: Annotated[int, Field(ge=0)] = 0
+    """Last denoising steps that the base makes (hybrid inference), which hides over-optimisation;
+    0: none."""
     pass_at: tuple[AtLeastOne, ...] = ()
     """Numbers k for pass@k, such as --pass-at 1 4; the run's evaluate.pass_at if absent."""
     majority: bool = False

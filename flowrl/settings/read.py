@@ -18,23 +18,24 @@ from flowrl.settings.checks import (
     check_texts,
     check_trackers,
 )
+from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.options import with_options
 from flowrl.settings.own_parts import takes
 from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
-from flowrl.settings.strict_yaml import read_yaml, short_repr
+from flowrl.settings.strict_yaml import short_repr
 
 _NAME = "--recipe.name"
 
 
 def read_run(path: Path) -> Run:
-    """Read one file. Errors name the file and the key."""
+    """Read one file, with its base if it has one. Errors name the file and the key."""
     if path.is_dir():
         raise UserError(f"{path} is a folder: give a run's file, such as configs/demo.yaml")
     if not path.is_file():
         raise UserError(f"{path}: no such file; `flowrl train demo` starts a run of flowrl by name")
-    return run_from(read_yaml(path), str(path))
+    return run_from(*read_tree(path))
 
 
 def run_of(folder: Path) -> Run:
@@ -51,6 +52,8 @@ def run_from(tree: Any, source: str) -> Run:
         raise UserError(
             f"{source}: expected settings such as `recipe:` and `model:`, not {short_repr(tree)}"
         )
+    if BASE_KEY in tree:
+        raise UserError(f"{source}: base: only a run's file can have one: name that file itself")
     recipe, kind = tree.get("recipe"), None
     if isinstance(recipe, str):
         tree = {**tree, "recipe": (recipe := {"name": recipe})}

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from flowrl.settings.inherit import BASE_KEY
 from flowrl.settings.run import Run
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
@@ -54,7 +55,8 @@ def _names(where: Sequence[str], recipe: type[BaseModel] | None) -> list[str]:
             kind = recipe or Run
         elif not part.isdigit():
             kind = settings_at(kind.model_fields[part].annotation) or Run
-    return [field.alias or name for name, field in kind.model_fields.items()]
+    names = [field.alias or name for name, field in kind.model_fields.items()]
+    return names if where else [*names, BASE_KEY]
 
 
 def settings_at(annotation: Any) -> type[BaseModel] | None:

@@ -13,6 +13,8 @@ NEIGHBOURS = "models/test_proof_neighbours.py::test_a_hundredth_of_a_neighbour_i
 LEVELS = "models/test_own_levels.py"
 LATER = "models/test_proof_neighbours.py::test_the_states_dtype_after_the_first_step_is_kept"
 EPSILON = "models/test_pipeline_epsilon.py"
+HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
+FORMATS = "models/test_lora_formats.py"
 
 # fmt: off
 ROWS = (
@@ -34,8 +36,22 @@ ROWS = (
     ("painting-begin", "flowrl/models/diffusers/batch.py",
      "begin = owner.begin(self.conditioning, self.steps)", "begin = None", PAINTED),
     ("painting-sampled", "flowrl/models/diffusers/batch.py",
-     "self.meter(self._bind(owner.guidance.sample))",
-     "self.meter(self._bind(owner.guidance.train))", PAINTED),
+     "velocity = self._bind(owner.guidance.sample)",
+     "velocity = self._bind(owner.guidance.train)", PAINTED),
+    ("hybrid-level", "flowrl/models/diffusers/hybrid.py", ".sigmas[steps - self.last]",
+     ".sigmas[steps - self.last - 1]", HYBRID),
+    ("hybrid-weights", "flowrl/models/diffusers/hybrid.py", "denoiser.disable_adapters()", "pass", HYBRID),
+    ("lora-fused-rows", "flowrl/models/diffusers/lora_formats.py", "        row += height\n    return",
+     "    return", FORMATS),
+    ("lora-fused-ranks", "flowrl/models/diffusers/lora_formats.py", "column += block.shape[1]", "pass", FORMATS),
+    ("lora-alpha", "flowrl/models/diffusers/lora_formats.py", "made.scale * len(made.down)", "made.scale", FORMATS),
+    ("lora-metadata", "flowrl/models/diffusers/lora_formats.py", 'metadata.get(f"{part}.lora_alpha", rank)', "rank",
+     FORMATS),
+    ("lora-order", "flowrl/models/diffusers/lora_keys.py",
+     "transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks",
+     "transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_v -> double_blocks",
+     FORMATS),
+    ("lora-xl-blocks", "flowrl/models/diffusers/lora_keys.py", "int(match[2]) + 1}.1.", "int(match[2])}.1.", FORMATS),
     ("painting-media", "flowrl/models/diffusers/batch.py", "self.conditioning.take(rollout.prompt.cpu())",
      "self.conditioning.take([0] * len(rollout.x0))", PAINTED),
     ("replay-euler", "flowrl/models/diffusers/proof_steps.py",

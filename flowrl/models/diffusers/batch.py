@@ -1,6 +1,6 @@
 """Prompts of a pipeline, encoded once, and the samples made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -50,12 +50,14 @@ class Driven(Protocol):
 
 @dataclass(frozen=True)
 class Painting:
-    """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling."""
+    """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling; `ending`
+    replaces the velocity of sampling in a part of the loop."""
 
     owner: Driven
     conditioning: Conditioning
     steps: int
     meter: Meter = field(default_factory=Meter)
+    ending: "Callable[[Painting, Velocity], Velocity] | None" = None
 
     @property
     def policy(self) -> Velocity:
@@ -82,9 +84,12 @@ class Painting:
         if on_rollout is not None:
             sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))
         begin = owner.begin(self.conditioning, self.steps)
+        velocity = self._bind(owner.guidance.sample)
+        if self.ending is not None:
+            velocity = self.ending(self, velocity)
         rollouts = roll(
             plan(owner.schedule(self.steps).sigmas, iteration, seed),
-            self.meter(self._bind(owner.guidance.sample)),
+            self.meter(velocity),
             Latents(owner.shape(self.steps), owner.device, owner.arithmetic, begin),
             draws,
             seed=seed,

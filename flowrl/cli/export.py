@@ -1,0 +1,185 @@
+"""Export of a run: its adapter in several key formats, merged weights, and a model card."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
+from flowrl.cli.hub import check_upload, upload
+from flowrl.cli.model_card import CardSubject, write_card
+from flowrl.errors import UserError
+from flowrl.models.description import describe
+from flowrl.models.diffusers.lora import LORA_FILE, SECOND
+from flowrl.models.diffusers.lora_formats import (
+    KeyFormat,
+    check_written,
+    read_adapter,
+    write_adapter,
+)
+from flowrl.models.diffusers.lora_keys import original_layers
+from flowrl.paths import numbered
+from flowrl.run import checkpoint
+from flowrl.run.atomic import CONTENTS
+from flowrl.run.learner import load_policy
+from flowrl.settings import Run
+from flowrl.settings.arguments import Word
+from flowrl.settings.read import run_of
+
+CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
+MERGED = "merged"  # the folder of the whole model
+
+
+@dataclass
+class Export:
+    """Export a run's weights into a folder to share: the adapter in the key formats of diffusers,
+    ComfyUI and kohya's tools, each read back and compared, and a model card with prompts, rewards,
+    recipe, inference settings, curves and samples. See docs/export.md."""
+
+    run: Word[Path]
+    """The run's folder."""
+    out: Path | None = None
+    """A new or empty folder; RUN/export-0001 if absent."""
+    weights: str = "last"
+    """last, best, or a folder: of an adapter or of a whole model."""
+    formats: tuple[KeyFormat, ...] = ()
+    """Key formats of an adapter: diffusers, comfyui, kohya; all that are known of the model if
+    absent."""
+    merged: bool = False
+    """Write the whole model too, with the adapter merged into its weights."""
+    push_to_hub: str | None = None
+    """Upload the folder to this repository of the hub (owner/name), which is made if missing."""
+    private: bool = False
+    """Make a missing repository private."""
+
+
+def export_run(given: Export) -> None:
+    """Write the files, upload them where asked, and print where they are."""
+    run = run_of(given.run)
+    weights = _weights(given)
+    if given.push_to_hub is not None:
+        check_upload(given.push_to_hub)
+    adapter = (weights / LORA_FILE).is_file()
+    if not adapter and (given.formats or given.merged) and not (weights / TEXT_ADAPTER).is_file():
+        raise UserError(
+            f"export: {weights} holds whole weights, which have no key formats and nothing to "
+            "merge: leave --formats and --merged out"
+        )
+    if given.formats and not adapter:
+        raise UserError("export: key formats are for images and videos: leave --formats out")
+    denoisers = _denoisers(run) if adapter else []
+    forms = _formats(given.formats, weights, denoisers) if adapter else ()
+    out = _out_folder(given)
+    written = [out / path.name for path in _copied(weights, out, forms, adapter)]
+    for form in (form for form in CONVERTED if form in forms):
+        written += _convert(weights, out, form, denoisers)
+    if given.merged:
+        _merge(run, weights, out / MERGED)
+        written.append(out / MERGED)
+    subject = CardSubject(run, given.run, weights, given.push_to_hub)
+    written.append(write_card(subject, out, [path.name for path in written]))
+    for path in written:
+        print(path)
+    if given.push_to_hub is not None:
+        print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
+
+
+def _weights(given: Export) -> Path:
+    if given.weights == "base":
+        raise UserError("export: the base's weights are the model's own: name last or best")
+    weights = weights_folder(given.run, given.weights)
+    if (weights / checkpoint.POLICIES_FILE).is_file():
+        raise UserError(
+            f"export: {weights} is a checkpoint, whose weights are not in files for other "
+            "programs: name last, best or their folder"
+        )
+    return weights
+
+
+def _out_folder(given: Export) -> Path:
+    out = numbered(given.run, "export") if given.out is None else given.out
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"--out: {out} exists and is not an empty folder: name a new one")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: cannot make the folder {out}: {error.strerror}") from error
+    return out
+
+
+def _denoisers(run: Run) -> list[nn.Module]:
+    """The denoisers by their configuration alone, in the order of the adapter's files."""
+    described = describe(run.model)
+    if described is None:
+        raise UserError(
+            f"export: the configuration of {run.model.pipeline} is not on this machine; "
+            f"`hf download {run.model.pipeline}` downloads it"
+        )
+    return list(described.denoisers.values())
+
+
+def _files(weights: Path) -> Iterator[Path]:
+    return (path for name in (LORA_FILE, SECOND) if (path := weights / name).is_file())
+
+
+def _formats(
+    wanted: Sequence[KeyFormat], weights: Path, denoisers: Sequence[nn.Module]
+) -> tuple[KeyFormat, ...]:
+    """The formats to write. An unknown one is an error where it was asked for, else a sentence."""
+    try:
+        for file, denoiser in zip(_files(weights), denoisers, strict=False):
+            original_layers(denoiser, list(read_adapter(file)))
+    except UserError as error:
+        if set(wanted) & set(CONVERTED):
+            raise UserError(f"export: {error}") from error
+        print(f"only in diffusers' format, since {error}")
+        return ("diffusers",)
+    return tuple(wanted) or ("diffusers", *CONVERTED)
+
+
+def _copied(weights: Path, out: Path, forms: Sequence[KeyFormat], adapter: bool) -> Iterator[Path]:
+    """Copy the files of the weights; of an adapter in diffusers' format only where asked."""
+    if adapter and "diffusers" not in forms:
+        return
+    for path in sorted(weights.iterdir()):
+        if path.name == CONTENTS:  # sums of the run's own files
+            continue
+        if path.is_dir():
+            shutil.copytree(path, out / path.name)
+        else:
+            shutil.copy2(path, out / path.name)
+        yield path
+
+
+def _convert(
+    weights: Path, out: Path, form: KeyFormat, denoisers: Sequence[nn.Module]
+) -> Iterator[Path]:
+    """Write each of the adapter's files in another format, and read it back."""
+    for file, denoiser in zip(_files(weights), denoisers, strict=False):
+        adapter = read_adapter(file)
+        number = "_2" if file.name == SECOND else ""
+        path = out / f"{form}{number}.safetensors"
+        write_adapter(path, adapter, denoiser, form)
+        worst = check_written(path, adapter, denoiser, form)
+        print(f"{path.name}: {len(adapter)} layers read back, largest difference {worst:.0e}")
+        yield path
+
+
+def _merge(run: Run, weights: Path, folder: Path) -> None:
+    """Write the whole model with the adapter merged, in the dtype of the run."""
+    from flowrl.models.diffusers.policy import PipelinePolicy
+
+    policy: Any = load_policy(run, device_of(run))
+    policy.load_weights(weights)
+    if isinstance(policy, PipelinePolicy):
+        policy.frozen.rest()
+        for denoiser in policy.denoisers:
+            denoiser.fuse_lora()  # type: ignore[operator]
+            denoiser.unload_lora()  # type: ignore[operator]
+        policy.pipe.save_pretrained(folder)
+    else:
+        policy.model.merge_and_unload().save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)

@@ -1,0 +1,77 @@
+"""Hybrid inference: the base model makes the last steps of a sample (MixGRPO, arXiv:2507.21802)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.loaders.peft import PeftAdapterMixin
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.policy import PipelinePolicy
+from samplers import Ode, Velocity
+
+
+@dataclass(frozen=True)
+class HybridPolicy:
+    """A policy whose last `last` steps of evaluations are the base's.
+
+    base  a policy with the base's weights; None for an adapter, which is off in those steps
+    """
+
+    policy: PipelinePolicy
+    base: PipelinePolicy | None
+    last: int
+
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> Painting:
+        """As `PipelinePolicy.open`. UserError for as many steps of the base as there are steps."""
+        if not 0 < self.last < steps:
+            raise UserError(
+                f"--base-steps {self.last}: a sample has {steps} steps, of which the trained "
+                "weights make at least one; --weights base makes all of them with the base"
+            )
+        policy = self.policy
+        return Painting(policy, policy.encode(prompts, meta), steps, ending=self._ended)
+
+    def plain(self, group: int) -> Ode:
+        return self.policy.plain(group)
+
+    def _ended(self, painting: Painting, velocity: Velocity) -> Velocity:
+        """The velocity, by the base from the level on that the last steps begin with."""
+        steps, guidance = painting.steps, self.policy.guidance.sample
+        begins = self.policy.schedule(steps).sigmas[steps - self.last]
+        other = self.policy if self.base is None else self.base
+        with self._base_weights():  # which proves a second model too
+            plain = other.bind(painting.conditioning, steps=steps, guidance=guidance)
+
+        def hybrid(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            late = sigma <= begins * (1 + 1e-6)  # levels are float32 and those of the plan float64
+            if not late.any():
+                return velocity(x, sigma, prompt)
+            with self._base_weights():
+                v = plain(x, sigma, prompt)
+            if late.all():
+                return v
+            shape = (-1, *(1,) * (x.ndim - 1))
+            return torch.where(late.view(shape).to(v.device), v, velocity(x, sigma, prompt))
+
+        return hybrid
+
+    @contextmanager
+    def _base_weights(self) -> Iterator[None]:
+        """Switch the adapters off."""
+        adapted = [] if self.base is not None else self.policy.denoisers
+        for denoiser in adapted:
+            assert isinstance(denoiser, PeftAdapterMixin)
+            denoiser.disable_adapters()
+        try:
+            yield
+        finally:
+            for denoiser in adapted:
+                assert isinstance(denoiser, PeftAdapterMixin)
+                denoiser.enable_adapters()

@@ -1,0 +1,145 @@
+"""Names of layers in the original code of a model, as ComfyUI and kohya's tools read them.
+
+diffusers names the layers of a denoiser in its own way, and splits layers that the original code
+has fused: `attn.to_q`, `to_k` and `to_v` are rows of one `attn.qkv`. Adapters of such parts become
+one adapter of the fused layer, with the ranks beside each other and zeros elsewhere, which is the
+same change of the weight, exactly.
+
+Sources: diffusers' `loaders/lora_conversion_utils.py` (0.42), ComfyUI's `comfy/lora.py` and
+`comfy/utils.py` (`mmdit_to_diffusers`, `flux_to_diffusers`, `unet_to_diffusers`), kohya-ss
+sd-scripts' and musubi-tuner's networks, by their names of modules.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+from flowrl.errors import UserError
+
+
+class OriginalLayer(NamedTuple):
+    """A layer of the original code. `parts` are the diffusers layers that are its rows, in order;
+    one where nothing is fused."""
+
+    name: str
+    parts: tuple[str, ...]
+
+
+class KeyRule(NamedTuple):
+    """Layers of diffusers, with N for the block's number, and the layer that they are part of."""
+
+    parts: tuple[str, ...]
+    original: str
+
+
+def _rules(table: str) -> tuple[KeyRule, ...]:
+    """Rows `part part ... -> original`."""
+    pairs = (line.split(" -> ") for line in table.strip().splitlines())
+    return tuple(KeyRule(tuple(left.split()), right.strip()) for left, right in pairs)
+
+
+_SD3 = _rules("""
+transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> joint_blocks.N.x_block.attn.qkv
+transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> joint_blocks.N.context_block.attn.qkv
+transformer_blocks.N.attn2.to_q transformer_blocks.N.attn2.to_k transformer_blocks.N.attn2.to_v -> joint_blocks.N.x_block.attn2.qkv
+transformer_blocks.N.attn.to_out.0 -> joint_blocks.N.x_block.attn.proj
+transformer_blocks.N.attn2.to_out.0 -> joint_blocks.N.x_block.attn2.proj
+transformer_blocks.N.attn.to_add_out -> joint_blocks.N.context_block.attn.proj
+transformer_blocks.N.ff.net.0.proj -> joint_blocks.N.x_block.mlp.fc1
+transformer_blocks.N.ff.net.2 -> joint_blocks.N.x_block.mlp.fc2
+transformer_blocks.N.ff_context.net.0.proj -> joint_blocks.N.context_block.mlp.fc1
+transformer_blocks.N.ff_context.net.2 -> joint_blocks.N.context_block.mlp.fc2
+""")  # noqa: E501 a rule is a row
+_FLUX = _rules("""
+transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_v -> double_blocks.N.img_attn.qkv
+transformer_blocks.N.attn.add_q_proj transformer_blocks.N.attn.add_k_proj transformer_blocks.N.attn.add_v_proj -> double_blocks.N.txt_attn.qkv
+transformer_blocks.N.attn.to_out.0 -> double_blocks.N.img_attn.proj
+transformer_blocks.N.attn.to_add_out -> double_blocks.N.txt_attn.proj
+transformer_blocks.N.ff.net.0.proj -> double_blocks.N.img_mlp.0
+transformer_blocks.N.ff.net.2 -> double_blocks.N.img_mlp.2
+transformer_blocks.N.ff_context.net.0.proj -> double_blocks.N.txt_mlp.0
+transformer_blocks.N.ff_context.net.2 -> double_blocks.N.txt_mlp.2
+single_transformer_blocks.N.attn.to_q single_transformer_blocks.N.attn.to_k single_transformer_blocks.N.attn.to_v single_transformer_blocks.N.proj_mlp -> single_blocks.N.linear1
+single_transformer_blocks.N.proj_out -> single_blocks.N.linear2
+""")  # noqa: E501 a rule is a row
+_WAN = _rules("""
+blocks.N.attn1.to_q -> blocks.N.self_attn.q
+blocks.N.attn1.to_k -> blocks.N.self_attn.k
+blocks.N.attn1.to_v -> blocks.N.self_attn.v
+blocks.N.attn1.to_out.0 -> blocks.N.self_attn.o
+blocks.N.attn2.to_q -> blocks.N.cross_attn.q
+blocks.N.attn2.to_k -> blocks.N.cross_attn.k
+blocks.N.attn2.to_v -> blocks.N.cross_attn.v
+blocks.N.attn2.to_out.0 -> blocks.N.cross_attn.o
+blocks.N.attn2.add_k_proj -> blocks.N.cross_attn.k_img
+blocks.N.attn2.add_v_proj -> blocks.N.cross_attn.v_img
+blocks.N.ffn.net.0.proj -> blocks.N.ffn.0
+blocks.N.ffn.net.2 -> blocks.N.ffn.2
+""")
+RULES: Mapping[str, tuple[KeyRule, ...]] = {
+    "SD3Transformer2DModel": _SD3,
+    "FluxTransformer2DModel": _FLUX,
+    "WanTransformer3DModel": _WAN,
+}
+# denoisers whose original code, or whose readers, have diffusers' own names
+SAME_NAMES = ("QwenImageTransformer2DModel", "UNet2DConditionModel")
+KNOWN = ("Stable Diffusion 1.5, XL, 3 and 3.5", "FLUX.1", "Wan 2.1 and 2.2", "Qwen-Image")
+
+
+def original_layers(denoiser: nn.Module, adapted: Sequence[str]) -> list[OriginalLayer]:
+    """The original code's layers of which a part has an adapter, in the order of `adapted`.
+
+    UserError for a denoiser without a known map, and for a layer that its map does not have.
+    """
+    kind = type(denoiser).__name__
+    if kind not in RULES and kind not in SAME_NAMES:
+        raise UserError(
+            f"the names that ComfyUI and kohya's tools give the layers of {kind} are not known; "
+            f"they are known of {', '.join(KNOWN)}: export with --formats diffusers"
+        )
+    if kind in SAME_NAMES:
+        return [OriginalLayer(_unet(denoiser, name), (name,)) for name in adapted]
+    found = dict[str, OriginalLayer]()
+    for name in adapted:
+        layer = _layer(RULES[kind], name)
+        if layer is None:
+            raise UserError(
+                f"the adapted layer {name} of {kind} has no known name in ComfyUI's and kohya's "
+                "formats: export with --formats diffusers"
+            )
+        found.setdefault(layer.name, layer)
+    return list(found.values())
+
+
+def _layer(rules: Sequence[KeyRule], name: str) -> OriginalLayer | None:
+    number = re.search(r"\.(\d+)\.", name)
+    if number is None:
+        return None
+    block = number[1]
+    general = name.replace(f".{block}.", ".N.", 1)
+    for rule in rules:
+        if general in rule.parts:
+            parts = tuple(part.replace(".N.", f".{block}.", 1) for part in rule.parts)
+            return OriginalLayer(rule.original.replace(".N.", f".{block}.", 1), parts)
+    return None
+
+
+def _unet(denoiser: nn.Module, name: str) -> str:
+    """Stable Diffusion XL's attention blocks by the numbers of the original code; other names as
+    they are. kohya's tools train 1.5 with diffusers' names, and XL with the original ones."""
+    config = vars(denoiser).get("_internal_dict") or {}
+    if config.get("addition_embed_type") != "text_time":
+        return name
+    stride = config["layers_per_block"] + 1
+    if match := re.match(r"down_blocks\.(\d+)\.attentions\.(\d+)\.(.*)", name):
+        return f"input_blocks.{stride * int(match[1]) + int(match[2]) + 1}.1.{match[3]}"
+    if match := re.match(r"mid_block\.attentions\.0\.(.*)", name):
+        return f"middle_block.1.{match[1]}"
+    if match := re.match(r"up_blocks\.(\d+)\.attentions\.(\d+)\.(.*)", name):
+        return f"output_blocks.{stride * int(match[1]) + int(match[2])}.1.{match[3]}"
+    raise UserError(
+        f"the adapted layer {name} is in no attention block, and only those have names in "
+        "ComfyUI's and kohya's formats here: export with --formats diffusers"
+    )

@@ -1,0 +1,84 @@
+"""Run files that begin with another file's settings: `base: ../demo.yaml`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.paths import CONFIGS_FOLDER
+from flowrl.settings.strict_yaml import read_yaml, short_repr
+
+BASE_KEY = "base"
+_OWN = "configs/"  # begins the name of a file of flowrl
+
+
+def read_tree(path: Path) -> tuple[Any, str]:
+    """Read a file, with the settings of its base, of that file's base and so on below its own.
+
+    Returns the settings and the names of the files, for messages. Mappings merge; every other
+    value, a list too, replaces that of the base; a recipe of another name replaces the base's,
+    whose settings mean nothing to it. `base` is relative to the file that it stands in,
+    or `configs/...` of flowrl. All other paths stay as written: they mean the same in a base as in
+    the file itself. UserError, in one sentence that names every file on the way, for a base that
+    cannot be read and for a circle of files.
+    """
+    return _read(path, ())
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> tuple[Any, str]:
+    tree = read_yaml(path)
+    if not isinstance(tree, Mapping) or BASE_KEY not in tree:
+        return tree, str(path)
+    own = {key: value for key, value in tree.items() if key != BASE_KEY}
+    base = _base_file(path, tree[BASE_KEY])
+    chain = (*above, path)
+    seen = [each.resolve() for each in chain]
+    if base.resolve() in seen:
+        names = " -> ".join(str(each) for each in (*chain[seen.index(base.resolve()) :], base))
+        raise UserError(f"{path}: base: the files name each other in a circle, {names}: drop one")
+    try:
+        under, names = _read(base, chain)
+        if not isinstance(under, Mapping):
+            raise UserError(f"{base}: expected settings, not {short_repr(under)}")
+    except UserError as error:
+        raise UserError(f"{path}: base: {error}") from error
+    return _over(under, own), f"{path} over {names}"
+
+
+def _base_file(path: Path, value: Any) -> Path:
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise UserError(f"{path}: base: expected a file such as demo.yaml, not {short_repr(value)}")
+    near = path.parent / value
+    own = CONFIGS_FOLDER / value.removeprefix(_OWN)
+    base = own if value.startswith(_OWN) and not near.exists() and own.is_file() else near
+    if not base.is_file():
+        raise UserError(f"{path}: base: there is no file {base}; the path is relative to {path}")
+    return base
+
+
+def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file over those of its base. A recipe of another name replaces the base's,
+    whose settings are those of its own recipe."""
+    sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
+             for tree in (under, own)]  # fmt: skip
+    recipes = [side.get("recipe", {}) for side in sides]
+    if all(isinstance(each, Mapping) for each in recipes):
+        old, new = (each.get("name") for each in recipes)
+        if new not in (None, old):
+            sides[0] = {key: value for key, value in sides[0].items() if key != "recipe"}
+    return merged(*sides)
+
+
+def _as_mapping(recipe: Any) -> Any:
+    """`recipe: nft` as `recipe: {name: nft}`."""
+    return {"name": recipe} if isinstance(recipe, str) else recipe
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings as one: at each key the value of `over`, and mappings of both merged."""
+    result = dict(under)
+    for key, value in over.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = merged(old, value) if both else value
+    return result

@@ -1,0 +1,186 @@
+"""`flowrl export`: files that other programs load, a card that the hub's parser reads, uploads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file
+
+from flowrl.cli import hub
+from flowrl.media.curves import save_curves
+from flowrl.models.diffusers.lora import LORA_FILE
+from flowrl.models.diffusers.lora_formats import read_adapter
+from tests.support import runs
+from tests.support.runs import flowrl
+
+PROMPT = "a red ball"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run with an adapter, and its base model."""
+    made = tmp_path_factory.mktemp("run")
+    base = runs.write_pipeline(made / "base")
+    file = runs.write(runs.tree(base, made, runs.FLOW_GRPO, iterations=2), made)
+    assert flowrl("train", file, "--folder", made / "out", "--no-cache") == 0
+    return made / "out", base
+
+
+@pytest.fixture(scope="module")
+def out(run: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "new"
+    assert flowrl("export", run[0], "--weights", "best", "--merged", "--out", folder) == 0
+    return folder
+
+
+def plain(folder: Path) -> Any:
+    """The tiny pipeline has no third text encoder, which diffusers wants to be told."""
+    return DiffusionPipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+
+
+def sampled(pipe: Any) -> torch.Tensor:
+    pipe.set_progress_bar_config(disable=True)
+    given: dict[str, Any] = {"height": 16, "width": 16, "num_inference_steps": 2}
+    draws = torch.Generator().manual_seed(0)
+    return pipe(PROMPT, **given, generator=draws, output_type="pt", return_dict=False)[0]
+
+
+def test_plain_diffusers_loads_the_folder_and_the_merged_model(run, out):
+    base = plain(run[1])
+    before = sampled(base)
+    base.load_lora_weights(out)  # the file is found among those of the other formats
+    adapted, merged = sampled(base), sampled(plain(out / "merged"))
+    torch.testing.assert_close(adapted, merged, rtol=1e-3, atol=1e-3)
+    assert float((adapted - before).abs().max()) > 5e-3
+    weights = read_adapter(out / LORA_FILE)
+    two = [plain(folder).transformer for folder in (run[1], out / "merged")]
+    for name, layer in weights.items():
+        old, new = (model.get_submodule(name).weight for model in two)
+        torch.testing.assert_close((new - old).double(), layer.change(), rtol=1e-3, atol=1e-6)
+
+
+def test_the_other_formats_are_beside_it(out):
+    """Their weights are compared in tests/models/test_lora_formats.py."""
+    assert all("lora_unet_joint_blocks_" in key for key in load_file(out / "kohya.safetensors"))
+    comfyui = load_file(out / "comfyui.safetensors")
+    assert all(key.startswith("diffusion_model.joint_blocks.") for key in comfyui)
+
+
+def test_the_hubs_parser_reads_the_card(run, out):
+    card = ModelCard.load(out / "README.md")
+    data = card.data.to_dict()
+    assert data["library_name"] == "diffusers" and data["pipeline_tag"] == "text-to-image"
+    assert {"flowrl", "lora", "flow_grpo"} <= set(data["tags"])
+    assert "base_model" not in data  # a folder is no name of the hub
+    for part in ("## Use", "## Inference settings", "## Results", "## Curves", "## Samples",
+                 "## Recipe", "## Rewards", "## Prompts"):  # fmt: skip
+        assert part in card.text, part
+    assert "| steps (`num_inference_steps`) | 3 |" in card.text
+    assert "deterministic (ODE)" in card.text and "FlowMatchEulerDiscreteScheduler" in card.text
+    assert "| recipe.group | `4` |" in card.text and "| `brightness` | 1.0 |" in card.text
+    assert f"- {PROMPT}" in card.text and str(run[0]) not in card.text.split("## Prompts")[0]
+    for name in ("curves.png", "samples.png"):
+        assert f"]({name})" in card.text
+        assert min(Image.open(out / name).size) > 100
+
+
+def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
+    run, capsys, tmp_path, monkeypatch
+):
+    from flowrl.models.diffusers import lora_keys
+
+    monkeypatch.setattr(lora_keys, "RULES", {})
+    assert flowrl("export", run[0], "--formats", "kohya", "--out", tmp_path / "a") == 2
+    said = capsys.readouterr().err
+    assert "SD3Transformer2DModel are not known; they are known of Stable Diffusion 1.5" in said
+    assert not (tmp_path / "a").exists()
+    assert flowrl("export", run[0], "--out", tmp_path / "b") == 0
+    assert "only in diffusers' format, since" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {
+        LORA_FILE, "README.md", "curves.png", "samples.png",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--weights", "base"), "the base's weights are the model's own"),
+        (("--weights", "checkpoints/000002"), "is a checkpoint"),
+        (("--formats", "gguf"), "--formats"),
+        (("--out", "."), "is not an empty folder"),
+        (("--push-to-hub", "a/b/c"), "is not owner/name"),
+        (("--push-to-hub", "me/new"), "no token"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_sentence(run, capsys, monkeypatch, words, message):
+    monkeypatch.chdir(run[0])
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    assert flowrl("export", ".", *words) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+class Hub:
+    """What `HfApi` is asked for; `error` is raised by the upload."""
+
+    asked: list[tuple[Any, ...]]
+    error: Exception | None = None
+
+    def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> str:
+        self.asked.append(("create", repository, private, exist_ok))
+        return f"https://huggingface.co/{repository}"
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        if self.error is not None:
+            raise self.error
+        names = {path.name for path in Path(folder_path).iterdir()}
+        self.asked.append(("upload", repo_id, names, commit_message))
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    Hub.asked, Hub.error = [], None
+    monkeypatch.setattr(hub, "HfApi", Hub)
+    monkeypatch.setattr(hub, "get_token", lambda: "a token")
+    yield Hub
+
+
+def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tmp_path):
+    words = ("export", run[0], "--formats", "diffusers", "--push-to-hub", "me/new")
+    assert flowrl(*words, "--private", "--out", tmp_path / "a") == 0
+    (create, sent) = api.asked
+    assert create == ("create", "me/new", True, True)
+    assert sent[1] == "me/new" and {LORA_FILE, "README.md", "curves.png"} <= sent[2]
+    assert "uploaded: https://huggingface.co/me/new" in capsys.readouterr().out
+    assert 'load_lora_weights("me/new"' in (tmp_path / "a" / "README.md").read_text()
+    api.error = OSError("Name or service not known")
+    assert flowrl(*words, "--out", tmp_path / "b") == 2
+    said = capsys.readouterr().err
+    assert "was not uploaded" in said and f"hf upload me/new {tmp_path / 'b'}" in said
+    assert (tmp_path / "b" / "README.md").is_file()
+
+
+@pytest.mark.slow
+def test_a_text_run_has_a_card_too(tmp_path, capsys):
+    words = ("--train.iterations", "1", "--recipe.group", "4", "--prompts.per_iteration", "2",
+             "--evaluate.samples", "8", "--model.lora.rank", "2")  # fmt: skip
+    assert flowrl("train", "configs/text_demo.yaml", "--folder", tmp_path / "run", *words) == 0
+    assert flowrl("export", tmp_path / "run", "--formats", "kohya") == 2
+    assert flowrl("export", tmp_path / "run") == 0
+    card = ModelCard.load(tmp_path / "run" / "export-0001" / "README.md")
+    assert card.data.library_name == "transformers" and "most tokens" in card.text
+
+
+def test_curves_are_drawn_and_empty_ones_refused(tmp_path):
+    curve = [(0.0, 1.0), (1.0, float("nan")), (2.0, 3.0)]
+    save_curves({"reward": curve, "nothing": [(0.0, float("nan"))]}, tmp_path / "c.png")
+    image = Image.open(tmp_path / "c.png").convert("RGB")
+    assert image.size == (420, 220)
+    assert (29, 78, 216) in {colour for _, colour in image.getcolors(1 << 20) or []}
+    with pytest.raises(ValueError, match="no curve has a finite value"):
+        save_curves({"nothing": [(0.0, float("nan"))]}, tmp_path / "d.png")
