@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, load_into
+from flowrl.cli.plan import likely_kind
 from flowrl.cli.sample import parse_rewards
 from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
@@ -50,7 +51,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         raise UserError("evaluate: --model comes without rewards: name some with --rewards")
     e = evaluation_settings(run, given)
     rewards = load_rewards(parse_rewards(words) if words else run.judges)
-    for sentence in prove_rewards(rewards, run, prompts):
+    for sentence in prove_rewards(rewards, run, prompts, likely_kind(run)):
         print(sentence)
     model, policy = chosen.open()
     whole = e.samples if suite is None else len(prompts) * e.per_prompt

@@ -12,6 +12,7 @@ from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.data import PromptPlace
 from flowrl.settings.read import check_rewards
+from rewards.types import Kind
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan
 from samplers.picture import describe_text_plan
@@ -110,6 +111,14 @@ def _call_of(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
     name = str(json.loads((folder / "model_index.json").read_text()).get("_class_name"))
     kind = getattr(diffusers, name, None)
     return name, {} if kind is None else inspect.signature(kind.__call__).parameters
+
+
+def likely_kind(run: Run) -> Kind:
+    """The kind of sample that a run's model makes, by the pipeline's class: no weights are read."""
+    if run.model.language is not None:
+        return "text"
+    name, parameters = _call_of(run)
+    return "video" if "Video" in name or "num_frames" in parameters else "image"
 
 
 def _check_levels(run: Run) -> None:
