@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, load_into
-from flowrl.cli.plan import likely_kind
 from flowrl.cli.sample import parse_rewards
 from flowrl.errors import UserError
 from flowrl.evaluation.outputs import check_output_file
@@ -21,6 +20,7 @@ from flowrl.prompts import PromptSet
 from flowrl.run.attempts import Attempts
 from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
 from flowrl.run.session import load_rewards, prove_rewards
+from flowrl.run.text_facts import likely_kind
 from flowrl.settings import EvaluateSettings, PromptFiles, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts

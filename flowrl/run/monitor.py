@@ -20,6 +20,7 @@ from flowrl.run.model_proof import StartProof
 from flowrl.run.origin import source_digests
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
+from flowrl.run.text_facts import text_length
 from flowrl.run.track import show_samples
 from flowrl.run.training_samples import shown_samples
 from flowrl.run.unscored import Evidence
@@ -236,6 +237,8 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     check_same_sources(session.run)
     proof.prove()
+    for sentence in text_length(session.run, session.prompts):
+        session.terminal.say(sentence)
     check_levels(session)
     weights = sum(p.numel() for p in session.learner.policies.parameters.values())
     if (warning := learning_rate_warning(session.run, weights)) is not None:

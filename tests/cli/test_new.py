@@ -23,7 +23,10 @@ OF_TURNS = {"text_gigpo", "text_turns", "text_rebn"}  # they need an environment
 
 @pytest.mark.parametrize("text", [False, True])
 def test_a_new_folder_trains_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: bool,
 ) -> None:
     write_new_run(New(tmp_path / "mine", text=text))
     monkeypatch.chdir(tmp_path / "mine")
@@ -31,6 +34,14 @@ def test_a_new_folder_trains_as_it_stands(
     check_run(run)
     result = start(run, "run", None)
     assert result.done and (result.folder / "metrics.jsonl").is_file()
+    (page,) = (result.folder / "samples" / "training").glob("000001.*")
+    assert page.suffix == (".html" if text else ".png")
+    said = capsys.readouterr().out
+    if text:
+        assert "text: at most 8 tokens per completion (recipe.length); one that has not" in said
+        assert "cut off there, scored as it is, and trained on" in said
+    else:
+        assert "text: 1 tokens per prompt (model.call.max_sequence_length, as set)" in said
 
 
 def test_every_reward_of_the_examples_scores_every_kind_of_sample(tmp_path: Path) -> None:
