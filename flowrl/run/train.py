@@ -64,7 +64,6 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
         if stop:
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session.learner, session.folder)
-        session.accelerator.end_training()
     ends = (progress.first or {}, progress.last or {})
     return Result(session.folder, None, *ends, weights, main)
 
