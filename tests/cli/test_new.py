@@ -91,8 +91,11 @@ def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists; name another folder"):
         write_new_run(New(tmp_path))
     other = tmp_path / "b"
-    with pytest.raises(UserError, match="no recipe 'grpo'"):
-        write_new_run(New(other, recipe="grpo"))
+    with pytest.raises(UserError, match="new: recipe 'flow-grpp' is not known; did you mean"):
+        write_new_run(New(other, recipe="flow-grpp"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/x cannot be written: Not a directory"):
+        write_new_run(New(tmp_path / "file" / "x"))
     with pytest.raises(UserError, match="nft is for images, and --text asks for a language model"):
         write_new_run(New(other, recipe="nft", text=True))
     with pytest.raises(UserError, match=r"model\.pipeline: no folder nowhere, and not a hub name"):
