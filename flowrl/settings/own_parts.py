@@ -35,7 +35,7 @@ OwnPart = Annotated[str | dict[str, Any], FILE_AND_NAME]
 _LEVELS = (1.0, 0.8, 0.6, 0.0)  # of the trial of a kernel
 
 
-def failure(name: str, error: Exception) -> str:
+def own_error(name: str, error: Exception) -> str:
     """The sentence on an exception of the user's function `FILE.py:NAME`, with the file's line."""
     file = Path(name.rpartition(":")[0])
     frames = [f for f in extract_tb(error.__traceback__) if Path(f.filename).name == file.name]

@@ -11,7 +11,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.own_parts import OWN_NAME, failure, is_own, part_kind, part_setting
+from flowrl.settings.own_parts import OWN_NAME, own_error, is_own, part_kind, part_setting
 from flowrl.settings.words import unknown_name
 from rewards.load import own_function
 from rewards.settings import function_parameters
@@ -84,7 +84,7 @@ class RecipeSettings(Settings):
         except Exception as error:
             if self.name in RECIPES:
                 raise
-            raise UserError(f"recipe: {failure(self.name, error)}") from error
+            raise UserError(f"recipe: {own_error(self.name, error)}") from error
 
 
 class OwnRecipe(RecipeSettings):
