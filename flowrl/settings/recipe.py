@@ -11,7 +11,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.own_parts import OWN_NAME, own_error, is_own, part_kind, part_setting
+from flowrl.settings.own_parts import OWN_NAME, is_own, own_error, part_kind, part_setting
 from flowrl.settings.words import unknown_name
 from rewards.load import own_function
 from rewards.settings import function_parameters
