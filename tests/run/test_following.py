@@ -165,7 +165,7 @@ def test_an_image_of_histograms_has_a_bar_per_bin_that_holds_values():
     tall = above.sum(0).reshape(BINS, -1)[:, 3]
     assert list(np.flatnonzero(tall)) == [0, 10] and tall[10] == 2 * tall[0] - 1 == 73
     assert (below.sum(0).reshape(BINS, -1)[:, 3] == 73).all()
-    assert (np.asarray(image)[:14] == 0).any()  # the line of text
+    assert np.asarray(image)[:14].min() < 64  # the line of text
 
 
 def test_samples_of_training_are_written_once_and_bounded(model, tmp_path, monkeypatch):
