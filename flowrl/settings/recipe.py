@@ -84,7 +84,7 @@ class RecipeSettings(Settings):
         except Exception as error:
             if self.name in RECIPES:
                 raise
-            raise UserError(f"recipe: {own_error(self.name, error)}") from error
+            raise UserError(own_error(self.name, error)) from error
 
 
 class OwnRecipe(RecipeSettings):
