@@ -34,7 +34,7 @@ rewards:                                    # their weighted sum is maximized
 train: {{iterations: {iterations}, lr: {lr}, updates: {updates}}}
 evaluate: {{every: 10, samples: {samples}}}
 checkpoint: {{every: 10}}
-track: {{training: 8}}                      # samples of each iteration, in samples/training
+track: {{training: 8}}                        # samples of each iteration, in samples/training
 """
 
 IMAGE_MODEL = """\
