@@ -191,7 +191,7 @@ def test_a_gguf_file_is_planned_by_its_metadata_or_the_reason_is_said(tmp_path) 
     found = sizes.of(whole.model, 8)
     attention, feed_forward = 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 48
     assert found is not None and found.blocks == 2
-    assert found.trained == 2 * (attention + feed_forward + 64) + 32 + 2 * 50 * 32
+    assert found.trained == 2 * (attention + feed_forward + 64) + 32 + 50 * 32  # tied
 
 
 def test_a_call_is_no_larger_than_the_texts_of_a_step(tmp_path) -> None:
