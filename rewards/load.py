@@ -170,8 +170,11 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
         module = _imported(_user_file(path))
         wanted = [function] if colon else list(MAKERS)
         if not any(callable(vars(module).get(w)) for w in wanted):
-            here = [k for k, v in vars(module).items() if inspect.isfunction(v)]
-            what = f"function {function!r}" if colon else f"'load'; name one: {path}:FUNCTION"
+            own = {k: v for k, v in vars(module).items() if inspect.getmodule(v) is module}
+            here = [k for k, v in own.items() if inspect.isfunction(v) or inspect.isclass(v)]
+            what = (
+                f"function or class {function!r}" if colon else f"'load'; name one: {path}:FUNCTION"
+            )
             raise ValueError(f"{path} has no {what}" + _guess(function, here))
         return module, function if colon else None
     if name in names():

@@ -3,7 +3,8 @@
 A reward can take part in its own test. `examples() -> Samples` returns two samples, the better one
 first. `one_call` is True for a reward that costs money or has state: it is called once. `parts`
 names the rewards that a composite reward is made of; they are tested instead. A reward without
-examples is shown four images (or texts) that any reward should score differently.
+examples is shown four images (videos, texts) that any reward should score differently: of the kind
+that the run's model makes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from rewards.perception.media import WrongMedia, items
 from rewards.types import Kind, Reward, Samples
 
 _SIDE = 64  # pixels of the test images
+_FRAMES, _SPEEDS = 8, (0, 0, 2, 8)  # of the test videos; pixels per frame of each
 _ALIKE = 1e-6  # scores closer than this, relative to their size, count as equal
 _BATCHED = 0.01  # allowed difference of batched scores from single ones: half precision
 _ROUNDING = 1e-5  # allowed difference of two equal calls, relative to the scores: a GPU's rounding
@@ -68,7 +70,9 @@ class Prompts:
 
 
 def probe(kind: Kind, prompts: Prompts) -> Samples:
-    """Noise, a flat colour, a gradient, a chequerboard; or four texts. All in one group."""
+    """Noise, a flat colour, a gradient, a chequerboard, as images or videos; or four texts. All in
+    one group. In videos the noise and the colour stand still, the others move to the right: the
+    chequerboard by a square per frame."""
     texts = [prompts.texts[i % len(prompts.texts)] for i in range(4)]
     meta = [prompts.meta[i % len(prompts.meta)] for i in range(4)] if prompts.meta else ()
     group = torch.zeros(4, dtype=torch.long)
@@ -81,7 +85,9 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
     flat = torch.tensor([0.7, 0.3, 0.1]).view(3, 1, 1).expand(3, _SIDE, _SIDE)
     media = torch.stack([noise, flat, gradient, board])
     if kind == "video":
-        media = media[:, None].repeat(1, 8, 1, 1, 1)
+        places = [place * speed for place in range(_FRAMES) for speed in _SPEEDS]
+        moved = [media[i % 4].roll(by, -1) for i, by in enumerate(places)]
+        media = torch.stack(moved).view(_FRAMES, 4, 3, _SIDE, _SIDE).transpose(0, 1).contiguous()
     return Samples(media, texts, group, meta)
 
 
@@ -143,9 +149,10 @@ def _check_examples(name: str, scores: Float[Tensor, " n"]) -> None:
 
 def _check_different(name: str, scores: Float[Tensor, " n"], samples: Samples) -> None:
     known = scores[~scores.isnan()]
-    shown = (
-        "texts" if samples.kind == "text" else "noise, a flat colour, a gradient, a chequerboard"
-    )
+    seen = "noise, a flat colour, a gradient, a chequerboard"
+    shown = {"text": "texts", "image": seen, "video": f"videos ({seen}; the last two move)"}[
+        samples.kind
+    ]
     way_out = (
         "if that is right, add examples() -> Samples: two samples that it scores differently, the "
         "better one first"

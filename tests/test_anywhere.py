@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -144,28 +145,85 @@ def test_such_files_break_no_launcher_and_are_rewards(folder: Path, launcher: st
     assert "reward/warmth" in last or "held_out/warmth" in last
 
 
-@pytest.mark.slow
-def test_the_wheel_holds_every_file_and_trains_in_an_empty_folder(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with the contents of the wheel, and the files of the source tree."""
+    folder = tmp_path_factory.mktemp("wheel")
     listed = ["git", "ls-files", "-co", "--exclude-standard"]
     names = subprocess.run(listed, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
-    source, site, empty = (tmp_path / name for name in ("source", "site", "empty"))
     files = [name for name in names.split("\n") if (PROJECT / name).is_file()]
     for name in files:
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((PROJECT / name).read_bytes())
-    options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    made = python("-m", "pip", "wheel", *options, str(source), cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "source" / name).write_bytes((PROJECT / name).read_bytes())
+    options = ["-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    made = python("-m", "pip", "wheel", *options, str(folder / "source"), cwd=folder)
     assert made.returncode == 0, made.stderr
-    zipfile.ZipFile(wheel).extractall(site)
+    (built,) = folder.glob("*.whl")
+    zipfile.ZipFile(built).extractall(folder / "site")
+    return folder / "site", files
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_and_trains_in_an_empty_folder(
+    tmp_path: Path, wheel: tuple[Path, list[str]]
+) -> None:
+    site, files = wheel
     for name in files:
         if name.startswith(("flowrl/", "rewards/", "samplers/")):
             assert (site / name).is_file(), name
         if name.startswith("configs/"):
             assert (site / "flowrl" / name).is_file(), name
-    empty.mkdir()
-    done = python("-m", "flowrl", "train", "demo", *TINY.split(), cwd=empty, path=site)
+    done = python("-m", "flowrl", "train", "demo", *TINY.split(), cwd=tmp_path, path=site)
     assert done.returncode == 0, done.stderr
     assert str(site / "flowrl" / "configs" / "demo.yaml") in done.stderr
-    done = python("-m", "flowrl", "train", "maze_demo", *MAZE.split(), cwd=empty, path=site)
+    done = python("-m", "flowrl", "train", "maze_demo", *MAZE.split(), cwd=tmp_path, path=site)
     assert done.returncode == 0, done.stderr
+
+
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+OF_AN_INTERPRETER = """
+import sys
+print("%d.%d" % sys.version_info[:2])
+import accelerate, datasets, diffusers, jaxtyping, peft, pydantic, torch, transformers, tyro, yaml
+"""
+
+
+def interpreter(version: str) -> Path:
+    """An interpreter of this version with flowrl's dependencies, from FLOWRL_PYTHONS (paths, as in
+    PATH) or by its name in PATH. Skips the test where there is none."""
+    listed = [Path(each) for each in os.environ.get("FLOWRL_PYTHONS", "").split(os.pathsep) if each]
+    named = shutil.which(f"python{version}")
+    missing = f"no Python {version} in FLOWRL_PYTHONS or PATH"
+    for path in [*listed, *([Path(named)] if named else [])]:
+        bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command = [str(path), "-c", OF_AN_INTERPRETER]
+        done = subprocess.run(command, env=bare, capture_output=True, text=True)
+        if done.stdout.strip() != version:
+            continue
+        if done.returncode == 0:
+            return path
+        missing = f"{path} lacks a dependency of flowrl: {done.stderr.strip().splitlines()[-1]}"
+    pytest.skip(missing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_trains_under_every_python(
+    tmp_path: Path, wheel: tuple[Path, list[str]], version: str
+) -> None:
+    path = interpreter(version)
+
+    def flowrl(*words: str, cwd: Path = tmp_path) -> str:
+        environment = os.environ | {"PYTHONPATH": str(wheel[0]), "OMP_NUM_THREADS": "1"}
+        command = [str(path), "-W", "error::SyntaxWarning", "-m", "flowrl", *words]
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    flowrl("new", "mine")
+    own = ["--train.iterations", "1", "--evaluate.samples", "4", "--prompts.per-iteration", "2"]
+    assert "memory: about" in flowrl("plan", "run.yaml", cwd=tmp_path / "mine")
+    flowrl("train", "run.yaml", *own, "--recipe.group", "4", cwd=tmp_path / "mine")
+    flowrl("sample", "runs/run-0001", "a green circle", cwd=tmp_path / "mine")
+    flowrl("train", "text_demo", "--train.iterations", "1", "--evaluate.samples", "4")
+    assert "flowrl" in flowrl("recipes", "text_grpo")

@@ -1,10 +1,12 @@
 """The caller's process stays as it was: what a run changes for itself is put back at its end."""
 
+import atexit
 import logging
 import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 
 import datasets
 import diffusers.utils.logging
@@ -122,10 +124,12 @@ def _progress_bars() -> Iterator[None]:
 def _accelerate() -> Iterator[None]:
     """accelerate's shared states: a process that has one of the caller's gets its own here.
 
-    Several processes keep theirs, since they are connected by it.
+    Several processes keep theirs and their process group, so that a script can train again; the
+    group ends with the script.
     """
     kinds = (PartialState, AcceleratorState, GradientState)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _end_group_at_exit()
         yield
         return
     before = [(kind._shared_state, dict(kind._shared_state)) for kind in kinds]
@@ -137,3 +141,9 @@ def _accelerate() -> Iterator[None]:
         for shared, own in before:
             shared.clear()
             shared.update(own)
+
+
+@cache
+def _end_group_at_exit() -> None:
+    """Leave the process group at the end of the script, once."""
+    atexit.register(lambda: PartialState._shared_state and PartialState().destroy_process_group())

@@ -56,9 +56,12 @@ def _resume(folder: Path, rest: Sequence[str], cache: bool) -> int:
 
 
 def _finish(result: "object") -> int:
+    from accelerate import PartialState
+
     from flowrl.run.train import Result
 
     assert isinstance(result, Result)
+    PartialState().destroy_process_group()
     code = 0 if result.done else 128 + (result.signal or 0)
     if not result.main:
         return code

@@ -21,6 +21,7 @@ from flowrl.prompts import PromptSet
 from flowrl.run.attempts import Attempts
 from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
 from flowrl.run.session import load_rewards, prove_rewards
+from flowrl.run.text_facts import likely_kind
 from flowrl.settings import EvaluateSettings, PromptFiles, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts
@@ -51,7 +52,7 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
         raise UserError("evaluate: --model comes without rewards: name some with --rewards")
     e = evaluation_settings(run, given)
     rewards = load_rewards(parse_rewards(words) if words else run.judges)
-    for sentence in prove_rewards(rewards, run, prompts):
+    for sentence in prove_rewards(rewards, run, prompts, likely_kind(run)):
         print(sentence)
     model, policy = chosen.open()
     whole = e.samples if suite is None else len(prompts) * e.per_prompt

@@ -15,6 +15,7 @@ from flowrl.settings.checks import check_model
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.schema import run_schema
 from flowrl.settings.strict_yaml import parse_yaml
+from flowrl.settings.words import unknown_name
 
 HEAD = """\
 # yaml-language-server: $schema=run.schema.json
@@ -33,6 +34,7 @@ rewards:                                    # their weighted sum is maximized
 train: {{iterations: {iterations}, lr: {lr}, updates: {updates}}}
 evaluate: {{every: 10, samples: {samples}}}
 checkpoint: {{every: 10}}
+track: {{training: 8}}                        # samples of each iteration, in samples/training
 """
 
 IMAGE_MODEL = """\
@@ -134,7 +136,7 @@ def write_new_run(given: New) -> None:
     text = given.text or given.recipe in TEXT_RECIPES or _is_language_model(given.model)
     recipe = given.recipe or ("text_grpo" if text else "nft")
     if recipe not in RECIPES:
-        raise UserError(f"new: no recipe {recipe!r}; `flowrl recipes` lists them")
+        raise UserError(f"new: recipe {unknown_name(recipe, [*RECIPES])}")
     if (recipe in TEXT_RECIPES) != text:
         why = "--text asks for" if given.text else f"{given.model} is"
         raise UserError(f"new: recipe {recipe} is for images, and {why} a language model")
@@ -147,14 +149,19 @@ def write_new_run(given: New) -> None:
     taken = [name for name in files if (given.folder / name).exists()]
     if taken:
         raise UserError(f"new: {given.folder / taken[0]} exists; name another folder")
-    given.folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (given.folder / name).write_text(content, encoding="utf-8")
+    try:
+        given.folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (given.folder / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"new: {given.folder} cannot be written: {error.strerror}") from error
     example = files["held_out.txt"].splitlines()[0]
     print(f"wrote {', '.join(files)} in {given.folder}\n\nnext:\n  cd {given.folder}")
     print("  flowrl plan run.yaml      # what an iteration does and costs")
     print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
     print(f'  flowrl sample runs/run-0001 "{example}"')
+    if given.model is not None and not text and not find(given.model).is_dir():
+        print(f"{given.model} is taken for a diffusers pipeline; --text is for language models")
 
 
 def _is_language_model(model: str | None) -> bool:

@@ -1,13 +1,13 @@
 """A description of one iteration and its costs, without loading weights."""
 
-import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.prompts import PromptSet
+from flowrl.run.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.data import PromptPlace
@@ -25,7 +25,11 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
     updates = f"optimizer steps per iteration: {run.train.updates}"
-    notes = (*_near_zero(run, algorithm, iteration), updates, *text_length(run))
+    notes = (
+        *_near_zero(run, algorithm, iteration),
+        updates,
+        *text_length(run, _training_prompts(run)),
+    )
     return "\n".join([f"recipe {name}, iteration {iteration}{body}", *notes])
 
 
@@ -83,51 +87,22 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     )
 
 
-def text_length(run: Run) -> Iterator[str]:
-    """A line on the tokens that every prompt is padded to, if the pipeline is on this machine."""
-    name = "max_sequence_length"
-    _, parameters = _call_of(run)
-    if name in parameters:
-        default = parameters[name].default
-        length = run.model.call.get(name, default)
-        whose = "as set" if name in run.model.call else "the pipeline's default"
-        longest = _longest_prompt(run)
-        yield (
-            f"text: {length} tokens per prompt (model.call.{name}, {whose}), whatever its length"
-            + ("" if longest is None else f"; the longest training prompt has {longest} words")
-        )
-
-
-def _call_of(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
-    """Class and parameters of the pipeline's own call; none where it is not on this machine."""
-    import diffusers
-
-    from flowrl.models.description import local_folder
-
-    folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
-    if folder is None:
-        return "", {}
-    name = str(json.loads((folder / "model_index.json").read_text()).get("_class_name"))
-    kind = getattr(diffusers, name, None)
-    return name, {} if kind is None else inspect.signature(kind.__call__).parameters
-
-
 def _check_levels(run: Run) -> None:
     from flowrl.models.diffusers.own_levels import refuse_levels
 
-    name, parameters = _call_of(run)
+    name, parameters = pipeline_call(run)
     if run.model.sigmas is not None and parameters:
         refuse_levels(name, parameters)
 
 
-def _longest_prompt(run: Run) -> int | None:
+def _training_prompts(run: Run) -> PromptSet | None:
+    """The training prompts, if they are on this machine and can be read."""
     if run.prompts.on_hub("train"):
         return None
     try:
-        prompts = run.prompts.read("train")
+        return run.prompts.read("train")
     except UserError:  # reported by `open_points`
         return None
-    return max(len(text.split()) for text in prompts.texts)
 
 
 def _check_prompts(run: Run, place: PromptPlace) -> None:

@@ -4,6 +4,7 @@ of public configurations that comes with flowrl."""
 import inspect
 import json
 import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -34,6 +35,7 @@ class Description:
     counts    numbers of weights of the components that are not denoisers; None: unknown
     public    whether it is from flowrl's table, and not from the model's own files
     folder    of a language model's own configuration
+    gguf      name of the file in `folder` whose metadata are the configuration, if it is GGUF
     clip      tokens of the pipeline's first tokenizer, CLIP's where there are several
     """
 
@@ -42,6 +44,7 @@ class Description:
     counts: Mapping[str, int | None]
     public: bool = False
     folder: Path | None = None
+    gguf: str | None = None
     clip: int = CLIP_TOKENS
 
     @cached_property
@@ -62,7 +65,9 @@ class Description:
 
     def language_model(self) -> nn.Module:
         """A language model on torch's meta device."""
-        if self.folder is not None:
+        if self.folder is not None and self.gguf is not None:
+            config = gguf_config(self.folder, self.gguf)
+        elif self.folder is not None:
             config = AutoConfig.from_pretrained(self.folder)
         else:
             own = dict(self.configs["model"])
@@ -103,14 +108,53 @@ def local_folder(source: str) -> Path | None:
 
 def describe(m: ModelSettings) -> Description | None:
     """Read a model's configurations; None if neither its files nor a table have them."""
-    source = m.pipeline or m.language or ""
-    folder = None if m.gguf_file is not None else local_folder(source)
-    wanted = "model_index.json" if m.pipeline else "config.json"
-    if folder is not None and (folder / wanted).is_file():
-        if m.pipeline is None:
-            return Description(None, {}, {}, folder=folder)
+    source, folder = m.pipeline or m.language or "", _folder_with(m)
+    if folder is None:
+        known = m.gguf_file is None and source in PUBLIC_MODELS
+        return public_model(source) if known else None
+    if m.pipeline is not None:
         return _pipeline_folder(folder)
-    return None if m.gguf_file is not None or source not in PUBLIC_MODELS else public_model(source)
+    if m.gguf_file is not None and unreadable_gguf(folder, m.gguf_file):
+        return None
+    return Description(None, {}, {}, folder=folder, gguf=m.gguf_file)
+
+
+def unknown_because(m: ModelSettings) -> str:
+    """The reason why `describe` returns None, and the way out."""
+    source, folder = m.pipeline or m.language or "", _folder_with(m)
+    if folder is not None and m.gguf_file is not None:
+        return unreadable_gguf(folder, m.gguf_file)
+    if local_folder(source) is not None:
+        return f"{source} has no {_configuration(m)}"
+    return f"{source} is not on this machine; `hf download {source}` downloads it"
+
+
+def _configuration(m: ModelSettings) -> str:
+    return "model_index.json" if m.pipeline else m.gguf_file or "config.json"
+
+
+def _folder_with(m: ModelSettings) -> Path | None:
+    """The model's local folder if the file with its configuration is there."""
+    folder = local_folder(m.pipeline or m.language or "")
+    return folder if folder is not None and (folder / _configuration(m)).is_file() else None
+
+
+def unreadable_gguf(folder: Path, name: str) -> str:
+    """The reason why a GGUF file cannot be read; empty if it can."""
+    try:
+        gguf_config(folder, name)
+    except ImportError:  # of older transformers
+        return "this transformers reads GGUF with the package gguf: pip install 'flowrl[gguf]'"
+    except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
+        return f"{folder / name} cannot be read as GGUF ({why})"
+    return ""
+
+
+@lru_cache(maxsize=4)
+def gguf_config(folder: Path, name: str) -> Any:
+    """The configuration in a GGUF file's metadata, kept, since reading it takes seconds."""
+    return AutoConfig.from_pretrained(folder, gguf_file=name)
 
 
 @lru_cache(maxsize=4)

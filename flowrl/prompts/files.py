@@ -47,7 +47,8 @@ def read_rows(data: DataSource, place: str) -> PromptRows:
         return _dataset(str(path), data, place)
     if not on_hub(source):
         official = "; configs/papers/README.md says where the official prompts are"
-        hint = official if source.startswith("data/") else ""
+        here = "" if path.is_absolute() else f"; paths are relative to {Path.cwd()}"
+        hint = official if source.startswith("data/") else here
         raise UserError(f"{place}: no such file: {source}{hint}")
     return _dataset(source, data, place)
 

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.likelihoods.rows import Rows, TransitionRows
 
 BINS = 64
+_BAR, _TALL, _TEXT = 8, 72, 16  # pixels: a bin's width, the highest bin, a line of text
 _Gather = Callable[[Any], Sequence[Any]]  # one value per process
 
 
@@ -73,3 +75,21 @@ def _summed(parts: Sequence[Histogram]) -> Histogram:
     counts = np.sum([part.counts for part in parts], 0)
     numbers = [sum(each) for each in zip(*(part[2:] for part in parts), strict=True)]
     return Histogram(counts, parts[0].edges, int(numbers[0]), numbers[1], numbers[2])
+
+
+def histogram_image(histograms: Mapping[str, Histogram]) -> Image.Image:
+    """One RGB image of all histograms, below each other: a line with the name, the number of
+    values, the lowest and the highest, and a bar per bin, relative to the fullest one."""
+    each_tall = _TALL + 2 * _TEXT
+    image = Image.new("RGB", (BINS * _BAR, max(1, len(histograms)) * each_tall), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default()
+    for place, (name, each) in enumerate(histograms.items()):
+        top, low, high = place * each_tall, each.edges[0], each.edges[-1]
+        line = f"{name}: {each.number} values from {low:.4g} to {high:.4g}"
+        draw.text((2, top), line, "black", font)
+        bottom = top + _TEXT + _TALL
+        for bin_, share in enumerate(each.counts / max(1, each.counts.max())):
+            if share > 0:
+                high_end = bottom - max(1, round(float(share) * _TALL))
+                draw.rectangle((bin_ * _BAR, high_end, (bin_ + 1) * _BAR - 2, bottom), "steelblue")
+    return image

@@ -15,6 +15,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models import sizes
+from flowrl.models.description import unknown_because
 from flowrl.models.devices import DeviceGroup
 from flowrl.models.sizes import Sizes
 from flowrl.run.learner import averages
@@ -89,6 +90,9 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     if model is None:
         return None
     rows = rows_per_call(run, model)
+    if algorithm.text:  # a call has no more rows than an optimizer step has texts
+        texts = run.prompts.per_iteration * algorithm.group
+        rows = min(rows, -(-texts // run.train.updates))
     phases = {"training": _activations(run, model, rows)}
     if model.decoding:
         decoded = 1 if run.model.vae.slicing else rows
@@ -239,11 +243,7 @@ def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
     """Report for `flowrl plan`: the estimate, whether it fits, and which changes make it fit."""
     needed = estimate(run, iteration)
     if needed is None:
-        source = run.model.pipeline or run.model.language
-        return (
-            f"memory: unknown, since {source} is not on this machine; `hf download {source}` "
-            "downloads it"
-        )
+        return f"memory: unknown, since {unknown_because(run.model)}"
     if limit.most is None:
         return str(needed)
     into = f"{size(limit.most)} ({limit.whose})"

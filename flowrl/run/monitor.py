@@ -11,6 +11,7 @@ from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.language.advice import learning_rate_warning
+from flowrl.models.policy import Policy
 from flowrl.run import checkpoint
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
@@ -20,10 +21,12 @@ from flowrl.run.origin import source_digests
 from flowrl.run.page_records import record_alarms, record_evaluation, renew_page
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
+from flowrl.run.text_facts import text_length
 from flowrl.run.track import show_samples
 from flowrl.run.training_samples import shown_samples
 from flowrl.run.unscored import Evidence
 from flowrl.settings import Run
+from rewards.types import Kind
 
 UNSCORED = (
     "Read what the reward says of them, and fix it, its server or its settings: the run learns "
@@ -230,18 +233,28 @@ def check_same_sources(run: Run) -> None:
         )
 
 
+def made_kind(policy: Policy) -> Kind:
+    """The kind of sample that a proven policy makes."""
+    if not isinstance(policy, PipelinePolicy):
+        return "text"
+    return "video" if any(each.video for each in policy.known_proofs.values()) else "image"
+
+
 def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     check_same_sources(session.run)
     proof.prove()
+    for sentence in text_length(session.run, session.prompts):
+        session.terminal.say(sentence)
     check_levels(session)
     weights = sum(p.numel() for p in session.learner.policies.parameters.values())
     if (warning := learning_rate_warning(session.run, weights)) is not None:
         session.terminal.warn(warning)
     for sentence in session.parallel.proofs():
         session.terminal.say(sentence)
-    for sentence in prove_rewards(session.rewards, session.run, session.prompts):
+    kind = made_kind(session.learner.policy)
+    for sentence in prove_rewards(session.rewards, session.run, session.prompts, kind):
         session.terminal.say(sentence)
     if session.run.held_out_rewards and session.held_out is not None:
-        for sentence in prove_rewards(session.judges, session.run, session.held_out):
+        for sentence in prove_rewards(session.judges, session.run, session.held_out, kind):
             session.terminal.say(sentence)

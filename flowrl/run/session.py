@@ -22,6 +22,7 @@ from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.load import check_sources
 from rewards.self_test import Prompts, self_test
+from rewards.types import Kind
 
 _DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -95,11 +96,13 @@ def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict
     return rewards
 
 
-def prove_rewards(rewards: Mapping[str, Reward], run: Run, prompts: PromptSet) -> Iterator[str]:
-    """Test rewards: a sentence for each that passes; UserError, or a warning, for others."""
+def prove_rewards(
+    rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, kind: Kind
+) -> Iterator[str]:
+    """Test rewards on samples of the kind that the model makes: a sentence for each that passes;
+    UserError, or a warning, for others."""
     if run.train.self_test == "off":
         return
-    kind = "image" if run.model.language is None else "text"
     shown = Prompts(prompts.texts, prompts.meta, kind)
     for name, reward in rewards.items():
         try:

@@ -166,10 +166,10 @@ def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: i
     found = estimate_time(run, devices, utilisation, iteration)
     if found is None:
         source = run.model.pipeline or run.model.language
-        return (
-            f"time: unknown, since the operations of {source} cannot be counted: its configuration "
-            "is not on this machine, or its denoiser's inputs are not known"
-        )
+        why = "its denoiser's inputs are not known"
+        if describe(run.model) is None:
+            why = unknown_because(run.model)
+        return f"time: unknown, since the operations of {source} cannot be counted: {why}"
     phases = ", ".join(f"{name} {duration(s)}" for name, s in found.phases.items())
     peak = devices.peak(run.model.dtype) / 1e12
     lines = [

@@ -1,7 +1,8 @@
 """Trackers of accelerate: the run's name and place there, and the samples and histograms they show.
 
 `metrics.jsonl` is the record; trackers mirror it. TensorBoard, W&B, trackio and MLflow also receive
-settings and samples, and the first three histograms; other trackers have numbers alone.
+settings, samples and histograms, MLflow those as an image and a file; other trackers have numbers
+alone.
 """
 
 import json
@@ -21,7 +22,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.run.atomic import reason
-from flowrl.run.histograms import Histogram
+from flowrl.run.histograms import Histogram, histogram_image
 from flowrl.run.record import replace
 from flowrl.settings import Run
 from flowrl.settings.read import dump
@@ -29,7 +30,7 @@ from flowrl.settings.read import dump
 IDS = (
     "trackers.json"  # in the run's folder: ids of its runs in trackers, so that a resume finds them
 )
-SHOW_HISTOGRAMS = ("tensorboard", "wandb", "trackio")
+SHOW_HISTOGRAMS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def show_histograms(
         if tracker.name == "tensorboard":
             for name, each in histograms.items():
                 _tensorboard_histogram(tracker, name, each, step)
+        elif tracker.name == "mlflow":
+            _mlflow_histograms(histograms, step)
         elif tracker.name in SHOW_HISTOGRAMS:
             kind = import_module(tracker.name).Histogram
             drawn = {n: kind(np_histogram=(h.counts, h.edges)) for n, h in histograms.items()}
@@ -225,6 +228,17 @@ def _tensorboard_histogram(tracker: Any, name: str, each: Histogram, step: int) 
         bucket_counts=each.counts.tolist(),
         global_step=step,
     )
+
+
+def _mlflow_histograms(histograms: Mapping[str, Histogram], step: int) -> None:
+    """MLflow has no histograms: an image with a slider over the steps, and the counts as a file."""
+    mlflow = import_module("mlflow")
+    mlflow.log_image(histogram_image(histograms), key="histograms", step=step)
+    plain = {
+        name: {"edges": each.edges.tolist(), "counts": each.counts.tolist()}
+        for name, each in histograms.items()
+    }
+    mlflow.log_dict(plain, f"histograms/{step:06d}.json")
 
 
 _SAMPLES: Mapping[str, Callable[[Any, ShownSamples, int], None]] = {

@@ -67,7 +67,6 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session.learner, session.folder)
         renew_page(session)
-        session.accelerator.end_training()
     ends = (progress.first or {}, progress.last or {})
     return Result(session.folder, None, *ends, weights, main)
 

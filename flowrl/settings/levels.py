@@ -8,7 +8,7 @@ from pydantic import Field
 
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from flowrl.settings.own_parts import OWN_NAME
+from flowrl.settings.own_parts import OWN_NAME, own_error
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 from rewards.load import own_function
@@ -86,6 +86,8 @@ def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
         found = falling(_listed(own_function(sigmas)(steps)))
     except ValueError as error:
         raise UserError(f"model.sigmas: {sigmas}: {error}") from error
+    except Exception as error:  # the user's own code runs here, and may raise anything
+        raise UserError(f"model.sigmas: {own_error(sigmas, error)}") from error
     if len(found) != steps:
         raise UserError(
             f"model.sigmas: {sigmas} must return {steps} levels for {steps} steps (a final 0 may "

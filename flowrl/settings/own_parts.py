@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from traceback import extract_tb
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 import torch
@@ -31,6 +33,14 @@ OWN_NAME = re.compile(r".+\.py:\w+")
 FILE_AND_NAME = "FILE.py:NAME"
 OwnPart = Annotated[str | dict[str, Any], FILE_AND_NAME]
 _LEVELS = (1.0, 0.8, 0.6, 0.0)  # of the trial of a kernel
+
+
+def own_error(name: str, error: Exception) -> str:
+    """The sentence on an exception of the user's function `FILE.py:NAME`, with the file's line."""
+    file = Path(name.rpartition(":")[0])
+    frames = [f for f in extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
+    where = f" ({file}, line {frames[-1].lineno})" if frames else ""
+    return f"{name} raised {type(error).__name__}: {error}{where}"
 
 
 def _try_kernel(kernel: Any) -> str | None:

@@ -20,8 +20,8 @@ from flowrl.settings.checks import (
 )
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.options import with_options
-from flowrl.settings.own_parts import takes
-from flowrl.settings.recipe import recipe_kind
+from flowrl.settings.own_parts import OWN_NAME, takes
+from flowrl.settings.recipe import UNREAD, recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
 from flowrl.settings.strict_yaml import short_repr
@@ -72,8 +72,21 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         return run
     run, words = _other_recipe(run, list(arguments))
     tree = dump(run)
+    _own_parts(tree["recipe"], words)
     with_options(tree, type(run.recipe), words)
     return run_from(tree, "command line")
+
+
+def _own_parts(recipe: dict[str, Any], words: Sequence[str]) -> None:
+    """Leave out the file's settings of a published part (eta of the kernel) where an option names
+    a part of the user's."""
+    flat = [part for word in words for part in word.split("=", 1)]
+    for part, setting in UNREAD.items():
+        option = f"--recipe.{part}"
+        named = option in flat[:-1] and OWN_NAME.search(flat[flat.index(option) + 1])
+        if named and setting in recipe and f"--recipe.{setting}" not in flat:
+            value = recipe.pop(setting)
+            print(f"the {part} is your own: {setting} {value} is left out", file=sys.stderr)
 
 
 def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:

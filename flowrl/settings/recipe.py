@@ -11,7 +11,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.own_parts import OWN_NAME, is_own, part_kind, part_setting
+from flowrl.settings.own_parts import OWN_NAME, is_own, own_error, part_kind, part_setting
 from flowrl.settings.words import unknown_name
 from rewards.load import own_function
 from rewards.settings import function_parameters
@@ -19,7 +19,7 @@ from rewards.settings import function_parameters
 _MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
 _MOST_OTHER = 10_000  # of a recipe's other integers
 _MOST_LEAVES = 10_000  # samples of one tree
-_UNREAD = {"kernel": "eta", "solver": "noise"}  # settings of the published part
+UNREAD = {"kernel": "eta", "solver": "noise"}  # settings of the published part
 
 
 class RecipeSettings(Settings):
@@ -45,7 +45,7 @@ class RecipeSettings(Settings):
 
     @model_validator(mode="after")
     def _read(self) -> "RecipeSettings":
-        for part, setting in _UNREAD.items():
+        for part, setting in UNREAD.items():
             fields = type(self).model_fields
             if self.name not in RECIPES or part not in fields or setting not in fields:
                 continue
@@ -68,13 +68,23 @@ class RecipeSettings(Settings):
                 value = kind.build(value)
             if value is not None or _plain(parameter.default):
                 arguments[name] = value
-        algorithm: Any = recipe(**arguments)
+        algorithm: Any = self._called(recipe, arguments)
         if not isinstance(algorithm, Algorithm):
             raise UserError(
                 f"{self.name} must return a flowrl.algorithm.Algorithm, not "
                 f"{type(algorithm).__name__}"
             )
         return algorithm
+
+    def _called(self, recipe: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        try:
+            return recipe(**arguments)
+        except ValueError:  # settings that it refuses
+            raise
+        except Exception as error:
+            if self.name in RECIPES:
+                raise
+            raise UserError(own_error(self.name, error)) from error
 
 
 class OwnRecipe(RecipeSettings):

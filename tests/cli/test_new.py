@@ -23,7 +23,10 @@ OF_TURNS = {"text_gigpo", "text_turns", "text_rebn"}  # they need an environment
 
 @pytest.mark.parametrize("text", [False, True])
 def test_a_new_folder_trains_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: bool,
 ) -> None:
     write_new_run(New(tmp_path / "mine", text=text))
     monkeypatch.chdir(tmp_path / "mine")
@@ -31,6 +34,14 @@ def test_a_new_folder_trains_as_it_stands(
     check_run(run)
     result = start(run, "run", None)
     assert result.done and (result.folder / "metrics.jsonl").is_file()
+    seen = result.folder / "samples" / "training"
+    assert (seen / f"000001.{'html' if text else 'png'}").is_file()
+    said = capsys.readouterr().out
+    if text:
+        assert "text: at most 8 tokens per completion (recipe.length); one that has not" in said
+        assert "cut off there, scored as it is, and trained on" in said
+    else:
+        assert "text: 1 tokens per prompt (model.call.max_sequence_length, as set)" in said
 
 
 def test_every_reward_of_the_examples_scores_every_kind_of_sample(tmp_path: Path) -> None:
@@ -80,8 +91,11 @@ def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists; name another folder"):
         write_new_run(New(tmp_path))
     other = tmp_path / "b"
-    with pytest.raises(UserError, match="no recipe 'grpo'"):
-        write_new_run(New(other, recipe="grpo"))
+    with pytest.raises(UserError, match="new: recipe 'flow-grpp' is not known; did you mean"):
+        write_new_run(New(other, recipe="flow-grpp"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/x cannot be written: Not a directory"):
+        write_new_run(New(tmp_path / "file" / "x"))
     with pytest.raises(UserError, match="nft is for images, and --text asks for a language model"):
         write_new_run(New(other, recipe="nft", text=True))
     with pytest.raises(UserError, match=r"model\.pipeline: no folder nowhere, and not a hub name"):

@@ -175,9 +175,18 @@ def test_a_list_fits_the_steps_and_the_plan(words: list[str], message: str) -> N
         check_plan(made)
 
 
+OWN = """
+def two(steps):
+    return [1.0, 0.5]
+
+def raises(steps):
+    return steps / 0
+"""
+
+
 def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(QUADRATIC + "def two(steps):\n    return [1.0, 0.5]\n")
+    (tmp_path / "mine.py").write_text(QUADRATIC + OWN)
     made = run("mine.py:quadratic")
     check_plan(made)
     assert made.levels(4) == (1.0, 0.5625, 0.25, 0.0625, 0.0)
@@ -185,7 +194,11 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "(levels of model.sigmas)" in describe_run(made, 0, None)
     for name, message in (
         ("mine.py:two", "must return 4 levels for 4 steps"),
-        ("mine.py:three", "has no function 'three'"),
+        (
+            "mine.py:raises",
+            r"model.sigmas: mine.py:raises raised ZeroDivisionError: .*py, line \d+\)",
+        ),
+        ("mine.py:three", "has no function or class 'three'"),
         ("none.py:two", "there is no file none.py"),
     ):
         with pytest.raises(UserError, match=message):

@@ -11,6 +11,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.diffusers.scheduler_standin import PerRow
+from flowrl.run.monitor import made_kind
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3
 
@@ -47,6 +48,9 @@ def test_driven_is_the_pipelines_own_call_to_the_bit(family: str, guidance: floa
     if guidance == 4.5:
         assert (proof.way, proof.mixed) == EXPECTED[family]
     assert proof.euler == (None if family.startswith("wan") else 0.0)
+    made.known_proofs[STEPS, guidance] = proof
+    assert proof.video == family.startswith("wan")
+    assert made_kind(made) == ("video" if proof.video else "image")
     if family.startswith("wan"):
         assert theirs.shape == (2, 5, 3, 16, 16)
 

@@ -86,6 +86,10 @@ def no_algorithm(*, steps: int = 4):
     return steps
 
 
+def raises(*, steps: int = 4):
+    return {}["no"]
+
+
 def untyped(*, steps=4) -> Algorithm: ...
 
 
@@ -239,10 +243,14 @@ FADING = "my_kernel.py:FadingSDE"
 REFUSED = [
     ({"name": "my_recipe.py:my_recipe", "stepz": 3}, r"recipe.stepz: .*did you mean 'steps'"),
     ({"name": "my_recipe.py:my_recipe", "steps": "a"}, "recipe.steps: input should be a valid int"),
-    ({"name": "my_recipe.py:mine"}, "recipe.name: my_recipe.py has no function 'mine'"),
+    (
+        {"name": "my_recipe.py:mine"},
+        "recipe.name: my_recipe.py has no function or class 'mine'; there are my_rec",
+    ),
     ({"name": "my_recipe.py"}, "names no function; write FILE.py:FUNCTION"),
     ({"name": "nowhere.py:f"}, "recipe.name: there is no file nowhere.py; paths are relative to"),
     ({"name": "parts.py:no_algorithm"}, "must return a flowrl.algorithm.Algorithm, not int"),
+    ({"name": "parts.py:raises"}, r"recipe: parts.py:raises raised KeyError: 'no' .parts.py, line"),
     ({"name": "parts.py:untyped"}, "the parameter 'steps' has no type: write it as"),
     ({"name": "parts.py:bare"}, "the parameter 'steps' has no default"),
     ({"name": "parts.py:taken"}, "'algorithm' cannot be a setting: choose another name"),
@@ -268,6 +276,16 @@ def test_what_is_no_part_is_refused_in_a_sentence(here: Path, recipe: dict, mess
     with pytest.raises(UserError, match=message) as caught:
         check_plan(run(**recipe))
     assert "\n" not in str(caught.value)
+
+
+def test_an_own_kernel_by_option_leaves_the_files_eta_out(here: Path, capsys) -> None:
+    published = run(name="flow_grpo", eta=0.3)
+    own = override(published, ["--recipe.kernel", f"{{name: {FADING}, eta: 0.5}}"])
+    assert own.algorithm().plans[0].kernel.eta == 0.5  # type: ignore[union-attr]
+    assert "the kernel is your own: eta 0.3 is left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="eta is a setting of the published kernel"):
+        override(published, [f"--recipe.kernel={FADING}", "--recipe.eta", "0.4"])
+    assert override(published, ["--recipe.kernel", "wan"]).recipe.eta == 0.3  # type: ignore[attr-defined]
 
 
 def test_an_own_kernel_does_what_it_says(here: Path) -> None:

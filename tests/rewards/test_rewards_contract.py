@@ -141,6 +141,17 @@ def test_the_self_test_says_what_is_wrong(reward, message):
         self_test("mine", reward)
 
 
+def test_videos_of_the_self_test_move_so_that_a_reward_of_motion_can_be_told():
+    def motion(samples: Samples) -> torch.Tensor:
+        assert samples.media.shape[1:3] == (8, 3)
+        return (samples.media[:, 1:] - samples.media[:, :-1]).abs().flatten(1).mean(1)
+
+    said = self_test("motion", motion, Prompts(kind="video"))
+    assert said.startswith("motion: 0, 0, 0.0") and "1 for 4 unlike samples" in said
+    with pytest.raises(ValueError, match=r"videos \(noise.*; the last two move\) all score 1"):
+        self_test("frames", lambda s: s.media.flatten(1).mean(1) * 0 + 1, Prompts(kind="video"))
+
+
 def test_a_groupwise_reward_is_tested_in_another_order():
     def rank(samples: Samples) -> torch.Tensor:
         mean = samples.media.flatten(1).std(1)

@@ -23,7 +23,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.run import footer, track, training_samples
 from flowrl.run.collect import collect
-from flowrl.run.histograms import BINS, Histogram, IterationValues
+from flowrl.run.histograms import BINS, Histogram, IterationValues, histogram_image
 from flowrl.run.monitor import on_policy
 from flowrl.run.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
 from flowrl.run.record import Terminal
@@ -152,6 +152,20 @@ def test_histograms_count_what_is_in_the_loss_on_all_processes():
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_lm.write(tmp_path_factory.mktemp("following") / "lm")
+
+
+def test_an_image_of_histograms_has_a_bar_per_bin_that_holds_values():
+    counts = np.zeros(BINS, dtype=np.int64)
+    counts[[0, 10]] = 4, 8
+    flat = Histogram(np.ones(BINS, dtype=np.int64), np.linspace(0, 1, BINS + 1), 64, 32.0, 20.0)
+    peaks = Histogram(counts, np.linspace(-1, 1, BINS + 1), 12, 0.0, 1.0)
+    image = histogram_image({"histogram/advantage": peaks, "histogram/log_ratio": flat})
+    blue = (np.asarray(image) == (70, 130, 180)).all(-1)
+    above, below = np.split(blue, 2)
+    tall = above.sum(0).reshape(BINS, -1)[:, 3]
+    assert list(np.flatnonzero(tall)) == [0, 10] and tall[10] == 2 * tall[0] - 1 == 73
+    assert (below.sum(0).reshape(BINS, -1)[:, 3] == 73).all()
+    assert np.asarray(image)[:14].min() < 64  # the line of text
 
 
 def test_samples_of_training_are_written_once_and_bounded(model, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What `flowrl plan` says of memory is near what is measured, and running out of it is told."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models import sizes
+from flowrl.paths import PROJECT
 from flowrl.run import memory, train
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress, newest
@@ -17,7 +19,7 @@ from flowrl.run.learner import load_policy
 from flowrl.run.train import iterate
 from flowrl.settings import Run
 from flowrl.settings.read import run_from
-from tests.support import runs
+from tests.support import runs, text_runs
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny_pipelines import NAMED
 
@@ -165,6 +167,45 @@ def test_what_is_not_here_is_said_to_be_unknown(tmp_path, monkeypatch) -> None:
     said = memory.memory_report(run_from(tree, "test"), memory.limit("24GiB"))
     assert said.startswith("memory: unknown, since nobody/nothing is not on this machine")
     assert memory.advice(run_from(tree, "test")) == []
+
+
+def test_a_gguf_file_is_planned_by_its_metadata_or_the_reason_is_said(tmp_path) -> None:
+    (tmp_path / "small.gguf").write_bytes(b"GGUF, but damaged")
+    tree = text_runs.tree(tmp_path, tmp_path, text_runs.GRPO)
+    tree["model"] |= {"gguf_file": "small.gguf", "lora": {"rank": 2}}
+    damaged = run_from(tree, "test")
+    said = memory.memory_report(damaged, memory.limit("24GiB"))
+    assert "small.gguf cannot be read as GGUF" in said or "pip install 'flowrl[gguf]'" in said
+    assert said.startswith("memory: unknown, since") and memory.fits(damaged, memory.limit("1MiB"))
+    numbers = {"block_count": 2, "context_length": 64, "embedding_length": 32, "vocab_size": 50}
+    numbers |= {"feed_forward_length": 48, "attention.head_count": 4, "attention.head_count_kv": 2}
+    fields = [(f"llama.{name}", struct.pack("<II", 4, n)) for name, n in numbers.items()]
+    fields += [("general.architecture", struct.pack("<IQ", 8, 5) + b"llama")]
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields))  # version, tensors, fields
+    body = [struct.pack("<Q", len(name)) + name.encode() + value for name, value in fields]
+    (tmp_path / "whole.gguf").write_bytes(b"".join([head, *body]))
+    tree["model"] |= {"gguf_file": "whole.gguf"}
+    whole = run_from(tree, "test")
+    if "pip install" in memory.memory_report(whole, memory.limit(None)):
+        pytest.skip("this transformers needs the package gguf")
+    found = sizes.of(whole.model, 8)
+    attention, feed_forward = 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 48
+    assert found is not None and found.blocks == 2
+    assert found.trained == 2 * (attention + feed_forward + 64) + 32 + 50 * 32  # tied
+
+
+def test_a_call_is_no_larger_than_the_texts_of_a_step(tmp_path) -> None:
+    """The 186 rows of an automatic call would be counted otherwise: an iteration has 8 texts."""
+    folder = PROJECT / "flowrl" / "demo" / "sums-lm"
+    tree = text_runs.tree(folder, tmp_path, text_runs.GRPO)
+    tree["prompts"]["per_iteration"], tree["recipe"]["group"] = 2, 4
+    phases = []
+    for updates, rows in ((1, "auto"), (1, 8), (2, "auto"), (2, 4)):
+        tree["train"] |= {"updates": updates, "rows_per_call": rows}
+        found = memory.estimate(run_from(tree, "test"))
+        assert found is not None
+        phases.append(found.phases["training"])
+    assert phases[0] == phases[1] and phases[2] == phases[3] == phases[0] // 2
 
 
 def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:

@@ -38,7 +38,7 @@ def run_with(tmp_path: Path, *rewards: dict, **train: object) -> Run:
 
 def proven(run: Run) -> list[str]:
     prompts = run.prompts.read("train")
-    return list(prove_rewards(load_rewards(run.rewards), run, prompts))
+    return list(prove_rewards(load_rewards(run.rewards), run, prompts, "image"))
 
 
 def test_a_constant_reward_is_refused_before_the_run(tmp_path, own):

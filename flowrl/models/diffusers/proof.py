@@ -83,6 +83,7 @@ class Subject:
             reading=steps.reading(),
             padding=padding,
             own_levels=self.loop.levels is not None,
+            video=self.recorded[1].ndim == 5,
         )
 
     @cached_property

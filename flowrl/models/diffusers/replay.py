@@ -34,6 +34,7 @@ class Replay:
     reading: float | None = None  # of its clean sample from ours, as a share; None: not shown
     padding: float | None = None  # share of a prediction due to prompts encoded beside its own
     own_levels: bool = False  # the call was made at the levels of model.sigmas
+    video: bool = False  # the pipeline makes videos, not images
 
     @property
     def to_way(self) -> Way:

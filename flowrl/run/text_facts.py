@@ -1,0 +1,71 @@
+"""Facts of a run's texts before it starts: tokens per prompt or per completion, and the samples'
+kind. They need the model's configuration and no weights."""
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+
+from flowrl.likelihoods.token import Token
+from flowrl.models.description import local_folder
+from flowrl.prompts import PromptSet
+from flowrl.settings import Run
+from rewards.types import Kind
+
+PADDED = "max_sequence_length"  # diffusers' name
+
+
+def text_length(run: Run, prompts: PromptSet | None) -> Iterator[str]:
+    """A line on the tokens of texts: those that every prompt is padded or cut to, if the pipeline
+    is on this machine; for a language model, the most of a completion and what happens there.
+
+    `prompts`: those of training, if they can be read.
+    """
+    if run.model.language is not None:
+        yield _completions(run)
+        return
+    _, parameters = pipeline_call(run)
+    if PADDED in parameters:
+        length = run.model.call.get(PADDED, parameters[PADDED].default)
+        whose = "as set" if PADDED in run.model.call else "the pipeline's default"
+        longest = "" if prompts is None else _longest(prompts)
+        yield (
+            f"text: {length} tokens per prompt (model.call.{PADDED}, {whose}), whatever its length"
+            f"{longest}"
+        )
+
+
+def _longest(prompts: PromptSet) -> str:
+    return f"; the longest training prompt has {max(len(t.split()) for t in prompts.texts)} words"
+
+
+def _completions(run: Run) -> str:
+    algorithm = run.algorithm()
+    what = "completion" if run.model.environment is None else "completion, all turns and replies"
+    end = "scored as it is"
+    if isinstance(algorithm.likelihood, Token):
+        trained = {"train": "and trained on", "mask": "and left out of the loss (cut: mask)"}
+        end = f"{end}, {trained[algorithm.likelihood.cut]}"
+    return (
+        f"text: at most {algorithm.steps} tokens per {what} (recipe.length); one that has not "
+        f"ended by then is cut off there, {end}"
+    )
+
+
+def pipeline_call(run: Run) -> tuple[str, Mapping[str, inspect.Parameter]]:
+    """Class and parameters of the pipeline's own call; none where it is not on this machine."""
+    import diffusers
+
+    folder = None if run.model.pipeline is None else local_folder(run.model.pipeline)
+    if folder is None:
+        return "", {}
+    name = str(json.loads((folder / "model_index.json").read_text()).get("_class_name"))
+    kind = getattr(diffusers, name, None)
+    return name, {} if kind is None else inspect.signature(kind.__call__).parameters
+
+
+def likely_kind(run: Run) -> Kind:
+    """The kind of sample that a run's model makes, by the pipeline's class."""
+    if run.model.language is not None:
+        return "text"
+    name, parameters = pipeline_call(run)
+    return "video" if "Video" in name or "num_frames" in parameters else "image"
