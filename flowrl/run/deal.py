@@ -5,6 +5,7 @@ that the input is evaluated once. Each draw deals its own inputs, by a shuffle t
 (seed, iteration, draw, rollout and step): neither the order of rows nor the processes change it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,27 +60,37 @@ class Chunk:
 Chunks = list[Chunk]
 
 
-def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
-    """Return the rows of an optimizer step, in chunks of one (rollout, step) each.
+@dataclass(frozen=True)
+class Deal:
+    """The rule that deals the inputs of an iteration into `updates` optimizer steps."""
 
-    A chunk has at most `rows_per_call` inputs, and all of their rows.
-    """
+    seed: int
+    iteration: int
+    updates: int
+
+    def steps(self, rows: Rows, draws: Sequence[int], place: int, unit: int) -> Int[Tensor, " b"]:
+        """The optimizer step of each row. `place` is that of the rows among the iteration's."""
+        inputs = input_of(rows, unit).cpu()
+        prompt = rows.prompt.cpu()[first_rows(inputs)]
+        dealt = torch.empty_like(prompt)
+        for at, draw in enumerate(draws):
+            own = (prompt == at).nonzero()[:, 0]
+            key = (self.seed, "deal", self.iteration, draw, place)
+            # a draw may have one shared state per step: then its steps take turns
+            first = draw + place if shares_states(rows) else draw
+            dealt[own] = torch.randperm(len(own), generator=generator(*key)) + first
+        return (dealt % self.updates)[inputs]
+
+
+def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
+    """Return the rows of an optimizer step, in chunks of one (rollout, step) each."""
     settings, unit = learner.run.train, learner.algorithm.loss.unit
     rows_per_call = learner.policy.rows_per_call
     assert rows_per_call is not None  # `load_policy` chose it
-    chunks: Chunks = []
+    deal, chunks = Deal(settings.seed, iteration, settings.updates), list[Chunk]()
     for place, rows in enumerate(experience.rows):
-        inputs = input_of(rows, unit).cpu()
-        draws = rows.prompt.cpu()[first_rows(inputs)]  # of each input
-        deal = torch.full_like(draws, -1)
-        for at, draw in enumerate(experience.draws):
-            own = (draws == at).nonzero()[:, 0]
-            key = (settings.seed, "deal", iteration, draw, place)
-            # a draw may have one shared state per step: then its steps take turns
-            first = draw + place if shares_states(rows) else draw
-            deal[own] = torch.randperm(len(own), generator=generator(*key)) + first
-        chosen = (deal % settings.updates)[inputs] == number
-        parts = calls(chosen.nonzero()[:, 0], inputs, max(1, rows_per_call // unit))
+        index = (deal.steps(rows, experience.draws, place, unit) == number).nonzero()[:, 0]
+        parts = calls(index, input_of(rows, unit).cpu(), max(1, rows_per_call // unit))
         chunks += [Chunk(rows, part.to(rows.prompt.device)) for part in parts]
     return chunks
 
@@ -87,7 +98,8 @@ def share_of(learner: Learner, experience: Experience, iteration: int, number: i
 def calls(
     index: Int[Tensor, " m"], inputs: Int[Tensor, " b"], most: int
 ) -> list[Int[Tensor, " _"]]:
-    """Cut rows into calls of at most `most` inputs, in the order of their inputs."""
+    """Cut rows into calls of at most `most` inputs, each with all of its rows in `index`. Calls are
+    in the order of inputs."""
     index = index[inputs[index].argsort(stable=True)]
     _, places = inputs[index].unique_consecutive(return_inverse=True)
     return list(index.split((places // most).bincount().tolist()))
