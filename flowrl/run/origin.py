@@ -90,12 +90,13 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
             f"set at least {iterations}"
         )
     if before is None:
-        return [
+        unknown = (
             f"checkpoint {checkpoint.name} has no record of what the run was begun with, so "
             "changes of settings and files are not noticed"
-        ]
+        )
+        return [unknown, *_sharing(False, run)]
     allowed = [*_settings(before, run, folder), *_files(before, now, run, folder)]
-    lines = [*_sharing(before, run)]
+    lines = [*_sharing(before.shared_states, run)]
     lines += (
         [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
     )
@@ -107,10 +108,10 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
     return lines
 
 
-def _sharing(before: Origin, run: Run) -> Iterator[str]:
+def _sharing(before: bool, run: Run) -> Iterator[str]:
     """A line where an older version evaluated the states of this run's plan once per sample."""
     plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
-    if not before.shared_states and any(plan.shares_states for plan in plans):
+    if not before and any(plan.shares_states for plan in plans):
         yield (
             "the checkpoint is from an older version: samples that continue from one state now "
             "stay in one optimizer step, so results differ from those of an uninterrupted run"
