@@ -121,23 +121,19 @@ def add_gradients(
                 seen.add(rows, entries.metrics)
 
 
+@torch.no_grad()
 def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
     """Evaluate the policy that sampled, for rows without its evaluation."""
     if "old" not in learner.algorithm.loss.roles:
         return chunks
-    return [
-        chunk
-        if chunk.has_old
-        else replace(chunk, old=_behaviour(learner, experience, chunk.rows()))
-        for chunk in chunks
-    ]
-
-
-@torch.no_grad()
-def _behaviour(learner: Learner, experience: Experience, rows: Rows) -> Evaluation:
-    """Evaluate the policy that sampled."""
+    likelihood = learner.algorithm.likelihood
     with learner.policies.using(learner.algorithm.behaviour):
-        return learner.algorithm.likelihood.evaluate(experience.policy, rows)
+        return [
+            chunk
+            if chunk.has_old
+            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk.rows()))
+            for chunk in chunks
+        ]
 
 
 @torch.no_grad()
@@ -182,7 +178,8 @@ def chunk_loss(
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
     fresh = algorithm.behaviour == "current" and chunk.old is None
     if "old" in loss.roles and not fresh:
-        evaluations["old"] = chunk.old or _behaviour(learner, experience, chunk)
+        with torch.no_grad(), policies.using(algorithm.behaviour):
+            evaluations["old"] = chunk.old or likelihood.evaluate(experience.policy, chunk)
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
         out = None if new.out is None else new.out.detach()
