@@ -24,10 +24,11 @@ from flowrl.run.origin import Origin
 from flowrl.run.session import Session
 from flowrl.run.time_estimate import iteration_work
 from flowrl.settings.read import run_from
-from samplers import Chain, FlowSDE, Fork, Latents, Plan, Sampling, Tree, Window, roll
+from samplers import Chain, FlowSDE, Fork, Latents, Plan, Planner, Sampling, Tree, Window, roll
 from tests.support import runs
 from tests.support.tiny import TinyFlow
 
+SIGMAS = [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
 STEPS = {"steps": 5, "group": 4}
 SMALL: dict[str, dict[str, Any]] = {
     "mix_grpo": STEPS | {"window": 2, "every": 1, "kl": 0.1},
@@ -123,11 +124,10 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
             torch.testing.assert_close(a, b, atol=1e-12 * size, rtol=1e-12)
 
 
-def random_plans() -> st.SearchStrategy[tuple[Plan, ...]]:
+def planners() -> st.SearchStrategy[Planner]:
     """Chains, windows, forks and trees of at most 12 samples."""
-    sigmas = [1.0, 0.8, 0.6, 0.4, 0.2, 0.0]
     sde, noise = FlowSDE(), st.booleans()
-    planner = st.one_of(
+    return st.one_of(
         st.builds(Chain, st.just(sde), st.integers(1, 4), st.just(1.0), noise),
         st.builds(lambda size, shared: Window(sde, 4, size, shared_noise=shared),
                   st.integers(1, 3), noise),
@@ -135,7 +135,6 @@ def random_plans() -> st.SearchStrategy[tuple[Plan, ...]]:
         st.builds(lambda at, roots: Tree(sde, tuple(at), 2, roots),
                   st.sets(st.integers(0, 3), min_size=1, max_size=2), st.integers(1, 3)),
     )  # fmt: skip
-    return planner.map(lambda planner: planner(sigmas, 0, 0))
 
 
 def rows_of(plans: Sequence[Plan], draws: Sequence[int]) -> list[TransitionRows]:
@@ -149,8 +148,9 @@ def rows_of(plans: Sequence[Plan], draws: Sequence[int]) -> list[TransitionRows]
 
 
 @settings(max_examples=20)
-@given(random_plans(), st.integers(1, 3), st.integers(0, 99))
-def test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes(plans, updates, seed):
+@given(planners(), st.integers(1, 3), st.integers(0, 99))
+def test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes(planner, updates, seed):
+    plans = planner(SIGMAS, 0, 0)
     draws, deal = (4, 9, 11), Deal(seed, 2, updates)
     parts, alone = rows_of(plans, draws), rows_of(plans, draws[1:])
     assert sum(len(p.prompt) for p in parts) == 3 * sum(plan.trained_nodes for plan in plans)
@@ -172,7 +172,7 @@ def test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes(plan
 
 def test_one_state_per_step_does_not_send_a_draw_into_one_optimizer_step():
     """All steps of a fork with one root have one input per draw: they take turns."""
-    parts = rows_of(Fork(FlowSDE(), 3)([1.0, 0.8, 0.6, 0.4, 0.2, 0.0], 0, 0), (0,))
+    parts = rows_of(Fork(FlowSDE(), 3)(SIGMAS, 0, 0), (0,))
     steps = [Deal(0, 0, 2).steps(rows, (0,), place, 1) for place, rows in enumerate(parts)]
     assert [step.unique().tolist() for step in steps] == [[0], [1], [0], [1]]
 
