@@ -113,6 +113,23 @@ class Plan:
             states.append(nodes if self.stochastic(k) else states[-1])
         return tuple(states)
 
+    @property
+    def trained_nodes(self) -> int:
+        """Trained transitions per draw."""
+        return sum(n for n, step in zip(self.nodes, self.steps, strict=True) if step.train)
+
+    @property
+    def trained_states(self) -> int:
+        """Distinct states per draw that trained transitions start from: the network evaluations
+        that scoring all of them takes."""
+        return sum(n for n, step in zip(self.states, self.steps, strict=False) if step.train)
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether several transitions of a noisy step start from one state."""
+        before = zip(self.states, self.nodes, self.steps, strict=False)
+        return any(step.noisy and states < nodes for states, nodes, step in before)
+
     def solver_at(self, k: int) -> Solver:
         return self.solver if k >= self.solve_from else Euler()
 

@@ -71,10 +71,13 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
             raise UserError(f"--svg: cannot write {svg}: {error.strerror}") from error
     draws = run.prompts.per_iteration
     samples = draws * sum(plan.group for plan in plans)
-    trained = sum(
-        n for plan in plans for n, s in zip(plan.nodes, plan.steps, strict=True) if s.train
+    trained, states = (
+        draws * sum(getattr(plan, of) for plan in plans)
+        for of in ("trained_nodes", "trained_states")
     )
-    rows = f"{draws * trained} trained rows" if trained else "rows at noise levels of the loss"
+    rows = f"{trained} trained rows" if trained else "rows at noise levels of the loss"
+    if states < trained:
+        rows += f", which {states} network evaluations score"
     return "\n".join(
         [
             " (levels of model.sigmas)"

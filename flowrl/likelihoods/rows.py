@@ -5,7 +5,7 @@ b rows, t entries per row: one for images and videos, one per token for text. `*
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -43,13 +43,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class TransitionRows(Rows):
-    """Stored transitions x -> x_next of one noisy step of a plan."""
+    """Stored transitions x -> x_next of one noisy step of a plan.
+
+    `state` numbers the states that rows start from: rows of one prompt with the same number have
+    the same x and sigma, so their velocity is evaluated once. None: every row has its own.
+    """
 
     x: Float[Tensor, "b *d"]
     x_next: Float[Tensor, "b *d"]
     sigma: Float[Tensor, " b"]
     sigma_next: Float[Tensor, " b"]
     kernel: Kernel
+    state: Int[Tensor, " b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,33 @@ def without_old(chunk: Rows) -> Rows:
     if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
         return replace(chunk, old=None, sampled=chunk.old.logp)
     return replace(chunk, old=None)
+
+
+def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:
+    """Number rows from 0. Neighbours that are equal to the bit have the same number."""
+    new = (x[1:] != x[:-1]).flatten(1).any(1)
+    return torch.cat([torch.zeros_like(new[:1]), new]).cumsum(0)
+
+
+def shares_states(rows: Rows) -> TypeGuard[TransitionRows]:
+    """Whether rows may start from one state, and so share an input of the network."""
+    return isinstance(rows, TransitionRows) and rows.state is not None
+
+
+def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
+    """Number the inputs of the network from 0, and return the one of each row: rows that share a
+    state share it, and `unit` consecutive rows are a pair that counts as one."""
+    if shares_states(rows):
+        return ((rows.prompt << 32) + rows.state).unique(return_inverse=True)[1]
+    return torch.arange(len(rows.prompt), device=rows.prompt.device) // unit
+
+
+def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:
+    """The first row of each number, which are 0 to m - 1."""
+    places = torch.arange(len(numbers), device=numbers.device)
+    count = int(numbers.max()) + 1 if len(numbers) else 0
+    none = torch.full((count,), len(numbers), device=numbers.device)
+    return none.scatter_reduce(0, numbers, places, "amin")
 
 
 def sampled_elsewhere(rows: Rows) -> Float[Tensor, "b t"] | None:

@@ -15,12 +15,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
-from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows, TransitionRows
-from samplers import Edges, Particled, Rollout, Velocity, mean_log_prob
+from flowrl.likelihoods.rows import (
+    Evaluation,
+    PointMask,
+    PointValues,
+    Rows,
+    TransitionRows,
+    equal_before,
+    first_rows,
+    input_of,
+    take,
+)
+from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
 
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
@@ -54,6 +64,19 @@ def mse(a: Float[Tensor, "b *d"] | None, b: Float[Tensor, "b *d"] | None) -> Flo
     """Mean squared difference over the latent's dims, per row."""
     assert a is not None and b is not None, "this comparison needs means or velocities"
     return (a - b).square().flatten(1).mean(1, keepdim=True)
+
+
+def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
+    """The distribution of the next state of each row."""
+    v = policy(rows.x, rows.sigma, rows.prompt)
+    return rows.kernel(rows.x, v, rows.sigma, rows.sigma_next)
+
+
+def _state(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
+    """Number the states of a step that has fewer of them than transitions. The plan says where, and
+    the states say which: a replay may have put another sample in for one of several siblings."""
+    before, after = rollout.plan.states[edges.step : edges.step + 2]
+    return None if before == after else equal_before(edges.x)
 
 
 @dataclass(frozen=True)
@@ -131,11 +154,17 @@ class Transition:
             sigma=torch.full((nodes,), step.sigma, dtype=x.dtype, device=x.device),
             sigma_next=torch.full((nodes,), step.sigma_next, dtype=x.dtype, device=x.device),
             kernel=kernel,
+            state=_state(rollout, edges),
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
-        v = policy(rows.x, rows.sigma, rows.prompt)
-        g = rows.kernel(rows.x, v, rows.sigma, rows.sigma_next)
+        if rows.state is None:
+            g = _step(policy, rows)
+        else:
+            number = input_of(rows)
+            once = _step(policy, take(rows, first_rows(number)))
+            # index_select: on a CPU its backward adds in one order, whatever the threads
+            g = Gaussian(*(part.index_select(0, number) for part in once))
         return Evaluation(mean_log_prob(g, rows.x_next)[:, None], g.mean)
 
     def log_ratio(

@@ -4,7 +4,7 @@ Each is a `Weight` of a loss (`weights=`). None changes a denominator or an anch
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -108,12 +108,6 @@ def share_bound(values: Float[Tensor, " n"], share: float) -> float:
     (1 - share) quantile. Needs a value."""
     place = int(share * (len(values) - 1) + 1e-9)  # a share of .29 of 100 is .29 * 100 = 28.99...
     return float(values.sort(descending=True).values[place])
-
-
-def marked_above(rows: Rows, entropy: Float[Tensor, "b t"], bound: float) -> TokenRows:
-    """The rows with their `uncertain` tokens: those of at least `bound` nats."""
-    assert isinstance(rows, TokenRows), "HighEntropy refuses other likelihoods"
-    return replace(rows, uncertain=entropy >= bound)
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,8 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
         return 0
     levels = run.levels(algorithm.steps)
     plans = [p for p in algorithm.plan(levels, iteration, run.train.seed) if isinstance(p, Plan)]
-    nodes = [n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train]
-    kept = sum(nodes) + sum(plan.group for plan in plans) * (1 if nodes else 3)
+    nodes = sum(plan.trained_nodes for plan in plans)
+    kept = nodes + sum(plan.group for plan in plans) * (1 if nodes else 3)
     return run.prompts.per_iteration * kept * model.latent * 4
 
 

@@ -22,6 +22,7 @@ from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.own_parts import is_own
 from flowrl.settings.read import dump, run_from
+from samplers import Plan
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 CONFIGURATIONS = (".json", ".txt", ".model", ".jinja")
@@ -39,6 +40,7 @@ class Origin:
     base: dict[str, str]  # file of the base model -> digest
     prompts: dict[str, str]  # setting -> digest
     sources: dict[str, str]  # source file of a reward, recipe, part or environment -> digest
+    shared_states: bool = False  # evaluated once and dealt together: older versions did not
 
     @classmethod
     def of(cls, run: Run, processes: int) -> "Origin":
@@ -51,6 +53,7 @@ class Origin:
             base=dict(_base(folder)) if folder else {},
             prompts=dict(_prompts(run)),
             sources=source_digests(run),
+            shared_states=True,
         )
 
     @classmethod
@@ -87,18 +90,32 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
             f"set at least {iterations}"
         )
     if before is None:
-        return [
+        unknown = (
             f"checkpoint {checkpoint.name} has no record of what the run was begun with, so "
             "changes of settings and files are not noticed"
-        ]
+        )
+        return [unknown, *_sharing(False, run)]
     allowed = [*_settings(before, run, folder), *_files(before, now, run, folder)]
-    lines = [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
+    lines = [*_sharing(before.shared_states, run)]
+    lines += (
+        [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
+    )
     if before.processes != processes:
         lines.append(
             f"processes: {processes} now, {before.processes} before; sums are taken in another "
             "order, so results agree to rounding and not to the bit"
         )
     return lines
+
+
+def _sharing(before: bool, run: Run) -> Iterator[str]:
+    """A line where an older version evaluated the states of this run's plan once per sample."""
+    plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
+    if not before and any(plan.shares_states for plan in plans):
+        yield (
+            "the checkpoint is from an older version: samples that continue from one state now "
+            "stay in one optimizer step, so results differ from those of an uninterrupted run"
+        )
 
 
 def _settings(before: Origin, run: Run, folder: Path) -> Iterator[str]:

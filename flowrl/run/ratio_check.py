@@ -5,9 +5,9 @@ import torch
 from flowrl.errors import UserError
 from flowrl.losses.base import ClipsRatio
 from flowrl.run.collect import Experience
+from flowrl.run.deal import share_of
 from flowrl.run.learner import Learner
 from flowrl.run.record import Terminal
-from flowrl.run.update import share_of
 
 FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
 UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
@@ -22,11 +22,12 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
     largest = None
     likelihood = learner.algorithm.likelihood
     for chunk in share_of(learner, experience, 0, 0):
-        if chunk.old is None:
+        rows = chunk.rows()
+        if rows.old is None:
             return None
         with learner.policies.using(learner.algorithm.behaviour):
-            again = likelihood.evaluate(experience.policy, chunk)
-        difference = float(likelihood.log_ratio(again, chunk.old, chunk).abs().max())
+            again = likelihood.evaluate(experience.policy, rows)
+        difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
         largest = max(difference, largest or 0.0)
     return largest
 

@@ -31,7 +31,7 @@ class IterationWork:
 
     sampling  without gradients, to make the samples
     training  with gradients
-    frozen    of other policies on the trained rows
+    frozen    of other policies on the same inputs
     samples   to decode
     """
 
@@ -53,24 +53,23 @@ def iteration_work(run: Run, iteration: int = 0) -> IterationWork:
         sampling, rows = samples * tokens, float(samples)
     else:
         images = [plan for plan in plans if isinstance(plan, Plan)]
-        sampling, rows = float(draws * evaluations(images)), _trained_rows(run, images)
+        sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
     frozen = rows * (len(algorithm.loss.roles - {"old"}) + algorithm.reads_reference)
     if "old" in algorithm.loss.roles:
         frozen += rows * _old_share(run)
     return IterationWork(sampling, rows, frozen, samples)
 
 
-def _trained_rows(run: Run, plans: Sequence[Plan]) -> float:
+def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
     draws, likelihood = run.prompts.per_iteration, run.algorithm().likelihood
     if isinstance(likelihood, Matching):
         kept = sum(2 if likelihood.paired else plan.group for plan in plans)
         return float(draws * kept * likelihood.draws)
-    trained = [n for p in plans for n, s in zip(p.nodes, p.steps, strict=True) if s.train]
-    return float(draws * sum(trained))
+    return float(draws * sum(plan.trained_states for plan in plans))
 
 
 def _old_share(run: Run) -> float:
-    """The share of rows on which the policy that sampled is evaluated again."""
+    """The share of inputs on which the policy that sampled is evaluated again."""
     algorithm = run.algorithm()
     stored = not isinstance(algorithm.likelihood, Matching) and not run.recomputes_old
     if stored:

@@ -1,4 +1,4 @@
-"""From rows to optimizer steps: shares, denominators, chunks and gradients."""
+"""From rows to optimizer steps: denominators, evaluations, losses and gradients."""
 
 import math
 from collections.abc import Mapping
@@ -8,19 +8,18 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, take, without_old
+from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
 from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
-from flowrl.losses.weights import marked_above, share_bound
+from flowrl.losses.weights import share_bound
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience
+from flowrl.run.deal import Chunks, share_of
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.histograms import IterationValues
 from flowrl.run.learner import Learner
-from samplers.noise import generator
 
-Chunks = list[Rows]
 SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
 
@@ -74,12 +73,12 @@ def update(
     settings, tally = learner.run.train, Tally()
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
+    if learner.run.recomputes_old:
+        experience = replace(experience, rows=tuple(map(without_old, experience.rows)))
     shares = [
         share_of(learner, experience, progress.iteration, number)
         for number in range(settings.updates)
     ]
-    if learner.run.recomputes_old:
-        shares = [[without_old(chunk) for chunk in share] for share in shares]
     with learner.parallel.together():  # only the first may wait for the weights that sampled
         shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
     shares = with_uncertain(learner, experience, shares)
@@ -112,38 +111,14 @@ def add_gradients(
     counts = denominators(learner, share)
     with learner.parallel.together():
         for chunk in share:
-            entries, mask = chunk_loss(learner, experience, chunk, first)
+            rows = chunk.rows()
+            entries, mask = chunk_loss(learner, experience, rows, first)
             learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
                 tally.add(name, values, mask)
             if seen is not None:
-                seen.add(chunk, entries.metrics)
-
-
-def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
-    """Return the rows of an optimizer step, in chunks of one (rollout, step) each.
-
-    Each draw distributes its own units over the updates, so the distribution does not depend on
-    which process holds the draw.
-    """
-    settings, unit = learner.run.train, learner.algorithm.loss.unit
-    rows_per_call = learner.policy.rows_per_call
-    assert rows_per_call is not None  # `load_policy` chose it
-    chunks: Chunks = []
-    for place, rows in enumerate(experience.rows):
-        chosen = [torch.empty(0, dtype=torch.int64)]  # another process may hold all draws
-        for at, draw in enumerate(experience.draws):
-            own = torch.nonzero(rows.prompt.cpu() == at)[:, 0]
-            own = own.view(len(own) // unit, unit)
-            key = (settings.seed, "deal", iteration, draw, place)
-            deal = (torch.randperm(len(own), generator=generator(*key)) + draw) % settings.updates
-            chosen.append(own[deal == number].flatten())
-        index = torch.cat(chosen)
-        for part in index.split(max(unit, rows_per_call // unit * unit)):
-            if len(part):
-                chunks.append(take(rows, part.to(rows.prompt.device)))
-    return chunks
+                seen.add(rows, entries.metrics)
 
 
 @torch.no_grad()
@@ -155,8 +130,8 @@ def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks
     with learner.policies.using(learner.algorithm.behaviour):
         return [
             chunk
-            if chunk.old is not None
-            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk))
+            if chunk.has_old
+            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk.rows()))
             for chunk in chunks
         ]
 
@@ -170,21 +145,22 @@ def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks
         return shares
     chunks = [chunk for share in shares for chunk in share]
     with learner.parallel.together(), learner.policies.using(learner.algorithm.behaviour):
-        values = [_entropies(learner, experience, chunk) for chunk in chunks]
+        values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
     own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
     every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))
     if len(every) == 0:
         return shares
     bound = share_bound(every, part)
-    marked = iter([marked_above(*each, bound) for each in zip(chunks, values, strict=True)])
+    pairs = zip(chunks, values, strict=True)
+    marked = iter([replace(chunk, uncertain=column >= bound) for chunk, column in pairs])
     return [[next(marked) for _ in share] for share in shares]
 
 
-def _entropies(learner: Learner, experience: Experience, chunk: Rows) -> Tensor:
+def _entropies(learner: Learner, experience: Experience, rows: Rows) -> Tensor:
     """Those of `old` where it was recomputed, and a new evaluation's where it was stored."""
-    if chunk.old is not None and chunk.old.out is not None:
-        return chunk.old.out
-    return entropies(learner.algorithm.likelihood.evaluate(experience.policy, chunk))
+    if rows.old is not None and rows.old.out is not None:
+        return rows.old.out
+    return entropies(learner.algorithm.likelihood.evaluate(experience.policy, rows))
 
 
 def chunk_loss(
@@ -202,9 +178,8 @@ def chunk_loss(
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
     fresh = algorithm.behaviour == "current" and chunk.old is None
     if "old" in loss.roles and not fresh:
-        (chunk,) = with_old(learner, experience, [chunk])
-        assert chunk.old is not None
-        evaluations["old"] = chunk.old
+        with torch.no_grad(), policies.using(algorithm.behaviour):
+            evaluations["old"] = chunk.old or likelihood.evaluate(experience.policy, chunk)
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
         out = None if new.out is None else new.out.detach()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.likelihoods.rows import Rows, take
+from flowrl.likelihoods.rows import Rows, input_of, take
 from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from flowrl.run import ratio_check, update
@@ -130,14 +130,18 @@ class OutputGradients:
 
     @contextmanager
     def watched(self, monkeypatch) -> Iterator[None]:
-        """Within an update; a row is known by all that it holds."""
+        """Within an update; an input is known by all that its rows hold."""
         real = update.chunk_loss
 
         def watching(learner: Learner, experience: Experience, chunk: Rows, first: bool) -> Any:
             found = [getattr(chunk, f.name) for f in fields(chunk)]
             tensors = [value.cpu() for value in found if isinstance(value, Tensor)]
             rows = range(len(chunk.prompt))
-            keys = [b"".join(value[row].numpy().tobytes() for value in tensors) for row in rows]
+            each = [b"".join(value[row].numpy().tobytes() for value in tensors) for row in rows]
+            inputs = input_of(chunk).tolist()  # rows that share one are evaluated once
+            keys = [b""] * (max(inputs) + 1)
+            for row, number in zip(each, inputs, strict=True):
+                keys[number] += row
             policy: Any = self.policy(experience.policy, keys)
             return real(learner, replace(experience, policy=policy), chunk, first)
 

@@ -106,7 +106,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     for scale in (1.0, 2.0**16):
         kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": scale})
         for chunk in update.share_of(kept.learner, experience, 0, 0):
-            entries, mask = update.chunk_loss(kept.learner, experience, chunk)
+            entries, mask = update.chunk_loss(kept.learner, experience, chunk.rows())
             loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
             kept.learner.scaler.scale(loss).backward()
         grads = [p.grad for p in kept.learner.policies.parameters.values() if p.grad is not None]

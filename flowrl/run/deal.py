@@ -1,0 +1,105 @@
+"""The deal of an iteration's rows: into optimizer steps, and into calls of the network.
+
+Rows that share an input of the network, such as the children of one state, are dealt together, so
+that the input is evaluated once. Each draw deals its own inputs, by a shuffle that is keyed by
+(seed, iteration, draw, rollout and step): neither the order of rows nor the processes change it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from flowrl.likelihoods.rows import (
+    Evaluation,
+    Rows,
+    TokenRows,
+    first_rows,
+    input_of,
+    shares_states,
+    take,
+)
+from flowrl.run.collect import Experience
+from flowrl.run.learner import Learner
+from samplers.noise import generator
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The rows of one call. They are copied when they are due, so that states are held once.
+
+    old        the evaluation of the policy that sampled, if the update has computed it
+    uncertain  marks of tokens, if the update has set them
+    """
+
+    whole: Rows
+    index: Int[Tensor, " m"]
+    old: Evaluation | None = None
+    uncertain: Bool[Tensor, "m t"] | None = None
+
+    @property
+    def mask(self) -> Bool[Tensor, "m t"]:
+        return self.whole.mask[self.index]
+
+    @property
+    def has_old(self) -> bool:
+        return self.old is not None or self.whole.old is not None
+
+    def rows(self) -> Rows:
+        rows = take(self.whole, self.index)
+        if self.old is not None:
+            rows = replace(rows, old=self.old)
+        if self.uncertain is not None:
+            assert isinstance(rows, TokenRows), "HighEntropy refuses other likelihoods"
+            rows = replace(rows, uncertain=self.uncertain)
+        return rows
+
+
+Chunks = list[Chunk]
+
+
+@dataclass(frozen=True)
+class Deal:
+    """The rule that deals the inputs of an iteration into `updates` optimizer steps."""
+
+    seed: int
+    iteration: int
+    updates: int
+
+    def steps(self, rows: Rows, draws: Sequence[int], place: int, unit: int) -> Int[Tensor, " b"]:
+        """The optimizer step of each row. `place` is that of the rows among the iteration's."""
+        inputs = input_of(rows, unit).cpu()
+        prompt = rows.prompt.cpu()[first_rows(inputs)]
+        dealt = torch.empty_like(prompt)
+        for at, draw in enumerate(draws):
+            own = (prompt == at).nonzero()[:, 0]
+            key = (self.seed, "deal", self.iteration, draw, place)
+            # a draw may have one shared state per step: then its steps take turns
+            first = draw + place if shares_states(rows) else draw
+            dealt[own] = torch.randperm(len(own), generator=generator(*key)) + first
+        return (dealt % self.updates)[inputs]
+
+
+def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
+    """Return the rows of an optimizer step, in chunks of one (rollout, step) each."""
+    settings, unit = learner.run.train, learner.algorithm.loss.unit
+    rows_per_call = learner.policy.rows_per_call
+    assert rows_per_call is not None  # `load_policy` chose it
+    deal, chunks = Deal(settings.seed, iteration, settings.updates), list[Chunk]()
+    for place, rows in enumerate(experience.rows):
+        index = (deal.steps(rows, experience.draws, place, unit) == number).nonzero()[:, 0]
+        parts = calls(index, input_of(rows, unit).cpu(), max(1, rows_per_call // unit))
+        chunks += [Chunk(rows, part.to(rows.prompt.device)) for part in parts]
+    return chunks
+
+
+def calls(
+    index: Int[Tensor, " m"], inputs: Int[Tensor, " b"], most: int
+) -> list[Int[Tensor, " _"]]:
+    """Cut rows into calls of at most `most` inputs, each with all of its rows in `index`. Calls are
+    in the order of inputs."""
+    index = index[inputs[index].argsort(stable=True)]
+    _, places = inputs[index].unique_consecutive(return_inverse=True)
+    return list(index.split((places // most).bincount().tolist()))
