@@ -1,5 +1,6 @@
 """Draw samples from a velocity model under a plan. Imports torch only."""
 
+from samplers.drift import RewardDrift
 from samplers.kernels import (
     CPS,
     DDIM,
@@ -68,6 +69,7 @@ __all__ = [
     "Progressive",
     "Prune",
     "Random",
+    "RewardDrift",
     "Rollout",
     "Sampling",
     "Solver",
