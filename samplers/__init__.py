@@ -14,6 +14,7 @@ from samplers.kernels import (
     mean_log_prob,
 )  # fmt: skip
 from samplers.particles import FeynmanKac
+from samplers.placements import Granular, Merged, Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
@@ -22,13 +23,12 @@ from samplers.planners import (
     Ode,
     Particled,
     Planner,
-    Prune,
-    Stripes,
     Tree,
     Window,
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
+from samplers.tree_steps import Moving, Prune, Stripes
 from samplers.windows import (
     Decaying,
     ExponentiallyDecaying,
@@ -59,9 +59,12 @@ __all__ = [
     "Fork",
     "Frozen",
     "Gaussian",
+    "Granular",
     "Heun",
     "Kernel",
     "Latents",
+    "Merged",
+    "Moving",
     "Ode",
     "Particled",
     "Plan",
@@ -72,6 +75,7 @@ __all__ = [
     "RewardDrift",
     "Rollout",
     "Sampling",
+    "Scattered",
     "Solver",
     "Step",
     "Stripes",

@@ -138,6 +138,7 @@ class Walk:
 
     def step_noise(self, plan: Plan, index: int, k: int) -> Tensor:
         """Noise of step k's children; siblings' correlate where the plan says so."""
+        index = index if plan.noise_of is None else plan.noise_of
         own = self.noise(plan.states[k + 1], "step", index, k)
         branch = plan.steps[k].branch
         if plan.split is None or branch == 1:

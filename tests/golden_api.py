@@ -234,7 +234,7 @@ def dgpo(  # noqa: PLR0913
         reference="slow" if average_as_reference else "ref", clip_error=clip_dsm,
     )  # fmt: skip
     entries, errors = loss(likelihood, says, rows), loss.errors(says, rows)
-    parts = {"dsm": errors[:, 0], "ratio": entries.metrics["ratio"][:, 0]}
+    parts = {"dsm": errors[:, 0], "ratio": entries.metrics["ratio_slow"][:, 0]}
     own = {"policy_loss": entries.metrics["policy_loss"].mean(), "loss": entries.value.mean()}
     return parts | own
 

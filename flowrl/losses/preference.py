@@ -109,7 +109,7 @@ class GroupPreference:
         weight = weight.expand_as(gain).reshape(a.shape)
         outside, ratio = self.outside(evaluations, rows)
         value = weight * a * error
-        metrics = {"ratio": ratio, "policy_loss": value.detach(), "weight": weight}
+        metrics = {"ratio_slow": ratio, "policy_loss": value.detach(), "weight": weight}
         metrics["clipped_low"] = (outside & (a <= 0)).to(a)
         metrics["clipped_high"] = (outside & (a > 0)).to(a)
         if self.kl:

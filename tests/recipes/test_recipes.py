@@ -53,6 +53,12 @@ SMALL = {
     "nft": {"steps": 6, "group": 12},
     "dpo": {"steps": 6, "group": 12, "beta": 20.0},
     "rwr": {"steps": 6, "group": 12, "anchor": 0.05, "rate": 1.0},
+    "flow_dppo": {"steps": 6, "group": 12, "most": 0.05},
+    "dgpo": {"steps": 6, "group": 12, "beta": 1.0, "clip": 0.5, "switch": 20},
+    "crd": {"steps": 6, "group": 12, "draws": 4, "kl": 0.01},
+    "flash_grpo": {"steps": 8, "group": 12, "clip": 0.2, "kernel": "flow_sde"},
+    "e_grpo": {"steps": 8, "group": 12, "clip": 0.2},
+    "g2rpo": {"steps": 6, "group": 6, "clip": 0.2, "at": (0, 1, 2)},
 }
 
 

@@ -1,0 +1,215 @@
+"""Parts of the recipes with other feedback: noise of a group, placed steps, weights of steps."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from flowrl.credit.advantages import Context
+from flowrl.credit.comparisons import PruneWidth
+from flowrl.credit.steps import EvenDepths, EvenGradients
+from flowrl.credit.values import Credit, LikelyPaths, node_values
+from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
+from flowrl.losses.preference import GroupPreference
+from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
+from rewards import Scores
+from samplers import (
+    CPS,
+    ConstantSDE,
+    FlowSDE,
+    Fork,
+    Frozen,
+    Granular,
+    Latents,
+    Merged,
+    Moving,
+    Ode,
+    Progressive,
+    Rollout,
+    Scattered,
+    Tree,
+    roll,
+)
+from samplers.placements import entropy
+from tests.support.tiny import TinyFlow
+
+LEVELS = (*(3 * t / (1 + 2 * t) for t in [1 - k / 8 for k in range(8)]), 0.0)
+
+
+def rolled(planner, draws=range(2), iteration: int = 0) -> tuple[Rollout, ...]:
+    model = TinyFlow(2)
+    torch.nn.init.normal_(model.shift, generator=torch.Generator().manual_seed(0))
+    plans = planner(LEVELS, iteration, 0)
+    return roll(plans, model, Latents((2,)), draws, seed=0, iteration=iteration)
+
+
+def test_a_group_has_one_noise_and_stays_together():
+    (rollout,) = rolled(Ode(3))
+    ones = torch.ones(6, 1)
+    for share in ("batch", "sample"):
+        same = Matching(2, share=share, together=3, same_noise=True)
+        for rows in same.rows(rollout, ones, ones > 0):
+            noise, sigma = rows.noise.view(2, 3, 2), rows.sigma.view(2, 3)
+            assert (noise == noise[:, :1]).all() and (noise[0] != noise[1]).all()
+            assert (sigma == sigma[:, :1]).all()
+    own = Matching(2, together=3).rows(rollout, ones, ones > 0)[0]
+    plain = Matching(2).rows(rollout, ones, ones > 0)[0]
+    assert torch.equal(own.noise, plain.noise) and len(own.noise.unique(dim=0)) == 6
+
+
+def test_groups_that_would_be_cut_are_refused():
+    with pytest.raises(UserError, match="compares 12 rows"):
+        algorithm("dgpo", likelihood=Matching())
+    with pytest.raises(UserError, match="set together to the group's size"):
+        algorithm("dgpo", plan=Ode(20))
+    with pytest.raises(UserError, match=r"the plan's have \[24\]: make them equal"):
+        algorithm("dgpo", plan=Ode(24))
+    with pytest.raises(UserError, match="take fewer draws"):
+        RECIPES["dgpo"](steps=5, draws=4)
+    with pytest.raises(UserError, match="use Transition"):
+        algorithm("flow_grpo", loss=RECIPES["flow_dppo"]().loss)
+
+
+def algorithm(name: str, **parts):
+    return replace(RECIPES[name](group=12), **parts)
+
+
+def test_scattered_steps_are_drawn_from_the_first_share():
+    seen = set()
+    for iteration in range(40):
+        (plan,) = Scattered(FlowSDE(), 4, 2, 0.5)(LEVELS, iteration, 0)
+        noisy = tuple(k for k, step in enumerate(plan.steps) if step.noisy and step.train)
+        assert len(noisy) == 2 == sum(step.noisy for step in plan.steps)
+        seen.add(noisy)
+    assert seen == {(a, b) for a in range(4) for b in range(a + 1, 4)}
+    with pytest.raises(ValueError, match="5 noisy steps are not among the first 4"):
+        Scattered(FlowSDE(), 4, 5)(LEVELS, 0, 0)
+
+
+def test_steps_of_low_entropy_are_merged():
+    kernel = FlowSDE(0.7)
+    alone = Merged(kernel, 3, share=0.75, least=-100.0)(LEVELS, 0, 0)
+    assert alone == Fork(kernel, 3, at=tuple(range(6)))(LEVELS, 0, 0)
+    plans = Merged(kernel, 3, share=0.75)(LEVELS, 0, 0)
+    least = sum(entropy(kernel, *pair) for pair in list(pairwise(LEVELS))[:6]) / 6
+    ends, start = [], 0
+    for plan in plans:
+        (k,) = [k for k, step in enumerate(plan.steps) if step.noisy]
+        step = plan.steps[k]
+        assert step.sigma == LEVELS[start]
+        start = LEVELS.index(step.sigma_next)
+        ends.append(start)
+        assert set(plan.sigmas) <= set(LEVELS) and plan.sigmas[-1] == 0
+        reached = entropy(kernel, step.sigma, step.sigma_next)
+        assert reached >= least - 1e-9 or start == 6, "the last may run into the end"
+    assert ends[-1] == 6 and len(ends) < 6
+    want = torch.distributions.Normal(0.0, float(kernel(*map(torch.tensor, ([[0.0]], [[0.0]], [0.9],
+        [0.8]))).std)).entropy()  # fmt: skip
+    assert entropy(kernel, 0.9, 0.8) == pytest.approx(float(want), abs=1e-6)
+
+
+def test_a_child_is_finished_on_every_grid():
+    rollouts = rolled(Granular(FlowSDE(0.7), 4, at=(0, 2), grids=(1, 2, 3)))
+    assert [len(r.plan.steps) for r in rollouts] == [8, 5, 4, 8, 6, 5]
+    for first in (0, 3):
+        (one,) = rollouts[first].edges
+        for other in rollouts[first + 1 : first + 3]:
+            (edges,) = other.edges
+            assert torch.equal(edges.x_next, one.x_next) and torch.equal(edges.logp, one.logp)
+            assert not torch.equal(other.x0, rollouts[first].x0)
+    assert not torch.equal(rollouts[0].edges[0].x_next, rollouts[3].edges[0].x_next)
+    plain = Granular(FlowSDE(0.7), 4, at=(0, 1), grids=(1,))
+    for ours, fork in zip(rolled(plain), rolled(Fork(FlowSDE(0.7), 4, at=(0, 1))), strict=True):
+        assert torch.equal(ours.x0, fork.x0)
+
+
+@pytest.mark.parametrize("kernel", [FlowSDE(0.7), ConstantSDE(0.3), CPS(0.5)])
+def test_even_gradients_are_even(kernel):
+    """The gradient of A log p in v has the same size at every step, for noise that does not depend
+    on v: A grad log p = A z slope / q."""
+    (plan,) = Scattered(kernel, 2, 3, 0.5)(LEVELS, 0, 0)
+    columns, sizes = plan.columns, []
+    credit = Credit(torch.ones(2, 8, 1), torch.ones(2, 8, 1, dtype=torch.bool))
+    weights = EvenGradients(0.5)(credit, Context(columns, torch.ones(1))).value[0, :, 0]
+    for k in range(4):
+        at, to = (torch.tensor([s], dtype=torch.float64) for s in LEVELS[k : k + 2])
+        v, x = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True), torch.ones(1, 1).double()
+        mean, std = kernel(x, v, at, to)
+        logp = -((mean.detach() + std - mean) / std).square() / 2
+        (gradient,) = torch.autograd.grad(logp.sum(), v)
+        sizes.append(float(gradient.abs() * weights[k]))
+    assert sizes == pytest.approx([sizes[0]] * 4)
+    assert float(weights[:3].mean()) == pytest.approx(1.0)
+
+
+def test_depths_weigh_the_same():
+    (plan,) = Tree(ConstantSDE(), (0, 2), 2)(LEVELS, 0, 0)
+    assert plan.nodes == (2, 2, 4, 4, 4, 4, 4, 4)
+    credit = Credit(torch.ones(4, 8, 1), torch.ones(4, 8, 1, dtype=torch.bool))
+    context = Context(plan.columns, torch.ones(1))
+    weights = EvenDepths()(credit, context).value[0, :, 0]
+    edges = torch.tensor(plan.nodes[:7])
+    assert (weights[:7] * edges).tolist() == pytest.approx([24 / 7] * 7), "24 edges, 7 depths"
+    assert torch.equal(EvenDepths(0.0)(credit, context).value, credit.value.double())
+
+
+def test_a_moving_window_of_a_tree():
+    tree = Tree(ConstantSDE(), (0, 1), 2, stripes=Moving(2, Progressive(30)))
+    for iteration, window in ((0, {0, 1}), (60, {2, 3}), (149, {4, 5})):
+        (plan,) = tree(LEVELS, iteration, 0)
+        assert {k for k, step in enumerate(plan.steps) if step.noisy} == {0, 1} | window
+    frozen = Tree(ConstantSDE(), (0,), 2, stripes=Moving(3, Frozen(2)))(LEVELS, 500, 0)[0]
+    assert [step.noisy for step in frozen.steps] == [True, False, *[True] * 3, *[False] * 3]
+
+
+def test_dgpos_average_samples_from_the_switch_on():
+    averages = RECIPES["dgpo"](switch=200).averages
+    slow, trailing = (each.decay for each in averages)
+    assert [trailing(s) for s in (0, 199)] == [0, 0]
+    assert [trailing(s) for s in (200, 250, 900)] == pytest.approx(
+        [slow(s) for s in (200, 250, 900)]
+    )
+    assert isinstance(RECIPES["dgpo"](reference="average").loss, GroupPreference)
+    assert "ref" not in RECIPES["dgpo"](reference="average", kl=0.0).roles
+
+
+def test_leaves_are_fused_by_the_densities_of_their_paths():
+    """Two draws of 2 x 2 leaves; the weights of a node's leaves are a softmax of summed edges."""
+    (plan,) = Tree(ConstantSDE(), (0, 2), 2)(LEVELS, 0, 0)
+    rng = torch.Generator().manual_seed(1)
+    logp = {k: torch.randn(2 * plan.nodes[k], generator=rng) for k in range(6)}
+    values = torch.randn(8, 1, generator=rng)
+    scored = torch.ones(8, 1, dtype=torch.bool)
+    scored[5] = False
+    context = Context(plan.columns, torch.ones(1), logp)
+    got = node_values(Scores(values, scored, ("r",)), context, LikelyPaths(0.7))
+    leaf = [sum(logp[k][i * plan.nodes[k] // 4] for k in range(6)) for i in range(8)]
+    for k, leaves in ((0, (0, 1)), (1, (6, 7)), (0, (4, 5)), (2, (3,)), (7, (5,))):
+        kept = [i for i in leaves if scored[i]]
+        weight = (0.7 * torch.stack([leaf[i] for i in kept])).softmax(0) if kept else None
+        want = 0.0 if weight is None else float((weight * values[kept, 0]).sum())
+        assert float(got.value[leaves[0], k, 0]) == pytest.approx(want, abs=1e-6)
+        assert bool(got.mask[leaves[0], k, 0]) == bool(kept)
+    even = node_values(Scores(values, scored, ("r",)), context, LikelyPaths(0.0))
+    assert torch.allclose(even.value, node_values(Scores(values, scored, ("r",)), context).value)
+
+
+def test_branch_grpo_as_its_paper_has_it():
+    """Of 20 steps with the last split at 9, the steps 10 to 13 are not trained; the window moves to
+    later steps every 30 iterations, up to the last trained step."""
+    paper = RECIPES["branch_grpo"](
+        prune="deeper", fusion="likely_paths", split=4.0, depth_weight=1.0, fusion_beta=2.0
+    )
+    levels = [1 - k / 20 for k in range(20)] + [0.0]
+    for iteration, pruned in ((0, range(10, 14)), (60, range(12, 16)), (900, range(15, 19))):
+        (plan,) = paper.plan(levels, iteration, 0)
+        assert {k for k in range(19) if not plan.steps[k].train} == set(pruned)
+        assert plan.split == 4.0
+    assert paper.advantage.fusion == LikelyPaths(2.0)
+    assert paper.transforms[-1] == EvenDepths(1.0)
+    extremes = RECIPES["branch_grpo"](prune="extremes", keep=0.25)
+    assert PruneWidth("extremes", 0.25) in extremes.transforms
+    moving = RECIPES["branch_grpo_mix"](moving=True).plan
+    assert moving.stripes == Moving(4, Progressive(30))
