@@ -16,6 +16,7 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.divergence import TrustRegion
 from flowrl.losses.preference import CentredReward, GroupPreference
 from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.grpo import Scale, anchors, named
 from samplers import (
     CPS,
@@ -38,11 +39,12 @@ def flow_dppo(
     kl: float = 0.001, noisy: int = 3, share: float = 0.5,
     away: Literal["ratio", "first_order"] = "ratio",
     kernel: Literal["flow_sde", "cps"] | Kernel = "flow_sde", scale: Scale = "batch",
+    credit: CreditName = "group",
 ) -> Algorithm:  # fmt: skip
     """Flow-DPPO, arXiv:2606.11025: no clip range, but a trust region by the exact divergence of
     each step. SD3.5-M: 10 steps, 3 of them noisy at random places in the first half, noise level
     0.8, group 16, KL 0.001. `most` is the divergence at which a row stops; null is the published
-    1e-7 for Flow-SDE and 1e-6 for CPS.
+    1e-7 for Flow-SDE and 1e-6 for CPS. With several rewards: `credit: gdpo` and equal weights.
 
     Differences: all prompts of an iteration share the noisy steps. A kernel of your own needs its
     own `most`: its scale depends on the noise.
@@ -52,9 +54,10 @@ def flow_dppo(
     return Algorithm(
         steps=steps,
         plan=Scattered(noise, group, noisy, share),
-        advantage=Estimator((Standardize(scale), Clip())),
+        advantage=Estimator((*credit_chain(credit, Standardize(scale)), Clip())),
         likelihood=Transition(means=True),
         loss=TrustRegion(most=least if most is None else most, away=away, anchors=anchors(kl)),
+        tracker=credit_tracker(credit),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Clip, Estimator, ScaleSteps, Standardize, Sum, Transform
-from flowrl.credit.comparisons import PruneWidth
+from flowrl.credit.comparisons import PruneWidth, TwoLevel
 from flowrl.credit.steps import EvenDepths
 from flowrl.credit.values import Fusion, LikelyPaths
 from flowrl.likelihoods.transition import Transition
@@ -48,14 +48,15 @@ def temp_flow(
 
 def _depth_by_depth(
     scale: Scale, prune: str = "none", fusion: Fusion = "mean", keep: float = 0.5,
-    depth_weight: float = 0.0,
+    depth_weight: float = 0.0, siblings: float = 0.0,
 ) -> Estimator:  # fmt: skip
     width: tuple[Transform, ...] = ()
     if prune in ("branch", "extremes"):
         width = (PruneWidth("branch" if prune == "branch" else "extremes", keep),)
     even = (EvenDepths(depth_weight),) if depth_weight else ()
     own = Standardize(scale, correction=1, eps=1e-8)
-    return Estimator((Sum(), own, *width, Clip(), *even), fusion)
+    levels = TwoLevel(siblings, 1 - siblings, own) if siblings else own
+    return Estimator((Sum(), levels, *width, Clip(), *even), fusion)
 
 
 def _untrained(prune: str, steps: int, at: tuple[int, ...]) -> Prune | None:
@@ -75,8 +76,8 @@ def branch_grpo(
     eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
     prune: Literal["none", "branch", "extremes", "depth", "deeper"] = "none", keep: float = 0.5,
     fusion: Literal["mean", "max", "path", "likely_paths"] = "mean", fusion_beta: float = 1.0,
-    depth_weight: float = 0.0, scale: Scale = "group", roots: int = 1, kl: float = 0.0,
-    kernel: Literal["constant", "flow_sde"] | Kernel = "constant",
+    depth_weight: float = 0.0, siblings: float = 0.0, scale: Scale = "group", roots: int = 1,
+    kl: float = 0.0, kernel: Literal["constant", "flow_sde"] | Kernel = "constant",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
     1e-3; an edge's advantage is its child's among the nodes of the same depth.
@@ -92,6 +93,7 @@ def branch_grpo(
             independently
     depth_weight  ours: an edge weighs as 1 over the nodes of its depth to this power; with 1 all
             depths weigh the same, where most edges follow the last split
+    siblings  ours: this share of the advantage is among the children of one parent (two levels)
     roots, kl, kernel: ours: several initial noises per prompt, KL to the start, Flow-GRPO's noise
 
     Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
@@ -105,7 +107,7 @@ def branch_grpo(
     return Algorithm(
         steps=steps,
         plan=plan,
-        advantage=_depth_by_depth(scale, prune, fused, keep, depth_weight),
+        advantage=_depth_by_depth(scale, prune, fused, keep, depth_weight, siblings),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )

@@ -6,14 +6,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flowrl.credit.advantages import Context
-from flowrl.credit.comparisons import PruneWidth
+from flowrl.credit.advantages import Context, Estimator, Standardize
+from flowrl.credit.augmented import Augmented
+from flowrl.credit.comparisons import PruneWidth, TwoLevel
 from flowrl.credit.steps import EvenDepths, EvenGradients
-from flowrl.credit.values import Credit, LikelyPaths, node_values
+from flowrl.credit.trackers import NoTracker, PromptValues
+from flowrl.credit.values import Credit, LikelyPaths, TrackedStatistics, node_values
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.losses.preference import GroupPreference
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
+from flowrl.recipes.table import TEXT_RECIPES as TEXTS
 from rewards import Scores
 from samplers import (
     CPS,
@@ -213,3 +216,60 @@ def test_branch_grpo_as_its_paper_has_it():
     assert PruneWidth("extremes", 0.25) in extremes.transforms
     moving = RECIPES["branch_grpo_mix"](moving=True).plan
     assert moving.stripes == Moving(4, Progressive(30))
+
+
+def test_a_lead_over_the_prompts_mean_is_bounded():
+    """Two groups of three; the first does far better than its prompt's mean, the second worse."""
+    columns = Ode(3)(LEVELS, 0, 0)[0].columns
+    values = torch.tensor([1.0, 1.0, 1.0, 0.1, 0.5, 0.6]).view(6, 1)
+    tracked = TrackedStatistics(torch.tensor([0.5, 0.7]))
+    context = Context(columns, torch.ones(1), tracked=tracked)
+    scores = Scores(values, torch.ones(6, 1, dtype=torch.bool), ("r",))
+    got = Estimator((Augmented(Standardize(None), 0.2, 0.28),))(scores, context)[0][:, 0]
+    want = [0.28, 0.28, 0.28, -0.3 - 0.2, 0.1 - 0.2, 0.2 - 0.1]
+    assert got.tolist() == pytest.approx(want)
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "nft", "flow_dppo"])
+def test_credit_by_name(name):
+    """GDPO tells (0, 1) from (0, 2), the sum's z-score does not; AAPO keeps the prompts' means."""
+    gdpo, aapo, gap = (RECIPES[name](credit=c) for c in ("gdpo", "aapo", "best_gap"))
+    assert [type(t).__name__ for t in gdpo.transforms] == [
+        "Standardize",
+        "Sum",
+        "Standardize",
+        "Clip",
+    ]
+    two = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 1.0]])
+    scores = Scores(two, torch.ones(4, 2, dtype=torch.bool), ("a", "b"))
+    columns = Ode(2)(LEVELS, 0, 0)[0].columns
+    credit = gdpo.advantage(scores, Context(columns, torch.ones(2)))[0][:, -1]
+    assert float(credit[3] / credit[1]) == pytest.approx(2.0, abs=1e-2)
+    assert isinstance(aapo.tracker(), PromptValues) and isinstance(gap.tracker(), NoTracker)
+    lead = gap.advantage(Scores(two[:, 1:], scores.scored[:, 1:], ("b",)),
+                         Context(columns, torch.ones(1)))[0][:, -1]  # fmt: skip
+    assert lead.tolist() == pytest.approx([0, 2**0.5, 0, 2**0.5], abs=1e-4)
+
+
+def test_credit_that_reads_no_blend_refuses_it():
+    with pytest.raises(UserError, match="gdpo does not read blend"):
+        RECIPES["flow_grpo"](credit="gdpo", blend=0.5)
+    with pytest.raises(UserError, match="blend must be from 0 to 1"):
+        RECIPES["nft"](blend=2.0)
+    with pytest.raises(UserError, match="advantage: best_gap does not read blend"):
+        TEXTS["text"](advantage="best_gap", blend=0.5)
+    with pytest.raises(UserError, match="independent completions have none"):
+        TEXTS["text"](advantage="two_level")
+    assert TEXTS["text"](advantage="two_level", plan="segments").transforms == (
+        TwoLevel(rule=Standardize("group", 1)),
+    )
+    assert isinstance(TEXTS["text"](advantage="aapo", keep=0.5).tracker(), PromptValues)
+
+
+def test_a_window_rolls_back():
+    for schedule in ("progressive", "decaying", "exponential"):
+        plan = RECIPES["mix_grpo"](steps=8, schedule=schedule, every=1, roll_back=True).plan
+        starts = [plan.position(i, 0, 6, 4) for i in range(60)]
+        assert starts[0] == 0 and max(starts) == 5 and starts.count(0) >= 2
+    with pytest.raises(UserError, match="schedule: frozen does not move on"):
+        RECIPES["mix_grpo"](schedule="frozen", roll_back=True)
