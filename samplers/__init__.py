@@ -1,10 +1,11 @@
 """Draw samples from a velocity model under a plan. Imports torch only."""
 
-from samplers.drift import RewardDrift
+from samplers.drift import RewardDrift, RewardGuide
 from samplers.kernels import (
     CPS,
     DDIM,
     DDPM,
+    Churn,
     ConstantSDE,
     FlowSDE,
     Gaussian,
@@ -14,7 +15,7 @@ from samplers.kernels import (
     mean_log_prob,
 )  # fmt: skip
 from samplers.particles import FeynmanKac
-from samplers.placements import Granular, Merged, Scattered
+from samplers.placements import Granular, Guided, Merged, Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
@@ -47,6 +48,7 @@ __all__ = [
     "SA",
     "Begin",
     "Chain",
+    "Churn",
     "Columns",
     "ConstantSDE",
     "Decaying",
@@ -60,6 +62,7 @@ __all__ = [
     "Frozen",
     "Gaussian",
     "Granular",
+    "Guided",
     "Heun",
     "Kernel",
     "Latents",
@@ -73,6 +76,7 @@ __all__ = [
     "Prune",
     "Random",
     "RewardDrift",
+    "RewardGuide",
     "Rollout",
     "Sampling",
     "Scattered",

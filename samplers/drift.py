@@ -54,3 +54,26 @@ class RewardDrift:
         c = c * h if self.by_h else c
         g = self.direction(gradient) if self.normalised else gradient
         return Gaussian(plain.mean + per_row(c, g) * g, plain.std)
+
+
+@dataclass(frozen=True)
+class RewardGuide:
+    """Drifts of noisy steps from step `first` on, by a gradient that needs no derivative of the
+    reward: SPSA.
+
+        g = (r(x0(x + probe u)) - r(x0(x - probe u))) / (2 probe) u
+
+    x0(x) = x - sigma v(x) is the clean sample that is predicted there, and u has random signs. A
+    step costs two evaluations and two rewards per state. The density that is trained on stays that
+    of the plain step.
+    """
+
+    drift: RewardDrift = RewardDrift()
+    first: int = 0
+    probe: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.probe <= 0 or self.first < 0:
+            raise ValueError(
+                f"a guide needs probe above 0 and first at least 0, got {self.probe}, {self.first}"
+            )

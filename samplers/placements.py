@@ -3,13 +3,14 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from samplers.drift import RewardGuide
 from samplers.kernels import Kernel
 from samplers.plan import Plan, steps_of
-from samplers.planners import last_step
+from samplers.planners import Planner, last_step
 
 
 def _first(sigmas: Sequence[float], share: float) -> int:
@@ -115,3 +116,18 @@ class Granular:
             for place, k in enumerate(self.at)
             for grid in self.grids
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Guided:
+    """The plans of another planner, with their noisy steps moved along a reward."""
+
+    otherwise: Planner
+    guide: RewardGuide
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        plain = self.otherwise(sigmas, iteration, seed)
+        plans = tuple(replace(plan, guide=self.guide) for plan in plain)
+        if not any(plan.guided(k) for plan in plans for k in range(len(plan.steps))):
+            raise ValueError(f"no noisy step from step {self.guide.first} on: nothing is guided")
+        return plans

@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 
+from samplers.drift import RewardGuide
 from samplers.kernels import Gaussian, Kernel
 from samplers.particles import FeynmanKac
 from samplers.solvers import Euler, Solver
@@ -41,6 +42,8 @@ class Plan:
     resampled: their samples are not the policy's own, so they have no density to train on.
     `noise_of` draws the steps' noise of the plan at that place of the iteration's plans instead of
     its own: both then have the same children where they are in the same state.
+    `guide` moves the noisy steps that are sampled along a reward; their densities stay the
+    kernel's.
     Raises ValueError, with the step's index, for steps that do not meet or are impossible.
     """
 
@@ -53,6 +56,7 @@ class Plan:
     split: float | None = None
     steer: FeynmanKac | None = None
     noise_of: int | None = None
+    guide: RewardGuide | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -116,6 +120,10 @@ class Plan:
         for k, nodes in enumerate(self.nodes):
             states.append(nodes if self.stochastic(k) else states[-1])
         return tuple(states)
+
+    def guided(self, k: int) -> bool:
+        """Whether step k is sampled by another kernel than the one that is scored."""
+        return self.guide is not None and self.steps[k].noisy and k >= self.guide.first
 
     def solver_at(self, k: int) -> Solver:
         return self.solver if k >= self.solve_from else Euler()
@@ -209,6 +217,7 @@ def evaluations(plans: Iterable[Plan]) -> int:
     for plan in plans:
         for k, step in enumerate(plan.steps):
             here, after = plan.trunk(k), plan.trunk(k + 1)
+            alone += 2 * plan.states[k] * plan.guided(k)
             more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
             if here is None:
                 alone += plan.states[k] * (1 + more)

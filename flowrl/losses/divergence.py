@@ -1,4 +1,4 @@
-"""A trust region by the exact divergence of denoising steps, in place of a range of ratios."""
+"""Losses on ratios without a clip range: a divergence or a penalty keeps the policy near."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -54,3 +54,25 @@ class TrustRegion(RatioLoss):
             "clipped_low": low.to(apart),
             "clipped_high": high.to(apart),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(RatioLoss):
+    """Policy gradient with a quadratic penalty on the ratio in place of a clip: SPO
+    (arXiv:2401.16025).
+
+        loss = -r A + |A| / (2 bound) (r - 1)^2
+
+    Its minimum is at r = 1 + bound for A > 0 and at 1 - bound for A < 0.
+    """
+
+    bound: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound <= 0:
+            raise UserError(f"a quadratic penalty's bound must be above 0, got {self.bound}")
+
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        ratio, a = log_ratio.exp(), rows.advantage
+        return -ratio * a + a.abs() / (2 * self.bound) * (ratio - 1).square(), {}

@@ -10,10 +10,11 @@ from typing import Literal
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
 from flowrl.credit.steps import EvenGradients
+from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import PermutedGrid, Uniform
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.divergence import TrustRegion
+from flowrl.losses.divergence import Quadratic, TrustRegion
 from flowrl.losses.preference import CentredReward, GroupPreference
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
@@ -21,12 +22,18 @@ from flowrl.recipes.grpo import Scale, anchors, named
 from samplers import (
     CPS,
     DPM2M,
+    Chain,
+    Churn,
+    ConstantSDE,
     FlowSDE,
     Granular,
+    Guided,
     Kernel,
     Merged,
     Ode,
     Random,
+    RewardDrift,
+    RewardGuide,
     Scattered,
     Solver,
     WanSDE,
@@ -125,6 +132,28 @@ def crd(
     )
 
 
+def fdfo(
+    *, steps: int = 40, group: int = 2, gamma: float = 0.0025, bound: float = 0.03,
+    kl: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples of one noise differ
+    by little noise on the way, and every step's velocity is moved along the difference of the
+    samples, by the difference of their rewards. 40 steps, pairs, gamma 0.0025, bound 0.03, no KL.
+    Rewards are not standardised: their scale acts as a learning rate.
+
+    Differences: the first noise of a pair is the same, where the code perturbs it too; the state
+    before the last step is not trained; a larger `group` compares each sample with the mean of all,
+    where the code takes pairs.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Chain(Churn(gamma), group, shared_noise=True),
+        advantage=Estimator((Standardize(None),)),
+        likelihood=Directional(),
+        loss=Quadratic(bound=bound, anchors=anchors(kl)),
+    )
+
+
 def flash_grpo(
     *, steps: int = 20, group: int = 24, eta: float = 0.7, clip: float = 1e-3, kl: float = 0.0,
     kernel: Literal["wan", "flow_sde"] | Kernel = "wan", scale: Scale = "batch",
@@ -187,6 +216,32 @@ def g2rpo(
     return Algorithm(
         steps=steps,
         plan=Granular(kernel or FlowSDE(eta), group, at, grids),
+        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+def euphonium(
+    *, steps: int = 16, group: int = 8, eta: float = 0.25, clip: float = 1e-4,
+    fraction: float = 0.6, scale: float | None = 0.2, kl_beta: float = 3.125, first: int = 12,
+    probe: float = 0.1, shared_noise: bool = True,
+) -> Algorithm:  # fmt: skip
+    """Euphonium, arXiv:2602.04928: sampling is moved along a reward, and the plain steps are trained
+    on, so that the policy takes over what guidance finds. 16 steps, eta 0.25, group 8, clip 1e-4,
+    60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit gradient; null
+    is eta^2 / (2 kl_beta).
+
+    Differences: the gradient is estimated by SPSA from the run's own rewards (the code has it as an
+    option, at scale 0.2), not that of a latent reward model; it is divided by each sample's norm,
+    where the code divides by the batch's; credit is the outcome's only, without a process reward
+    per step. `probe` is ours.
+    """
+    own = Standardize("group", correction=1, eps=1e-8)
+    guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe)
+    return Algorithm(
+        steps=steps,
+        plan=Guided(Chain(ConstantSDE(eta), group, fraction, shared_noise), guide),
         advantage=Estimator((own, Clip(), Sum(partial=True))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),

@@ -116,17 +116,21 @@ def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
 def dance_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
     fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
-    scale: Scale = "group", kernel: Kernel | None = None,
+    best_over: Literal["group", "batch"] = "group", scale: Scale = "group",
+    kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
     clip 1e-4, one initial noise per prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of
-    which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24).
+    which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24), among a
+    prompt's samples or, as in the code, `best_over: batch`, among those of all prompts.
 
     Differences: the trained steps are chosen once per iteration, not per sample; several rewards
     are summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
     over all prompts of a process.
     """
-    ends = (PruneWidth("extremes", train_share),) if train_share < 1 else ()
+    if best_over == "batch" and train_share >= 1:
+        raise UserError("best_over selects a share of the samples: set train_share below 1")
+    ends = (PruneWidth("extremes", train_share, best_over),) if train_share < 1 else ()
     return Algorithm(
         steps=steps,
         plan=Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise),

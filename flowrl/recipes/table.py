@@ -20,9 +20,11 @@
 | flow_dppo       | Scattered    | group mean, batch std        | Transition        | Trust      |
 | dgpo            | Ode, DPM     | group mean, batch std        | Matching, group   | Groupwise  |
 | crd             | Ode, DPM     | group mean, batch std        | Matching, group   | Centred    |
+| fdfo            | Chain, churn | less the pair's mean         | Directional       | Quadratic  |
 | flash_grpo      | Window, one  | batch std, even gradients    | Transition        | Surrogate  |
 | e_grpo          | Merged       | std per reward, then the sum | Transition        | Surrogate  |
 | g2rpo           | Granular     | std per reward, then the sum | Transition        | Surrogate  |
+| euphonium       | Chain, drift | std per reward, then the sum | Transition        | Surrogate  |
 
 | text            | any          | any                          | Token             | any        |
 | text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
@@ -65,7 +67,16 @@ language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe 
 from collections.abc import Callable
 
 from flowrl.algorithm import Algorithm
-from flowrl.recipes.feedback import crd, dgpo, e_grpo, flash_grpo, flow_dppo, g2rpo
+from flowrl.recipes.feedback import (
+    crd,
+    dgpo,
+    e_grpo,
+    euphonium,
+    fdfo,
+    flash_grpo,
+    flow_dppo,
+    g2rpo,
+)
 from flowrl.recipes.grpo import (
     dance_grpo,
     ddpo,
@@ -83,7 +94,7 @@ from flowrl.recipes.text_presets import TEXT_FUNCTIONS
 IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
-    flow_dppo, dgpo, crd, flash_grpo, e_grpo, g2rpo,
+    flow_dppo, dgpo, crd, fdfo, flash_grpo, e_grpo, g2rpo, euphonium,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}

@@ -17,6 +17,7 @@ from flowrl.run.session import Session
 from flowrl.run.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
 from rewards.reports import reports
+from samplers import Rollout
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     statistics = rounds.first.statistics.means if rounds.first.counts else {}
     metrics = _mean(every(statistics)) | _mean(every(reports(session.rewards)))
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
+    parts = [part for r in rounds.each if r.counts for part in r.parts]
+    edges = [e for p in parts if isinstance(p.rollout, Rollout) for e in p.rollout.edges]
+    if moved := [e.moved.mean() for e in edges if e.moved is not None]:
+        metrics["guide/moved"] = float(torch.stack(moved).mean())
     own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
     own += sum(r.lookaheads for r in rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
@@ -133,7 +138,10 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
             gathered(lambda each: each.log_ratios), gathered(lambda each: turns_of(each.rollout))
         )
     logp: dict[int, Tensor] = {}
-    if session.algorithm.advantage.fusion == "path":  # credit weighs nodes by their densities
+    if session.algorithm.advantage.fusion not in (
+        "mean",
+        "max",
+    ):  # credit weighs nodes by their densities
         for i, edge in enumerate(rollout.edges):
             logp[edge.step] = gathered(lambda each, i=i: each.rollout.edges[i].logp)
     return Context(

@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
-from flowrl.losses.divergence import TrustRegion
+from flowrl.losses.divergence import Quadratic, TrustRegion
 from flowrl.losses.preference import CentredReward, GroupPreference
 from samplers import CPS, FlowSDE
 
@@ -139,6 +139,22 @@ def test_settings_without_sense_are_refused():
         (lambda: CentredReward(4, temperature=0.0), "temperature must be above 0"),
         (lambda: CentredReward(4, kl=-1.0), "at least 0"),
         (lambda: TrustRegion(most=0.0), "above 0"),
+        (lambda: Quadratic(bound=0.0), "above 0"),
     ):
         with pytest.raises(UserError, match=words):
             build()
+
+
+def test_the_quadratic_penalty_has_its_minimum_at_the_bound():
+    rows = matching_rows(2)
+    rows = replace(rows, advantage=torch.tensor([[2.0], [-0.5]], dtype=torch.float64))
+    old = Evaluation(torch.zeros(2, 1, dtype=torch.float64), None)
+    for r, flat in ((1.0, False), (1.3, True), (0.7, True)):
+        logp = torch.full((2, 1), r, dtype=torch.float64).log().requires_grad_()
+        given = {"new": Evaluation(logp, None), "old": old}
+        value = Quadratic(bound=0.3)(Matching(), given, rows).value
+        want = [-r * a + abs(a) / 0.6 * (r - 1) ** 2 for a in (2.0, -0.5)]
+        assert value[:, 0].tolist() == pytest.approx(want)
+        (gradient,) = torch.autograd.grad(value.sum(), logp)
+        still = gradient[0 if r > 1 else 1].abs() < 1e-9
+        assert bool(still) == flat and (flat or torch.allclose(gradient, -rows.advantage))

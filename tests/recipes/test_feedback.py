@@ -13,13 +13,18 @@ from flowrl.credit.steps import EvenDepths, EvenGradients
 from flowrl.credit.trackers import NoTracker, PromptValues
 from flowrl.credit.values import Credit, LikelyPaths, TrackedStatistics, node_values
 from flowrl.errors import UserError
+from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.rows import Evaluation
+from flowrl.losses.divergence import Quadratic
 from flowrl.losses.preference import GroupPreference
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from flowrl.recipes.table import TEXT_RECIPES as TEXTS
 from rewards import Scores
 from samplers import (
     CPS,
+    Chain,
+    Churn,
     ConstantSDE,
     FlowSDE,
     Fork,
@@ -273,3 +278,58 @@ def test_a_window_rolls_back():
         assert starts[0] == 0 and max(starts) == 5 and starts.count(0) >= 2
     with pytest.raises(UserError, match="schedule: frozen does not move on"):
         RECIPES["mix_grpo"](schedule="frozen", roll_back=True)
+
+
+def test_the_best_and_worst_of_all_prompts():
+    """The second prompt has the two best and the two worst of all samples."""
+    columns = Ode(4)(LEVELS, 0, 0)[0].columns
+    values = torch.tensor([0.1, 0.2, -0.1, -0.2, 3.0, 2.0, -2.0, -3.0]).view(8, 1, 1)
+    credit = Credit(values.expand(8, 8, 1), torch.ones(8, 8, 1, dtype=torch.bool))
+    context = Context(columns, torch.ones(1))
+    over = PruneWidth("extremes", 0.5, "batch")(credit, context).mask[:, -1, 0]
+    assert over.tolist() == [False] * 4 + [True] * 4
+    within = PruneWidth("extremes", 0.5)(credit, context).mask[:, -1, 0]
+    assert within.view(2, 4).sum(1).tolist() == [2, 2]
+    assert RECIPES["dance_grpo"](train_share=0.5, best_over="batch").transforms[-1].over == "batch"
+    with pytest.raises(UserError, match="set train_share below 1"):
+        RECIPES["dance_grpo"](best_over="batch")
+
+
+def test_churn_keeps_the_level():
+    """From x at level s with a right velocity: signal 1 - s' and noise s', for any gamma."""
+    for gamma in (0.0025, 0.3):
+        at, to = (torch.tensor([s], dtype=torch.float64) for s in (0.8, 0.5))
+        parts = []
+        for x0, eps in ((1.0, 0.0), (0.0, 1.0)):
+            x = torch.full((1, 1), 0.2 * x0 + 0.8 * eps, dtype=torch.float64)
+            g = Churn(gamma)(x, torch.full_like(x, eps - x0), at, to)
+            parts.append(float(g.mean))
+        assert parts[0] == pytest.approx(0.5)
+        assert parts[1] ** 2 + float(g.std) ** 2 == pytest.approx(0.25)
+    assert float(g.std) > 0
+
+
+def test_finite_differences_move_the_sample_towards_the_better_one():
+    """The gradient is 2 A mean(delta . dv) per row, the same for both samples of a pair, whichever
+    is named first; equal rewards leave none."""
+    (rollout,) = rolled(Chain(Churn(0.02), 2, shared_noise=True))
+    likelihood, loss = Directional(), Quadratic(bound=0.03)
+    half = torch.tensor([0.3, -0.3, 0.0, 0.0])[:, None].expand(-1, 8)
+    for rows in likelihood.rows(rollout, half, torch.ones(4, 8, dtype=torch.bool)):
+        v = torch.randn(4, 2, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        new = likelihood.evaluate(lambda *_, v=v: v, rows)
+        old = Evaluation(new.logp, v.detach())
+        entries = loss(likelihood, {"new": new, "old": old}, rows)
+        assert entries.metrics["ratio"].eq(1).all()
+        (got,) = torch.autograd.grad(entries.value.sum(), v)
+        pair = rollout.x0.view(2, 2, 2)
+        apart = (pair[:, :1] - pair[:, 1:]).expand(-1, 2, -1) / 2 * torch.tensor([[[1.0], [-1.0]]])
+        delta = (apart / (apart.square().mean(2, keepdim=True) + 1e-6)).flatten(0, 1)
+        torch.testing.assert_close(got, 2 * half[:, :1] * delta / 2)
+        torch.testing.assert_close(got[0], got[1])
+        assert got[2:].eq(0).all() and got[0].abs().max() > 0
+        assert (got[0] * (rollout.x0[0] - rollout.x0[1])).sum() > 0, (
+            "v falls, and x0 = x - s v rises"
+        )
+    with pytest.raises(UserError, match="with shared_noise=True"):
+        replace(RECIPES["fdfo"](), plan=Chain(Churn(), 2))

@@ -56,6 +56,7 @@ SMALL = {
     "flow_dppo": {"steps": 6, "group": 12, "most": 0.05},
     "dgpo": {"steps": 6, "group": 12, "beta": 1.0, "clip": 0.5, "switch": 20},
     "crd": {"steps": 6, "group": 12, "draws": 4, "kl": 0.01},
+    "fdfo": {"steps": 6, "group": 12, "gamma": 0.02},
     "flash_grpo": {"steps": 8, "group": 12, "clip": 0.2, "kernel": "flow_sde"},
     "e_grpo": {"steps": 8, "group": 12, "clip": 0.2},
     "g2rpo": {"steps": 6, "group": 6, "clip": 0.2, "at": (0, 1, 2)},
