@@ -60,12 +60,12 @@ class Merged:
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         kernel, first = self.kernel.bound(sigmas), _first(sigmas, self.share)
-        alone = [entropy(kernel, sigmas[k], sigmas[k + 1]) for k in range(first)]
+        alone = [step_entropy(kernel, sigmas[k], sigmas[k + 1]) for k in range(first)]
         least = sum(alone) / first if self.least is None else self.least
         plans, k = list[Plan](), 0
         while k < first:
             end = k + 1
-            while end < first and entropy(kernel, sigmas[k], sigmas[end]) < least - 1e-9:
+            while end < first and step_entropy(kernel, sigmas[k], sigmas[end]) < least - 1e-9:
                 end += 1
             levels = (*sigmas[: k + 1], *sigmas[end:])
             steps = steps_of(levels, noisy={k}, train={k}, branch={k: self.branch})
@@ -74,7 +74,7 @@ class Merged:
         return tuple(plans)
 
 
-def entropy(kernel: Kernel, sigma: float, sigma_next: float) -> float:
+def step_entropy(kernel: Kernel, sigma: float, sigma_next: float) -> float:
     """The entropy of a noisy step, in nats per dim."""
     zero = torch.zeros(1, 1, dtype=torch.float64)
     at, to = (torch.tensor([s], dtype=torch.float64) for s in (sigma, sigma_next))

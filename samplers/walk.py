@@ -1,7 +1,7 @@
 """One step of a plan at a time: the core of `roll` and `steering`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -110,19 +110,20 @@ class Walk:
         assert kernel is not None and at.v is not None  # Plan.__post_init__; advance
         times = plan.states[k + 1] // plan.states[k]
         mean, std = kernel(at.x, at.v, *(_level(at.x, s) for s in (step.sigma, step.sigma_next)))
-        pushed = self.push(plan, index, k, at, Gaussian(mean, std)).repeat_interleave(times, 0)
+        pushed = self.push(plan, index, k, at, Gaussian(mean, std))
         parents = at.children(times)
         if times > 1:
-            mean, std = mean.repeat_interleave(times, 0), std.repeat_interleave(times, 0)
+            mean, std, pushed = (a.repeat_interleave(times, 0) for a in (mean, std, pushed))
         g = Gaussian(mean, std)
         x_next = (pushed + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
         after = State(x_next, self.remember(plan, parents, self.point(plan, index, k, parents)))
         if not step.train:
             return after, None
         logp, kept = mean_log_prob(g, x_next), mean if self.keep_mean else None
-        moved = (pushed - mean).flatten(1).square().mean(1).sqrt() / std
-        guided = moved if plan.guided(k) else None
-        return after, Edges(k, parents.x, x_next, kept, logp, self.prompt(x_next), guided)
+        edges = Edges(k, parents.x, x_next, kept, logp, self.prompt(x_next))
+        if plan.guided(k):
+            edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)
+        return after, edges
 
     def push(self, plan: Plan, index: int, k: int, at: State, plain: Gaussian) -> Tensor:
         """The means that are sampled: the plain step's, unless the plan guides this one."""

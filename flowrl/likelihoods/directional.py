@@ -11,7 +11,7 @@ from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Rollout, Velocity
 from samplers.kernels import per_row
 
-FLOOR = 1e-6  # of the mean square of a difference of samples
+LEAST_SIZE = 1e-6  # of the mean square of a difference of samples
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Directional:
     ) -> list[DirectionRows]:
         """One `Rows` per trained step."""
         grouped = rollout.x0.unflatten(0, (-1, rollout.plan.group))
-        apart = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
-        size = apart.square().flatten(1).mean(1)
-        direction = apart / per_row(size + FLOOR, apart)
+        difference = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
+        size = difference.square().flatten(1).mean(1)
+        direction = difference / per_row(size + LEAST_SIZE, difference)
         return [
             DirectionRows(
                 prompt=edges.prompt,

@@ -146,13 +146,13 @@ class Transition:
         ratio = new.logp - old.logp
         if self.ratio == "density":
             return ratio
-        q, _ = scales(rows)
+        q, _ = step_scales(rows)
         if self.ratio == "cps":
             return 2 * q**2 * ratio
         return q * ratio + mse(new.out, old.out) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
-        q, slope = scales(rows)
+        q, slope = step_scales(rows)
         moved = mse(new.out, ref.out)
         if self.kl_form == "mean":
             return moved
@@ -160,17 +160,17 @@ class Transition:
             return moved / slope**2
         if self.kl_form == "published":
             return moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)
-        return divergence(new, ref, rows)
+        return step_divergence(new, ref, rows)
 
 
-def scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
+def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
     """Compute the step's std and d mean / d v: every kernel's mean is affine in v."""
     zero = torch.zeros_like(rows.sigma)[:, None]
     mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)
     return std[:, None], mean
 
 
-def divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tensor, "b 1"]:
+def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tensor, "b 1"]:
     """|mean - mean_old|^2 / 2 q^2 in nats per dim: the divergence of two steps of one std."""
     assert isinstance(rows, TransitionRows), "only denoising steps have means"
-    return mse(new.out, old.out) / (2 * scales(rows)[0] ** 2)
+    return mse(new.out, old.out) / (2 * step_scales(rows)[0] ** 2)

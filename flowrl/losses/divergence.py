@@ -9,7 +9,7 @@ from torch import Tensor
 from flowrl.credit.choices import Choices
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluations, Rows
-from flowrl.likelihoods.transition import Transition, divergence
+from flowrl.likelihoods.transition import Transition, step_divergence
 from flowrl.losses.base import PolicyTerm, RatioLoss
 
 
@@ -43,16 +43,16 @@ class TrustRegion(RatioLoss):
         return super().refuses(choices)
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
-        apart = divergence(evaluations["new"], evaluations["old"], rows).detach()
-        lead = log_ratio.detach() - (apart if self.away == "first_order" else 0.0)
-        outside = apart >= self.most
+        gap = step_divergence(evaluations["new"], evaluations["old"], rows).detach()
+        lead = log_ratio.detach() - (gap if self.away == "first_order" else 0.0)
+        outside = gap >= self.most
         low, high = (outside & (rows.advantage * sign > 0) & (lead * sign > 0) for sign in (-1, 1))
         value = torch.where(low | high, 0.0, -rows.advantage * log_ratio.exp())
         return value, {
-            "divergence": apart,
-            "outside": outside.to(apart),
-            "clipped_low": low.to(apart),
-            "clipped_high": high.to(apart),
+            "divergence": gap,
+            "outside": outside.to(gap),
+            "clipped_low": low.to(gap),
+            "clipped_high": high.to(gap),
         }
 
 

@@ -172,11 +172,11 @@ class CentredReward:
 
     def _error(self, says: Evaluation, target: Tensor) -> Float[Tensor, "b 1"]:
         assert says.out is not None, "Matching keeps velocities"
-        apart = (says.out - target).flatten(1)
-        error = apart.square().mean(1, keepdim=True)
+        difference = (says.out - target).flatten(1)
+        error = difference.square().mean(1, keepdim=True)
         if not self.adaptive:
             return error
-        return error / apart.detach().abs().mean(1, keepdim=True).clamp(min=1e-5)
+        return error / difference.detach().abs().mean(1, keepdim=True).clamp(min=1e-5)
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
         reward = self.implicit(evaluations, rows.noise - rows.x0)  # type: ignore[attr-defined]

@@ -134,7 +134,7 @@ def crd(
 
 def fdfo(
     *, steps: int = 40, group: int = 2, gamma: float = 0.0025, bound: float = 0.03,
-    kl: float = 0.0,
+    kl: float = 0.0, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples of one noise differ
     by little noise on the way, and every step's velocity is moved along the difference of the
@@ -147,7 +147,7 @@ def fdfo(
     """
     return Algorithm(
         steps=steps,
-        plan=Chain(Churn(gamma), group, shared_noise=True),
+        plan=Chain(kernel or Churn(gamma), group, shared_noise=True),
         advantage=Estimator((Standardize(None),)),
         likelihood=Directional(),
         loss=Quadratic(bound=bound, anchors=anchors(kl)),
@@ -225,12 +225,12 @@ def g2rpo(
 def euphonium(
     *, steps: int = 16, group: int = 8, eta: float = 0.25, clip: float = 1e-4,
     fraction: float = 0.6, scale: float | None = 0.2, kl_beta: float = 3.125, first: int = 12,
-    probe: float = 0.1, shared_noise: bool = True,
+    probe: float = 0.1, shared_noise: bool = True, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
-    """Euphonium, arXiv:2602.04928: sampling is moved along a reward, and the plain steps are trained
-    on, so that the policy takes over what guidance finds. 16 steps, eta 0.25, group 8, clip 1e-4,
-    60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit gradient; null
-    is eta^2 / (2 kl_beta).
+    """Euphonium, arXiv:2602.04928: sampling is moved along a reward, and the plain steps are
+    trained on, so that the policy takes over what guidance finds. 16 steps, eta 0.25, group 8, clip
+    1e-4, 60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit
+    gradient; null is eta^2 / (2 kl_beta).
 
     Differences: the gradient is estimated by SPSA from the run's own rewards (the code has it as an
     option, at scale 0.2), not that of a latent reward model; it is divided by each sample's norm,
@@ -241,7 +241,7 @@ def euphonium(
     guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe)
     return Algorithm(
         steps=steps,
-        plan=Guided(Chain(ConstantSDE(eta), group, fraction, shared_noise), guide),
+        plan=Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide),
         advantage=Estimator((own, Clip(), Sum(partial=True))),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),

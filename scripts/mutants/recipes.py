@@ -30,7 +30,7 @@ ROWS = (
     ("plans-granular", "samplers/placements.py", "*sigmas[k + 1 : -1 : grid]", "*sigmas[k + 1 : -1]", FEEDBACK),
     ("plans-merged", "samplers/placements.py", "*sigmas[: k + 1], *sigmas[end:]", "*sigmas[: k + 1], *sigmas[k + 1:]", FEEDBACK),
     ("losses-region-away", "flowrl/losses/divergence.py", "(lead * sign > 0)", "(lead * sign < 0)", GROUPS),
-    ("losses-region-order", "flowrl/losses/divergence.py", '(apart if self.away == "first_order" else 0.0)', "0.0", GROUPS),
+    ("losses-region-order", "flowrl/losses/divergence.py", '(gap if self.away == "first_order" else 0.0)', "0.0", GROUPS),
     ("losses-dgpo-sign", "flowrl/losses/preference.py", "error.detach() + evaluations[self.reference].logp",
      "error.detach() - evaluations[self.reference].logp", f"{GROUPS} {ARRAYS}"),
     ("losses-dgpo-clip", "flowrl/losses/preference.py", "ratio > 1 + self.clip_at, ratio < 1 - self.clip_at",

@@ -30,17 +30,23 @@ from samplers import (
     Fork,
     Frozen,
     Granular,
+    Guided,
     Latents,
     Merged,
     Moving,
     Ode,
     Progressive,
+    RewardDrift,
+    RewardGuide,
     Rollout,
+    Sampling,
     Scattered,
     Tree,
+    evaluations,
+    mean_log_prob,
     roll,
 )
-from samplers.placements import entropy
+from samplers.placements import step_entropy
 from tests.support.tiny import TinyFlow
 
 LEVELS = (*(3 * t / (1 + 2 * t) for t in [1 - k / 8 for k in range(8)]), 0.0)
@@ -101,7 +107,7 @@ def test_steps_of_low_entropy_are_merged():
     alone = Merged(kernel, 3, share=0.75, least=-100.0)(LEVELS, 0, 0)
     assert alone == Fork(kernel, 3, at=tuple(range(6)))(LEVELS, 0, 0)
     plans = Merged(kernel, 3, share=0.75)(LEVELS, 0, 0)
-    least = sum(entropy(kernel, *pair) for pair in list(pairwise(LEVELS))[:6]) / 6
+    least = sum(step_entropy(kernel, *pair) for pair in list(pairwise(LEVELS))[:6]) / 6
     ends, start = [], 0
     for plan in plans:
         (k,) = [k for k, step in enumerate(plan.steps) if step.noisy]
@@ -110,12 +116,12 @@ def test_steps_of_low_entropy_are_merged():
         start = LEVELS.index(step.sigma_next)
         ends.append(start)
         assert set(plan.sigmas) <= set(LEVELS) and plan.sigmas[-1] == 0
-        reached = entropy(kernel, step.sigma, step.sigma_next)
+        reached = step_entropy(kernel, step.sigma, step.sigma_next)
         assert reached >= least - 1e-9 or start == 6, "the last may run into the end"
     assert ends[-1] == 6 and len(ends) < 6
     want = torch.distributions.Normal(0.0, float(kernel(*map(torch.tensor, ([[0.0]], [[0.0]], [0.9],
         [0.8]))).std)).entropy()  # fmt: skip
-    assert entropy(kernel, 0.9, 0.8) == pytest.approx(float(want), abs=1e-6)
+    assert step_entropy(kernel, 0.9, 0.8) == pytest.approx(float(want), abs=1e-6)
 
 
 def test_a_child_is_finished_on_every_grid():
@@ -333,3 +339,55 @@ def test_finite_differences_move_the_sample_towards_the_better_one():
         )
     with pytest.raises(UserError, match="with shared_noise=True"):
         replace(RECIPES["fdfo"](), plan=Chain(Churn(), 2))
+
+
+def test_a_guided_step_is_scored_by_the_plain_kernel():
+    """The reward is linear in the predicted sample: SPSA along u then is (gradient . u) u. The
+    gradient of r = w . x0 with x0 = x - s v(x) is found by autograd."""
+    guide = RewardGuide(RewardDrift(0.3, normalised=False), first=1, probe=0.01)
+    planner = Chain(ConstantSDE(0.3), 2)
+    model = TinyFlow(2).double()
+    torch.nn.init.normal_(model.shift, generator=torch.Generator().manual_seed(0))
+    w, seen = torch.tensor([0.5, -2.0], dtype=torch.float64), []
+
+    def score(rollout: Rollout) -> torch.Tensor:
+        seen.append(rollout.x0)
+        return rollout.x0 @ w
+
+    def samples(planner, score=None) -> Rollout:
+        (plan,) = planner(LEVELS, 0, 0)
+        at = {"seed": 0, "iteration": 0, "sampling": Sampling(score=score)}
+        return roll((plan,), model, Latents((2,), dtype=torch.float64), range(2), **at)[0]
+
+    plain, guided = samples(planner), samples(Guided(planner, guide), score)
+    assert evaluations((guided.plan,)) == evaluations((plain.plan,)) + 2 * 2 * 6
+    assert len(seen) == 12, "two per guided step of the seven noisy ones but the first"
+    assert torch.equal(plain.edges[0].x_next, guided.edges[0].x_next)
+    assert guided.edges[0].moved is None
+    edges = guided.edges[1]
+    sigma, to = (torch.full((4,), s, dtype=torch.float64) for s in LEVELS[1:3])
+    x = edges.x.clone().requires_grad_()
+    v = model(x, sigma, edges.prompt)
+    g = ConstantSDE(0.3)(edges.x, v.detach(), sigma, to)
+    torch.testing.assert_close(edges.logp, mean_log_prob(g, edges.x_next))
+    (gradient,) = torch.autograd.grad(((x - sigma[:, None] * v) @ w).sum(), x)
+    noise = (plain.edges[1].x_next - kernel_mean(plain, 1, model)) / g.std[:, None]
+    push = edges.x_next - g.mean - g.std[:, None] * noise
+    u = push.sign()  # or its negative, which is the same estimate
+    along = (gradient * u).sum(1, keepdim=True) * u
+    torch.testing.assert_close(push, 0.3 * along, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(edges.moved, push.square().mean(1).sqrt() / g.std)
+    with pytest.raises(ValueError, match="pass Sampling"):
+        samples(Guided(planner, guide))
+    with pytest.raises(UserError, match="nothing is guided"):
+        RECIPES["euphonium"](steps=10)
+
+
+def kernel_mean(rollout: Rollout, k: int, model: TinyFlow) -> torch.Tensor:
+    edges, step = rollout.edges[k], rollout.plan.steps[k]
+    at, to = (torch.full((len(edges.x),), s, dtype=torch.float64) for s in step_levels(step))
+    return rollout.plan.kernel(edges.x, model(edges.x, at, edges.prompt).detach(), at, to).mean
+
+
+def step_levels(step) -> tuple[float, float]:
+    return step.sigma, step.sigma_next
