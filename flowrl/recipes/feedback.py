@@ -78,7 +78,7 @@ def dgpo(
     10 steps, group 24, one noise per group and level, 4 of the first 7 levels (GenEval 5), beta 100
     (PickScore 10), clip 0.01, KL 0.001; from optimizer step `switch` on (GenEval 500) an average
     with decay min(0.3, 0.001 s) samples. Without guidance: `reference: average`, beta 2000, clip
-    1e-5. A group is one call of the model in training, so it must fit into memory.
+    1e-5. Training keeps the activations of a whole group, whatever `train.rows_per_call` is.
 
     Differences: the reference is at the training's guidance, where the code has guidance 4.5 in two
     of its modes; at the switch the average that samples starts as a copy of the current weights,
@@ -110,7 +110,7 @@ def crd(
     reward of each sample is regressed on its advantage, both less their group's mean. SD3.5-M, OCR:
     10 steps, group 24, 20 levels, KL 0.1. The average that rewards are relative to has decay
     min(0.999, 0.25 + 0.005 s), the one that samples min(most, slope (s - flat)), 0 before flat;
-    `decay` is (flat, slope, most). A group is one call of the model in training.
+    `decay` is (flat, slope, most). Training keeps the activations of a whole group.
 
     Differences: centred within a prompt's group, as the paper is reported to do, where the code
     centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws never

@@ -89,7 +89,8 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     if model is None:
         return None
     rows = rows_per_call(run, model)
-    phases = {"training": _activations(run, model, rows)}
+    together = max(rows, algorithm.loss.unit)  # a unit's rows have one backward, however many calls
+    phases = {"training": _activations(run, model, together)}
     if model.decoding:
         decoded = 1 if run.model.vae.slicing else rows
         wide = BYTES[run.model.dtype]
