@@ -8,7 +8,7 @@ import pytest
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.train import iterate
-from tests.support import runs
+from tests.support import process_runs, runs
 
 SMALL: dict[str, dict[str, Any]] = {
     "flow_dppo": {"noisy": 1},
@@ -65,3 +65,18 @@ def test_a_resumed_run_ends_with_the_same_bits(pipeline, tmp_path, name):
     for name in ("policies.safetensors", "optimizer.pt"):
         ends = [run / "checkpoints" / "000002" / name for run in (whole, broken)]
         assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(pipeline, tmp_path):
+    """Two draws for the first process and one for the second; one process in small chunks."""
+    jobs: dict[str, process_runs.Job] = {}
+    for name in SMALL:
+        tree = runs.tree(pipeline, tmp_path, settings(name), updates=2, lr=1e-3)
+        tree["model"]["dtype"], tree["prompts"]["per_iteration"] = "float64", 3
+        jobs[name] = {"settings": tree, "iterations": 2}
+    both = process_runs.together(process_runs.DDP, jobs, tmp_path / "both")
+    for name, job in jobs.items():
+        one = process_runs.alone(job, tmp_path / name, rows_per_call=3)
+        assert process_runs.apart(one, both[name]) < 1e-10, name
+        assert process_runs.told(tmp_path / "both", name)["moved"] > 1e-5, name
