@@ -245,7 +245,9 @@ def crd(  # noqa: PLR0913
     reward_adaptive_kl: bool = True,
 ) -> dict[str, Tensor]:  # fmt: skip
     """CRD with all rows as one group: implicit rewards `r` [n], `policy_loss` and `loss`, which
-    adds the divergence from `v_ref`."""
+    adds the divergence from `v_ref`. A temperature of 0 is the code's hard choice, and one below 0
+    is None, as in the code."""
+    temperature = None if temperature is None or temperature < 0 else float(temperature)
     level = torch.zeros(len(v), dtype=v.dtype)
     rows = _matching_rows(v_target, torch.zeros_like(v_target), v_target, level, advantage)
     likelihood = Matching(together=len(v))

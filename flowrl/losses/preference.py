@@ -134,7 +134,8 @@ class CentredReward:
 
     kind         mse as above, or bce: cross-entropy of beta R^c and sigmoid(a^c)
     temperature  the mean is weighted by softmax(a / temperature), and the loss averaged with that
-                 for softmax(-a / temperature); None weighs all samples the same
+                 for softmax(-a / temperature); None weighs all samples the same, and 0 is the
+                 code's hard choice, which comes to softmax(a) where a > 0 and to equal weights
     reward_adaptive_kl  m = 1e-4 / kl: bad samples are held less; otherwise m = 1
     """
 
@@ -150,8 +151,8 @@ class CentredReward:
 
     def __post_init__(self) -> None:
         _check_positive("CentredReward", beta=self.beta, advantage_max=self.advantage_max)
-        if self.temperature is not None and self.temperature <= 0:
-            raise UserError(f"a temperature must be above 0, or null, got {self.temperature}")
+        if self.temperature is not None and self.temperature < 0:
+            raise UserError(f"a temperature must be at least 0, or null, got {self.temperature}")
         if self.kl < 0:
             raise UserError(f"CentredReward's kl must be at least 0, got {self.kl}")
 
@@ -199,6 +200,14 @@ class CentredReward:
         """Advantages mapped to 0..1."""
         cut = advantage.clamp(-self.advantage_max, self.advantage_max)
         return cut / (2 * self.advantage_max) + 0.5
+
+    def _logits(self, want: Tensor) -> tuple[Tensor, ...]:
+        """Of the weights of each mean."""
+        if self.temperature is None:
+            return (torch.zeros_like(want),)
+        if self.temperature == 0:
+            return want.masked_fill(want <= 0, -torch.inf), torch.zeros_like(want)
+        return want / self.temperature, -want / self.temperature
 
     def _centred(self, r: Tensor, want: Tensor, logits: Tensor) -> Tensor:
         """The loss [g group] with the means weighted by softmax(logits)."""

@@ -114,8 +114,7 @@ def crd(
 
     Differences: centred within a prompt's group, as the paper is reported to do, where the code
     centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws never
-    differ; the reference is at the training's guidance. `temperature: 0` (hard) is not offered: in
-    the code it falls back to equal weights.
+    differ; the reference is at the training's guidance.
     """
     flat, slope, most = decay
     return Algorithm(

@@ -80,6 +80,21 @@ def test_a_constant_in_all_advantages_or_rewards_changes_nothing(kind, temperatu
     assert still.metrics["implicit_reward"].eq(0).all()
 
 
+def test_the_hard_choice_is_a_softmax_and_equal_weights():
+    rows, likelihood = matching_rows(4), Matching(together=4)
+    rows = replace(rows, advantage=torch.tensor([[-6.0], [2.0], [1.0], [3.0]]).double())
+    given = {r: says(likelihood, rows, noise(4, 3, 2)) for r in ("new", "slow")}
+    loss = CentredReward(4, kl=0.0, temperature=0.0)
+    r, a = (part[:, 0].detach() for part in (
+        loss.implicit(given, rows.noise - rows.x0), loss.wanted(rows.advantage)))  # fmt: skip
+    assert a[0] == 0
+    want = 0.0
+    for weight in (torch.cat([a[:1] * 0, a[1:].softmax(0)]), torch.full_like(a, 0.25)):
+        centred = [part - (weight * part).sum() for part in (r, a)]
+        want = want + 0.5 * 5 * (centred[0] - centred[1]).square()
+    torch.testing.assert_close(loss(likelihood, given, rows).value[:, 0], want)
+
+
 def transition_rows(kernel, advantage: Tensor) -> TransitionRows:
     n = len(advantage)
     at, to = (torch.full((n,), s, dtype=torch.float64) for s in (0.7, 0.5))
@@ -137,7 +152,7 @@ def test_settings_without_sense_are_refused():
         (lambda: GroupPreference(4, beta=0.0), "above 0"),
         (lambda: GroupPreference(4, clip_at=0.0), "clip_at must be above 0"),
         (lambda: GroupPreference(4, clip_kl=True), "set both"),
-        (lambda: CentredReward(4, temperature=0.0), "temperature must be above 0"),
+        (lambda: CentredReward(4, temperature=-1.0), "temperature must be at least 0"),
         (lambda: CentredReward(4, kl=-1.0), "at least 0"),
         (lambda: TrustRegion(most=0.0), "above 0"),
         (lambda: Quadratic(bound=0.0), "above 0"),
