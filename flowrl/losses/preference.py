@@ -183,10 +183,8 @@ class CentredReward:
         reward = self.implicit(evaluations, rows.noise - rows.x0)  # type: ignore[attr-defined]
         a = self.wanted(rows.advantage)
         r, want, mask = (part.view(-1, self.group) for part in (reward, a, rows.mask))
-        signs = (
-            (0.0,) if self.temperature is None else (1 / self.temperature, -1 / self.temperature)
-        )
-        parts = [self._centred(r, want, (s * want).masked_fill(~mask, -torch.inf)) for s in signs]
+        logits = [each.masked_fill(~mask, -torch.inf) for each in self._logits(want)]
+        parts = [self._centred(r, want, each) for each in logits]
         value = torch.stack(parts).mean(0).reshape(reward.shape) * self.advantage_max / self.beta
         own = {"policy_loss": value.detach(), "implicit_reward": reward.detach()}
         if self.kl:
