@@ -34,7 +34,7 @@ class EvenGradients:
         columns = context.columns
         std, slope = (torch.tensor(c, dtype=torch.float64) for c in (columns.std, columns.slope))
         weight = std / slope.abs()
-        first = max(1, int(self.share * (len(weight) - 1) + 1e-6))
+        first = min(max(1, int(self.share * len(weight) + 1e-6)), max(1, len(weight) - 1))
         return credit._replace(value=credit.value * (weight / weight[:first].mean())[:, None])
 
     def refuses(self, choices: Choices) -> str | None:

@@ -91,7 +91,7 @@ NFT = guided(1) | {
     "prompts.per_iteration": 48, "train.updates": 1, "train.lr": 3e-4, "train.weight_decay": 1e-4,
     "train.max_grad_norm": 1.0, "evaluate.steps": 40,
 }  # fmt: skip
-DPPO = FLOW_GRPO | guided(1) | {
+DPPO = {k: v for k, v in FLOW_GRPO.items() if k != "recipe.clip"} | guided(1) | {
     "recipe.group": 16, "recipe.eta": 0.8, "recipe.most": 1e-7, "recipe.kl": 0.001,
     "recipe.noisy": 3, "recipe.credit": "gdpo", "prompts.per_iteration": 64, "evaluate.every": 30,
 }  # fmt: skip
