@@ -200,7 +200,7 @@ class CentredReward:
         return cut / (2 * self.advantage_max) + 0.5
 
     def _logits(self, want: Tensor) -> tuple[Tensor, ...]:
-        """Of the weights of each mean."""
+        """Logits of the weights of each mean."""
         if self.temperature is None:
             return (torch.zeros_like(want),)
         if self.temperature == 0:
