@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.likelihoods.rows import DirectionRows, Evaluation, PointMask, PointValues
@@ -70,13 +71,11 @@ class Directional:
 
     def log_ratio(
         self, new: Evaluation, old: Evaluation, rows: DirectionRows
-    ) -> Float[torch.Tensor, "b 1"]:
+    ) -> Float[Tensor, "b 1"]:
         assert new.out is not None and old.out is not None
         still = rows.direction.square().flatten(1).mean(1, keepdim=True)
         return still - mse(new.out - old.out, -rows.direction)
 
-    def kl(
-        self, new: Evaluation, ref: Evaluation, rows: DirectionRows
-    ) -> Float[torch.Tensor, "b 1"]:
+    def kl(self, new: Evaluation, ref: Evaluation, rows: DirectionRows) -> Float[Tensor, "b 1"]:
         """|v - v_ref|^2."""
         return mse(new.out, ref.out)

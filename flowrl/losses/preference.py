@@ -15,7 +15,7 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, image_plans
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
-from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
+from flowrl.likelihoods.rows import Evaluation, Evaluations, MatchingRows, Rows
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Entries
 
@@ -180,7 +180,8 @@ class CentredReward:
         return error / difference.detach().abs().mean(1, keepdim=True).clamp(min=1e-5)
 
     def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
-        reward = self.implicit(evaluations, rows.noise - rows.x0)  # type: ignore[attr-defined]
+        assert isinstance(rows, MatchingRows), "`refuses` excludes others"
+        reward = self.implicit(evaluations, rows.noise - rows.x0)
         a = self.wanted(rows.advantage)
         r, want, mask = (part.view(-1, self.group) for part in (reward, a, rows.mask))
         logits = [each.masked_fill(~mask, -torch.inf) for each in self._logits(want)]
