@@ -69,16 +69,22 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     """Statistics of the first round's samples, reports of rewards, and counts of all rounds."""
     every = session.parallel.every
     statistics = rounds.first.statistics.means if rounds.first.counts else {}
-    metrics = _mean(every(statistics)) | _mean(every(reports(session.rewards)))
+    metrics = _mean(every({**statistics, **_guided(rounds)})) | _mean(
+        every(reports(session.rewards))
+    )
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
-    parts = [part for r in rounds.each if r.counts for part in r.parts]
-    edges = [e for p in parts if isinstance(p.rollout, Rollout) for e in p.rollout.edges]
-    if moved := [e.moved.mean() for e in edges if e.moved is not None]:
-        metrics["guide/moved"] = float(torch.stack(moved).mean())
     own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
     own += sum(r.lookaheads for r in rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics
+
+
+def _guided(rounds: Rounds) -> dict[str, float]:
+    """How far guided steps of this process were moved, if any were trained on."""
+    rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
+    edges = [edge for each in rollouts if isinstance(each, Rollout) for edge in each.edges]
+    moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
+    return {"guide/moved": float(torch.stack(moved).mean())} if moved else {}
 
 
 def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
