@@ -18,7 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "flash_grpo": {"kernel": "wan"},
     "e_grpo": {"share": 0.75},
     "g2rpo": {"at": [0, 1]},
-    "euphonium": {"first": 1},
+    "euphonium": {"first": 1, "fraction": 1.0},
     "branch_grpo": {"at": [0, 1], "fusion": "likely_paths", "depth_weight": 1.0, "siblings": 0.5},
     "branch_grpo_mix": {"at": [0], "window": 1, "moving": True},
     "flow_grpo": {"credit": "aapo", "blend": 0.5},
