@@ -1,9 +1,11 @@
 """Draw samples from a velocity model under a plan. Imports torch only."""
 
+from samplers.drift import RewardDrift, RewardGuide
 from samplers.kernels import (
     CPS,
     DDIM,
     DDPM,
+    Churn,
     ConstantSDE,
     FlowSDE,
     Gaussian,
@@ -13,6 +15,7 @@ from samplers.kernels import (
     mean_log_prob,
 )  # fmt: skip
 from samplers.particles import FeynmanKac
+from samplers.placements import Granular, Guided, Merged, Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
 from samplers.planners import (
     Chain,
@@ -21,13 +24,12 @@ from samplers.planners import (
     Ode,
     Particled,
     Planner,
-    Prune,
-    Stripes,
     Tree,
     Window,
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
+from samplers.tree_steps import Moving, Prune, Stripes
 from samplers.windows import (
     Decaying,
     ExponentiallyDecaying,
@@ -46,6 +48,7 @@ __all__ = [
     "SA",
     "Begin",
     "Chain",
+    "Churn",
     "Columns",
     "ConstantSDE",
     "Decaying",
@@ -58,9 +61,13 @@ __all__ = [
     "Fork",
     "Frozen",
     "Gaussian",
+    "Granular",
+    "Guided",
     "Heun",
     "Kernel",
     "Latents",
+    "Merged",
+    "Moving",
     "Ode",
     "Particled",
     "Plan",
@@ -68,8 +75,11 @@ __all__ = [
     "Progressive",
     "Prune",
     "Random",
+    "RewardDrift",
+    "RewardGuide",
     "Rollout",
     "Sampling",
+    "Scattered",
     "Solver",
     "Step",
     "Stripes",

@@ -233,6 +233,29 @@ class DDPM:
         return self
 
 
+@dataclass(frozen=True)
+class Churn:
+    """A deterministic step below the next level, and back up with a little fresh noise: FDFO,
+    arXiv:2603.12893.
+
+    Formula: x' = (x - (s - r) v + r sqrt((1 + gamma)^2 - 1) noise) / (1 + gamma r),
+    r = s' / (1 + gamma (1 - s')), s' = sigma_next
+
+    The level of x_next is sigma_next whatever gamma; the std is about sigma_next sqrt(2 gamma).
+    """
+
+    gamma: float = 0.0025
+
+    def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
+        low = sigma_next / (1 + self.gamma * (1 - sigma_next))
+        up = 1 + self.gamma * low
+        std = low * math.sqrt((1 + self.gamma) ** 2 - 1) / up
+        return Gaussian(euler(x, v, sigma, low) / per_row(up, x), std)
+
+    def bound(self, sigmas: Sequence[float]) -> "Churn":
+        return self
+
+
 def mean_log_prob(g: Gaussian, x_next: Float[Tensor, "n *d"]) -> Float[Tensor, " n"]:
     """log N(x_next; mean, std^2 I) averaged (not summed) over the latent's dims.
 

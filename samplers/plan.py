@@ -12,7 +12,8 @@ from math import prod
 
 import torch
 
-from samplers.kernels import Kernel
+from samplers.drift import RewardGuide
+from samplers.kernels import Gaussian, Kernel
 from samplers.particles import FeynmanKac
 from samplers.solvers import Euler, Solver
 
@@ -39,6 +40,10 @@ class Plan:
     None draws them independently.
     `steer` makes the roots of a draw particles that are weighed by a reward on the way and
     resampled: their samples are not the policy's own, so they have no density to train on.
+    `noise_of` draws the steps' noise of the plan at that place of the iteration's plans instead of
+    its own: both then have the same children where they are in the same state.
+    `guide` moves the noisy steps that are sampled along a reward; their densities stay the
+    kernel's.
     Raises ValueError, with the step's index, for steps that do not meet or are impossible.
     """
 
@@ -50,6 +55,8 @@ class Plan:
     solve_from: int = 0  # steps without noise before this index are Euler's
     split: float | None = None
     steer: FeynmanKac | None = None
+    noise_of: int | None = None
+    guide: RewardGuide | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -96,6 +103,7 @@ class Plan:
             noisy=tuple(s.noisy for s in self.steps),
             std=tuple(_std(self.kernel, s) for s in self.steps),
             h=tuple(s.sigma - s.sigma_next for s in self.steps),
+            slope=tuple(_slope(self.kernel, s) for s in self.steps),
         )
 
     def stochastic(self, k: int) -> bool:
@@ -130,6 +138,10 @@ class Plan:
         before = zip(self.states, self.nodes, self.steps, strict=False)
         return any(step.noisy and states < nodes for states, nodes, step in before)
 
+    def guided(self, k: int) -> bool:
+        """Whether step k is sampled by another kernel than the one that is scored."""
+        return self.guide is not None and self.steps[k].noisy and k >= self.guide.first
+
     def solver_at(self, k: int) -> Solver:
         return self.solver if k >= self.solve_from else Euler()
 
@@ -160,6 +172,7 @@ class Columns:
     noisy: tuple[bool, ...]  # whether noise was drawn there
     std: tuple[float, ...]  # of the kernel there, used or not; 0 without a kernel
     h: tuple[float, ...]  # sigma covered there
+    slope: tuple[float, ...] = ()  # d mean / d v of the kernel there, at most 0; 0 without a kernel
 
     @property
     def group(self) -> int:
@@ -183,11 +196,18 @@ def _check(k: int, s: Step, kernel: Kernel | None) -> None:
 
 
 def _std(kernel: Kernel | None, step: Step) -> float:
-    if kernel is None:
-        return 0.0
+    return 0.0 if kernel is None else float(_of_unit_velocity(kernel, step).std)
+
+
+def _slope(kernel: Kernel | None, step: Step) -> float:
+    return 0.0 if kernel is None else float(_of_unit_velocity(kernel, step).mean)
+
+
+def _of_unit_velocity(kernel: Kernel, step: Step) -> Gaussian:
+    """The step from 0 under the velocity 1: every kernel's mean is affine in both."""
     zero = torch.zeros(1, 1, dtype=torch.float64)
     at, to = (torch.tensor([s], dtype=torch.float64) for s in (step.sigma, step.sigma_next))
-    return float(kernel(zero, zero, at, to).std)
+    return kernel(zero, zero + 1, at, to)
 
 
 def steps_of(
@@ -214,6 +234,7 @@ def evaluations(plans: Iterable[Plan]) -> int:
     for plan in plans:
         for k, step in enumerate(plan.steps):
             here, after = plan.trunk(k), plan.trunk(k + 1)
+            alone += 2 * plan.states[k] * plan.guided(k)
             more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
             if here is None:
                 alone += plan.states[k] * (1 + more)

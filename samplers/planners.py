@@ -16,6 +16,7 @@ from samplers.kernels import Kernel
 from samplers.particles import FeynmanKac
 from samplers.plan import Plan, steps_of
 from samplers.solvers import DPM2M, Euler, Solver
+from samplers.tree_steps import Moving, Prune, Stripes
 from samplers.windows import Progressive, WindowPosition
 
 
@@ -54,7 +55,7 @@ class Particled:
     stop: int
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        last = _last(sigmas)
+        last = last_step(sigmas)
         if late := [k for k in self.how.at if not 0 <= k < last]:
             raise ValueError(
                 f"particles cannot be weighed before the steps {late}: copies diverge at noisy "
@@ -84,7 +85,7 @@ class Chain:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction of trained steps must be in (0, 1], got {self.fraction}")
-        last = _last(sigmas)
+        last = last_step(sigmas)
         trained = max(1, int(self.fraction * last + 1e-9))
         chosen = random.Random(f"chain/{seed}/{iteration}").sample(range(last), trained)
         noisy = set(range(last + self.noisy_last))
@@ -131,7 +132,7 @@ class Window:
     flash: Flash | None = None
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        limit = _last(sigmas) - 1
+        limit = last_step(sigmas) - 1
         if not 1 <= self.size <= limit:
             raise ValueError(
                 f"a window of {self.size} steps does not fit into the first {limit} of"
@@ -161,7 +162,7 @@ class Fork:
     at: tuple[int, ...] | None = None
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        at = tuple(range(_last(sigmas))) if self.at is None else self.at
+        at = tuple(range(last_step(sigmas))) if self.at is None else self.at
         if not at:
             raise ValueError("Fork needs a step to fork at")
         return tuple(
@@ -172,48 +173,6 @@ class Fork:
             )
             for k in at
         )
-
-
-@dataclass(frozen=True)
-class Stripes:
-    """Steps k with k % every < size: BranchGRPO's mixed mode (it ships size 4, every 30)."""
-
-    size: int = 4
-    every: int = 30
-
-    def steps(self, last: int) -> set[int]:
-        return {k for k in range(last) if k % self.every < self.size}
-
-
-@dataclass(frozen=True)
-class Prune:
-    """Steps of a tree that are not trained on, by depth: BranchGRPO, arXiv:2509.06040.
-
-    `steps` are left out, moved by `move` every `every` iterations (0: they stay) until they meet
-    the `stop` step; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
-    the last split and moves deeper (move = 1); its code's moves to earlier steps (move = -1).
-    """
-
-    steps: tuple[int, ...]
-    every: int = 0
-    move: int = 1
-    stop: int | None = None
-    until: int | None = None
-
-    def at(self, iteration: int, last: int) -> set[int]:
-        if not self.steps or not all(0 <= k < last for k in self.steps):
-            raise ValueError(f"pruned steps {self.steps} are not among the steps 0 to {last - 1}")
-        if self.until is not None and iteration >= self.until:
-            return set()
-        moves = iteration // self.every if self.every else 0
-        if self.move > 0:
-            stop = last - 1 if self.stop is None else self.stop
-            room = (stop - max(self.steps)) // self.move
-        elif self.move < 0:
-            room = (min(self.steps) - (self.stop or 0)) // -self.move
-        else:
-            room = 0
-        return {k + self.move * min(moves, max(0, room)) for k in self.steps}
 
 
 @dataclass(frozen=True)
@@ -230,13 +189,15 @@ class Tree:
     roots: int = 1
     shared_noise: bool = False
     split: float | None = None
-    stripes: Stripes | None = None
+    stripes: Stripes | Moving | None = None
     prune: Prune | None = None
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
-        last = _last(sigmas)
+        last = last_step(sigmas)
         branch = self.branches(last)
-        noisy = set(range(last)) if self.stripes is None else self.stripes.steps(last)
+        noisy = (
+            set(range(last)) if self.stripes is None else self.stripes.steps(last, iteration, seed)
+        )
         noisy |= branch.keys()
         pruned = set[int]() if self.prune is None else self.prune.at(iteration, last)
         steps = steps_of(sigmas, noisy=noisy, train=_some(noisy - pruned), branch=branch)
@@ -264,7 +225,7 @@ def _some(train: Set[int]) -> Set[int]:
 CLEAN = 0.005  # levels below it are the end: noise in the step that reaches one stays in the sample
 
 
-def _last(sigmas: Sequence[float]) -> int:
+def last_step(sigmas: Sequence[float]) -> int:
     """The index of the last step that matters; there must be one before it.
 
     Unshifted schedules end on levels such as 0.2, 0.001, 0: the step to 0.001 counts as the last.

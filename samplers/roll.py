@@ -132,7 +132,15 @@ def roll(
         raise ValueError("roll needs at least one draw")
     if len(set(draws)) < len(draws):
         raise ValueError(f"draws {list(draws)} repeat: two draws with one id would be one sample")
-    walk = Walk(velocity, latents, tuple(draws), (seed, iteration), sampling.keep_mean)
+    score = sampling.score
+
+    def reward(plan: Plan, index: int, x0: Tensor, prompt: Tensor) -> Tensor:
+        assert score is not None, "the walk has a reward only with a score"
+        return score(_rollout(plan, x0, prompt, walk, (), index))
+
+    key = seed, iteration
+    on_the_way = None if score is None else reward
+    walk = Walk(velocity, latents, tuple(draws), key, sampling.keep_mean, on_the_way)
     trunk = _Trunk.of(plans)
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):

@@ -1,7 +1,7 @@
 """One step of a plan at a time: the core of `roll` and `steering`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,9 @@ Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 # (noise [n *d], row of the conditioning of each [n]) -> the first states [n *d]
 Begin = Callable[[Tensor, Tensor], Tensor]
 
+# (plan, its place, clean samples [n *d], row of the conditioning of each [n]) -> rewards [n]
+Predicted = Callable[[Plan, int, Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Edges:
@@ -28,6 +31,7 @@ class Edges:
     mean: Float[Tensor, "c *d"] | None  # of the policy that sampled, if it was asked for
     logp: Float[Tensor, " c"]  # mean over dims, of x_next as it is stored
     prompt: Int[Tensor, " c"]
+    moved: Float[Tensor, " c"] | None = None  # a guide's move of the mean, in stds per dim
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Walk:
     draws: tuple[int, ...]
     key: tuple[int, int]  # seed, iteration
     keep_mean: bool = False
+    reward: Predicted | None = None  # of clean samples predicted on the way
 
     def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
         rows = torch.arange(len(self.draws), device=x.device)
@@ -105,16 +110,36 @@ class Walk:
         assert kernel is not None and at.v is not None  # Plan.__post_init__; advance
         times = plan.states[k + 1] // plan.states[k]
         mean, std = kernel(at.x, at.v, *(_level(at.x, s) for s in (step.sigma, step.sigma_next)))
+        pushed = self.push(plan, index, k, at, Gaussian(mean, std))
         parents = at.children(times)
         if times > 1:
-            mean, std = mean.repeat_interleave(times, 0), std.repeat_interleave(times, 0)
+            mean, std, pushed = (a.repeat_interleave(times, 0) for a in (mean, std, pushed))
         g = Gaussian(mean, std)
-        x_next = (mean + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
+        x_next = (pushed + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
         after = State(x_next, self.remember(plan, parents, self.point(plan, index, k, parents)))
         if not step.train:
             return after, None
         logp, kept = mean_log_prob(g, x_next), mean if self.keep_mean else None
-        return after, Edges(k, parents.x, x_next, kept, logp, self.prompt(x_next))
+        edges = Edges(k, parents.x, x_next, kept, logp, self.prompt(x_next))
+        if plan.guided(k):
+            edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)
+        return after, edges
+
+    def push(self, plan: Plan, index: int, k: int, at: State, plain: Gaussian) -> Tensor:
+        """The means that are sampled: the plain step's, unless the plan guides this one."""
+        if plan.guide is None or not plan.guided(k):
+            return plain.mean
+        if self.reward is None:
+            raise ValueError("a guided plan needs rewards on the way: pass Sampling(score=...)")
+        sigma, probe = plan.steps[k].sigma, plan.guide.probe
+        u = self.noise(plan.states[k], "probe", index, k).sign()
+        ends: list[Tensor] = []
+        for x in (at.x + probe * u, at.x - probe * u):
+            x0 = x - sigma * self.look(x, sigma)
+            ends.append(self.reward(plan, index, x0, self.prompt(x0)).to(plain.mean))
+        slope = ((ends[0] - ends[1]) / (2 * probe)).nan_to_num(0.0)  # 0 without a score
+        levels = (_level(at.x, s) for s in (sigma, plan.steps[k].sigma_next))
+        return plan.guide.drift(plain, per_row(slope, u) * u.to(plain.mean), *levels).mean
 
     def solve(self, plan: Plan, index: int, k: int, at: State) -> State:
         """A step without a density."""
@@ -138,6 +163,7 @@ class Walk:
 
     def step_noise(self, plan: Plan, index: int, k: int) -> Tensor:
         """Noise of step k's children; siblings' correlate where the plan says so."""
+        index = index if plan.noise_of is None else plan.noise_of
         own = self.noise(plan.states[k + 1], "step", index, k)
         branch = plan.steps[k].branch
         if plan.split is None or branch == 1:

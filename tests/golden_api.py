@@ -3,7 +3,7 @@ names inside become. Shapes: n samples, k decision points, r rewards, `*d` the l
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,18 +14,30 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.matching import weighting as published_weighting
 from flowrl.likelihoods.rows import Evaluation, MatchingRows, TransitionRows
 from flowrl.likelihoods.transition import Transition
+from flowrl.losses.preference import CentredReward, GroupPreference
 from flowrl.losses.ratio import NFT, Anchor, Preference, clipped_surrogate
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.whole_sample import WholeSample
 from rewards import Scores
-from samplers import CPS, DDIM, Columns, ConstantSDE, FlowSDE, Gaussian, Kernel, WanSDE
+from samplers import (
+    CPS,
+    DDIM,
+    Columns,
+    ConstantSDE,
+    FlowSDE,
+    Gaussian,
+    Kernel,
+    RewardDrift,
+    WanSDE,
+)
 from samplers import mean_log_prob as product_density
 from tests.support.golden_estimators import estimator
 from tests.support.golden_tokens import token_loss
 
 __all__ = [
-    "clipped", "diffusion_dpo", "estimator", "group_advantage", "log_density", "matching_logp",
-    "nft", "pipeline_sample", "ratio_norm", "step", "token_loss", "tree_credit",
+    "clipped", "crd", "dgpo", "diffusion_dpo", "estimator", "euphonium_step", "group_advantage",
+    "log_density", "matching_logp", "nft", "pipeline_sample", "ratio_norm", "step", "token_loss",
+    "tree_credit",
 ]  # fmt: skip
 
 
@@ -203,6 +215,75 @@ def diffusion_dpo(
     likelihood = Matching(paired=True)
     new, ref = (_says(likelihood, pairs(*both), rows) for both in ((v_w, v_l), (ref_w, ref_l)))
     return Preference(beta / 2)(likelihood, {"new": new, "ref": ref}, rows).value.mean()
+
+
+def dgpo(  # noqa: PLR0913
+    v: Tensor, v_old: Tensor, v_ref: Tensor, x0: Tensor, noise: Tensor, advantage: Tensor,
+    group_size: int, beta: float, clip: float, kl: float = 0.0, clip_kl: bool = False,
+    clip_dsm: bool = True, average_as_reference: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
+    """DGPO, groups contiguous: `dsm` [n], the errors (detached where clipped), `ratio` [n],
+    `policy_loss` and `loss`, which adds kl |v - v_ref|^2."""
+    level = torch.zeros(len(v), dtype=v.dtype)
+    rows = _matching_rows(x0, x0, noise, level, advantage)
+    likelihood = Matching(together=int(group_size), same_noise=True)
+    given = {"new": v, "slow": v_old, "ref": v_ref}
+    says = {role: _says(likelihood, each, rows) for role, each in given.items()}
+    loss = GroupPreference(
+        int(group_size), float(beta), float(clip), float(kl), clip_kl,
+        reference="slow" if average_as_reference else "ref", clip_error=clip_dsm,
+    )  # fmt: skip
+    entries, errors = loss(likelihood, says, rows), loss.errors(says, rows)
+    parts = {"dsm": errors[:, 0], "ratio": entries.metrics["ratio_slow"][:, 0]}
+    own = {"policy_loss": entries.metrics["policy_loss"].mean(), "loss": entries.value.mean()}
+    return parts | own
+
+
+def crd(  # noqa: PLR0913
+    v: Tensor, v_old: Tensor, v_ref: Tensor, v_target: Tensor, advantage: Tensor, beta: float,
+    kl: float, temperature: float | None = None, kind: str = "mse", adaptive: bool = True,
+    reward_adaptive_kl: bool = True,
+) -> dict[str, Tensor]:  # fmt: skip
+    """CRD with all rows as one group: implicit rewards `r` [n], `policy_loss` and `loss`, which
+    adds the divergence from `v_ref`. A temperature of 0 is the code's hard choice, and one below 0
+    is None, as in the code."""
+    temperature = None if temperature is None or temperature < 0 else float(temperature)
+    level = torch.zeros(len(v), dtype=v.dtype)
+    rows = _matching_rows(v_target, torch.zeros_like(v_target), v_target, level, advantage)
+    likelihood = Matching(together=len(v))
+    given = {"new": v, "slow": v_old, "ref": v_ref}
+    says = {role: _says(likelihood, each, rows) for role, each in given.items()}
+    loss = CentredReward(
+        len(v), float(beta), float(kl), temperature, kind, adaptive, reward_adaptive_kl  # type: ignore[arg-type]
+    )  # fmt: skip
+    entries = loss(likelihood, says, rows)
+    own = {"policy_loss": entries.metrics["policy_loss"].mean(), "loss": entries.value.mean()}
+    return {"r": loss.implicit(says, v_target)[:, 0], **own}
+
+
+def euphonium_step(  # noqa: PLR0913
+    x: Tensor, v: Tensor, sigma: float | Tensor, sigma_next: float | Tensor, eta: float,
+    reward_grad: Tensor, scale: float = 0.1, kl_beta: float = 0.1,
+    normalise: Literal["batch", "sample"] | None = "batch", by_dsigma: bool = False,
+    guided_logprob: bool = True,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Euphonium's step: `mean` [n *d] of the sampled step, `scored_mean` [n *d], `std` [n].
+
+    scale      below 0 is eta^2 / (2 kl_beta)
+    normalise  divides the gradient by its norm: of each sample, or of the whole batch, which is one
+               sample for the product
+    """
+    at, to = (torch.as_tensor(s, dtype=x.dtype).expand(len(x)) for s in (sigma, sigma_next))
+    strength = None if scale < 0 else float(scale)
+    drift = RewardDrift(strength, float(kl_beta), normalise is not None, by_dsigma)
+    plain = ConstantSDE(float(eta))(x, v, at, to)
+    gradient = reward_grad
+    if normalise == "batch":
+        gradient = drift.direction(reward_grad[None])[0]
+        drift = replace(drift, normalised=False)
+    guided = drift(plain, gradient, at, to)
+    scored = guided if guided_logprob else plain
+    return {"mean": guided.mean, "scored_mean": scored.mean, "std": guided.std}
 
 
 def pipeline_sample(

@@ -224,7 +224,7 @@ class Estimator:
         return self._refuses_fusion(choices) or refusal(self.transforms, choices)
 
     def _refuses_fusion(self, choices: Choices) -> str | None:
-        if self.fusion != "path":
+        if self.fusion in ("mean", "max"):
             return None
         if any(plan.forking is not None for plan in text_plans(choices)):
             return "path fusion needs uniform trees: take fusion='mean' or 'max'"

@@ -131,7 +131,8 @@ class PruneWidth:
         kept = the best fraction of each parent's children | the best and worst fraction / 2
 
     branch    among each parent's children at the last split, at least one
-    extremes  among the draw's leaves, at least one at each end
+    extremes  among the draw's leaves, at least one at each end; or, `over` the batch, among those
+              of all draws: DanceGRPO's best-of-N over prompts
 
     The other leaves are masked, never dropped. Values are those of the last decision point. A chain
     splits at its roots, so all its decision points are pruned: `extremes` is then best-of-N
@@ -140,6 +141,7 @@ class PruneWidth:
 
     keep: Literal["branch", "extremes"]
     fraction: float = 0.5
+    over: Literal["group", "batch"] = "group"
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         columns = context.columns
@@ -149,6 +151,8 @@ class PruneWidth:
             family = (-1, columns.group // families(columns)[-1], shape[-1])
             chosen = self._top(value.reshape(family), mask.reshape(family), self.fraction)
         else:
+            if self.over == "batch":
+                value, mask = (part.reshape(1, -1, shape[-1]) for part in (value, mask))
             half = self.fraction / 2
             chosen = self._top(value, mask, half) | self._top(-value, mask, half)
         chosen = chosen.reshape(credit.mask[:, -1].shape)

@@ -185,7 +185,19 @@ def masked_std(value: Tensor, mask: Tensor, dims: int | tuple[int, ...], correct
     return torch.where((free > 0) & (std > NONE * size), std, 0.0)
 
 
-Fusion = Literal["mean", "max", "path"]
+@dataclass(frozen=True)
+class LikelyPaths:
+    """A node's value from its leaves, weighted by the densities of their paths: BranchGRPO's paper.
+
+        V(node) = sum_leaves softmax(beta logp(path)) r
+
+    logp(path) is the sum over the trained steps of the edges' mean log-densities.
+    """
+
+    beta: float = 1.0
+
+
+Fusion = Literal["mean", "max", "path"] | LikelyPaths
 
 
 def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Credit:
@@ -200,6 +212,8 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
     values, scored = scores.values.double().cpu(), scores.scored.cpu()
     if context.nodes is not None:
         return _ragged_values(values, scored, context, fusion)
+    if isinstance(fusion, LikelyPaths):
+        return _by_path(values, scored, context, fusion.beta)
     value = at_nodes(values * scored, group, group)
     mask = at_nodes(scored, group, group)
     levels: list[Credit] = []
@@ -211,6 +225,22 @@ def node_values(scores: Scores, context: Context, fusion: Fusion = "mean") -> Cr
             value, mask = _fuse(values.view(leaves), scored.view(leaves), fusion)
         levels.insert(0, Credit(at_leaves(value, group), at_leaves(mask, group)))
     return Credit(*(torch.stack(parts, 1) for parts in zip(*levels, strict=True)))
+
+
+def _by_path(values: Tensor, scored: Tensor, context: Context, beta: float) -> Credit:
+    """Node values [n k r] with leaves weighted by softmax(beta log-density of their path)."""
+    columns, group, parts = context.columns, context.columns.group, list[Credit]()
+    path = torch.zeros(len(values), 1, dtype=torch.float64)
+    for k, logp in context.logp.items():
+        path = path + at_leaves(logp.double().cpu().view(-1, columns.nodes[k], 1), group)
+    for nodes in columns.nodes:
+        shape = (len(values) // group, nodes, group // nodes, values.shape[1])
+        value, mask = values.view(shape), scored.view(shape)
+        likely = (beta * path.view(*shape[:3], 1)).masked_fill(~mask, -torch.inf)
+        weight = likely.softmax(2).nan_to_num(0.0)
+        fused = (weight * value.masked_fill(~mask, 0.0)).sum(2)
+        parts.append(Credit(at_leaves(fused, group), at_leaves(mask.any(2), group)))
+    return Credit(*(torch.stack(p, 1) for p in zip(*parts, strict=True)))
 
 
 def existing(credit: Credit, context: Context) -> Credit:
@@ -229,7 +259,7 @@ def of_tokens(credit: Credit, context: Context) -> bool:
 
 def _ragged_values(values: Tensor, scored: Tensor, context: Context, fusion: Fusion) -> Credit:
     """Node values [n k r] of trees that are not uniform."""
-    if fusion == "path":
+    if fusion == "path" or isinstance(fusion, LikelyPaths):
         raise ValueError("path fusion needs uniform trees: take fusion='mean' or 'max'")
     assert context.nodes is not None
     parts: list[Credit] = []

@@ -69,6 +69,10 @@ class Matching:
     weight     w, by noise level and size: see `Weighting`
     paired     keeps each group's best and worst as consecutive rows, with the same noise and level:
                Diffusion-DPO (arXiv:2311.12908). A tie becomes a masked pair
+    together   the group's size for losses that compare the samples of a group: their rows stay
+               together. 1 for all others
+    same_noise gives these rows the same noise and level, so that only the samples differ: DGPO
+               (arXiv:2510.08425)
     share      "batch": all samples have the same levels, so that a minibatch is at one sigma, which
                every pipeline can run in one call; "sample": each has its own
     kl_weight  of the divergence |v - v_ref|^2: 1, or AWM's `elbo`, 1 / 2s^2 with
@@ -86,16 +90,25 @@ class Matching:
     paired: bool = False
     share: Literal["batch", "sample"] = "batch"
     kl_weight: Literal["uniform", "elbo"] = "uniform"
+    together: int = 1
+    same_noise: bool = False
 
     @property
     def unit(self) -> int:
-        return 2 if self.paired else 1
+        return 2 if self.paired else self.together
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans of text. UserError where the plan has too few levels for `draws`."""
         if text_plans(choices):
             return NEEDS_TOKEN
+        if self.together < 1 or (self.paired and self.together > 1):
+            return "Matching keeps pairs or groups together: set paired or together, not both"
         for plan in image_plans(choices):
+            if plan.group % self.together:
+                return (
+                    f"Matching keeps {self.together} rows together, which cuts groups of "
+                    f"{plan.group}: set together to the group's size"
+                )
             self.times([step.sigma for step in plan.steps], self.draws, generator(0))
         return None
 
@@ -106,7 +119,8 @@ class Matching:
         if self.paired:
             keep, kept = self.pairs(credit, kept, rollout.plan.group)
         kept = kept[:, None]
-        levels = self._levels(rollout, keep[:: self.unit]).repeat_interleave(self.unit, 0)
+        alike = self.unit if self.paired or self.same_noise else 1
+        levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
         at = keep.to(rollout.x0.device)
         x0, prompt = rollout.x0[at], rollout.prompt[at]
         parts: list[MatchingRows] = []
@@ -143,7 +157,8 @@ class Matching:
     def _key(self, rollout: Rollout, sample: int) -> tuple[int | str, ...]:
         """The key of sample (or pair) number `sample` of this rollout, on any process."""
         draw = rollout.draws[sample // rollout.plan.group]
-        leaf = "pair" if self.paired else sample % rollout.plan.group
+        place = sample % rollout.plan.group
+        leaf = "pair" if self.paired else place - place % self.together * self.same_noise
         return (rollout.seed, rollout.iteration, draw, "matching", rollout.index, leaf)
 
     def _levels(self, rollout: Rollout, samples: Tensor) -> Float[Tensor, "m t"]:

@@ -114,15 +114,18 @@ class PermutedGrid:
 
         sigma_j = grid[permutation[j]],  j < count
 
-    UserError for too few levels.
+    Only the first `fraction` of the levels is permuted. UserError for too few levels.
     """
+
+    fraction: float = 1.0
 
     def __call__(
         self, sigmas: Sequence[float], count: int, rng: torch.Generator
     ) -> Float[Tensor, " count"]:
-        if count > len(sigmas):
+        levels = int(len(sigmas) * self.fraction + 1e-6)
+        if count > levels:
             raise UserError(
-                f"{count} matching draws, but the plan has {len(sigmas)} levels: "
+                f"{count} matching draws, but the plan has {levels} levels: "
                 f"take fewer draws or more steps"
             )
-        return torch.tensor(sigmas)[torch.randperm(len(sigmas), generator=rng)[:count]]
+        return torch.tensor(sigmas)[torch.randperm(levels, generator=rng)[:count]]

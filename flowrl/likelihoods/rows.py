@@ -68,6 +68,15 @@ class MatchingRows(Rows):
 
 
 @dataclass(frozen=True)
+class DirectionRows(Rows):
+    """States on the way of samples, with the direction from their group's mean sample to theirs."""
+
+    x: Float[Tensor, "b *d"]
+    sigma: Float[Tensor, " b"]
+    direction: Float[Tensor, "b *d"]  # over its mean square
+
+
+@dataclass(frozen=True)
 class TokenRows(Rows):
     """Completions of prompts that the policy holds: row `prompt` of its batch.
 

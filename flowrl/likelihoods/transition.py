@@ -102,16 +102,18 @@ class Transition:
              velocity    |v - v_ref|^2
              mean        |mean - mean_ref|^2, without 1 / 2 q^2: Flow-Factory's (x-based). A weight
                          for `exact` times 1 / 2 q^2 is one for this form, so it differs per step
+    means    keeps the means of the steps that were sampled, which some losses compare with
     """
 
     unit = 1
     text = False
     ratio: Literal["density", "ratio_norm", "cps"] = "density"
     kl_form: Literal["exact", "published", "velocity", "mean"] = "exact"
+    means: bool = False
 
     @property
     def keep_mean(self) -> bool:
-        return self.ratio == "ratio_norm"
+        return self.means or self.ratio == "ratio_norm"
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses plans whose samples have no density under the policy."""
@@ -173,13 +175,13 @@ class Transition:
         ratio = new.logp - old.logp
         if self.ratio == "density":
             return ratio
-        q, _ = self._scales(rows)
+        q, _ = step_scales(rows)
         if self.ratio == "cps":
             return 2 * q**2 * ratio
         return q * ratio + mse(new.out, old.out) / (2 * q)
 
     def kl(self, new: Evaluation, ref: Evaluation, rows: TransitionRows) -> Float[Tensor, "b 1"]:
-        q, slope = self._scales(rows)
+        q, slope = step_scales(rows)
         moved = mse(new.out, ref.out)
         if self.kl_form == "mean":
             return moved
@@ -187,11 +189,17 @@ class Transition:
             return moved / slope**2
         if self.kl_form == "published":
             return moved * (rows.sigma - rows.sigma_next)[:, None] / (2 * q**2)
-        return moved / (2 * q**2)
+        return step_divergence(new, ref, rows)
 
-    @staticmethod
-    def _scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
-        """Compute the step's std and d mean / d v: every kernel's mean is affine in v."""
-        zero = torch.zeros_like(rows.sigma)[:, None]
-        mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)
-        return std[:, None], mean
+
+def step_scales(rows: TransitionRows) -> tuple[Float[Tensor, "b 1"], Float[Tensor, "b 1"]]:
+    """Compute the step's std and d mean / d v: every kernel's mean is affine in v."""
+    zero = torch.zeros_like(rows.sigma)[:, None]
+    mean, std = rows.kernel(zero, torch.ones_like(zero), rows.sigma, rows.sigma_next)
+    return std[:, None], mean
+
+
+def step_divergence(new: Evaluation, old: Evaluation, rows: Rows) -> Float[Tensor, "b 1"]:
+    """|mean - mean_old|^2 / 2 q^2 in nats per dim: the divergence of two steps of one std."""
+    assert isinstance(rows, TransitionRows), "only denoising steps have means"
+    return mse(new.out, old.out) / (2 * step_scales(rows)[0] ** 2)

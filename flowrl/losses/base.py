@@ -97,10 +97,16 @@ class ClipsRatio(Protocol):
 
 def check_units(loss: Objective, likelihood: Likelihood) -> None:
     """UserError where the likelihood's rows do not come in the loss's units."""
-    if loss.unit != likelihood.unit:
+    if loss.unit == likelihood.unit:
+        return
+    if max(loss.unit, likelihood.unit) > 2:
         raise UserError(
-            "only the loss Preference learns from pairs: set paired=True with it, and with no other"
+            f"the loss compares {loss.unit} rows with each other, and the likelihood keeps "
+            f"{likelihood.unit} together: give both the size of a group"
         )
+    raise UserError(
+        "only the loss Preference learns from pairs: set paired=True with it, and with no other"
+    )
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from flowrl.credit.advantages import (
     Transform,
 )
 from flowrl.credit.comparisons import PruneWidth
+from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Anchor, Surrogate
+from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from samplers import (
     CPS,
     DDIM,
@@ -62,10 +64,12 @@ Scale = Literal["group", "batch"]  # whose std: a group's own makes the least di
 def flow_grpo(
     *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
     scale: Scale = "batch", kernel: Literal["flow_sde", "wan"] | Kernel = "flow_sde",
-    kl_form: KlForm = "published",
+    kl_form: KlForm = "published", credit: CreditName = "group", blend: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """Flow-GRPO, arXiv:2505.05470. SD3.5-M: 10 steps, noise level 0.7, group 24, clip 1e-4, KL 0.04
     (GenEval, OCR) or 0.01 (PickScore); FLUX: 6 steps, 0.9, KL 0. `scale="batch"` is global_std.
+    `credit` is any of `flowrl/recipes/credit_choices.py` (gdpo, aapo, best_gap), and `blend` the
+    share of the batch's advantage in groups without spread.
     Wan 2.1: its own noise (`kernel="wan"`, no eta), 20 steps, clip 1e-3, KL 0.004, exact.
 
     The published KL's denominator lacks h. Differences: samples of advantage 0 are kept, where the
@@ -74,9 +78,10 @@ def flow_grpo(
     return Algorithm(
         steps=steps,
         plan=Chain(named(kernel, {"flow_sde": FlowSDE(eta), "wan": WanSDE()}), group),
-        advantage=Estimator((Standardize(scale), Clip())),
+        advantage=Estimator((*credit_chain(credit, Standardize(scale, blend=blend)), Clip())),
         likelihood=Transition(kl_form=kl_form),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
+        tracker=credit_tracker(credit),
     )
 
 
@@ -111,17 +116,21 @@ def _each_reward(scale: Scale, after: tuple[Transform, ...] = ()) -> Estimator:
 def dance_grpo(
     *, steps: int = 16, group: int = 12, eta: float = 0.3, clip: float = 1e-4,
     fraction: float = 0.6, shared_noise: bool = True, train_share: float = 1.0,
-    scale: Scale = "group", kernel: Kernel | None = None,
+    best_over: Literal["group", "batch"] = "group", scale: Scale = "group",
+    kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """DanceGRPO, arXiv:2505.07818. FLUX: 16 steps, eta 0.3, group 12, 60 % of the steps trained,
     clip 1e-4, one initial noise per prompt; HunyuanVideo: eta 0.25, group 24 with own noise, of
-    which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24).
+    which the best and worst `train_share` are trained on (1/3: best-of-N, 8 of 24), among a
+    prompt's samples or, as in the code, `best_over: batch`, among those of all prompts.
 
     Differences: the trained steps are chosen once per iteration, not per sample; several rewards
     are summed as clipped advantages, not as losses; shared noise is shared in a prompt's group, not
     over all prompts of a process.
     """
-    ends = (PruneWidth("extremes", train_share),) if train_share < 1 else ()
+    if best_over == "batch" and train_share >= 1:
+        raise UserError("best_over selects a share of the samples: set train_share below 1")
+    ends = (PruneWidth("extremes", train_share, best_over),) if train_share < 1 else ()
     return Algorithm(
         steps=steps,
         plan=Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise),
@@ -134,12 +143,14 @@ def dance_grpo(
 ScheduleName = Literal["progressive", "random", "decaying", "exponential", "frozen"]
 
 
-def _position(name: ScheduleName, every: int, stride: int) -> WindowPosition:
+def _position(name: ScheduleName, every: int, stride: int, back: bool) -> WindowPosition:
+    if back and name in ("random", "frozen"):
+        raise UserError(f"schedule: {name} does not move on, so it cannot roll back: leave it out")
     known: dict[str, WindowPosition] = {
-        "progressive": Progressive(every, stride),
+        "progressive": Progressive(every, stride, back),
         "random": Random(),
-        "decaying": Decaying(every, stride=stride),
-        "exponential": ExponentiallyDecaying(every, stride=stride),
+        "decaying": Decaying(every, stride=stride, roll_back=back),
+        "exponential": ExponentiallyDecaying(every, stride=stride, roll_back=back),
         "frozen": Frozen(),
     }
     return known[name]
@@ -148,18 +159,18 @@ def _position(name: ScheduleName, every: int, stride: int) -> WindowPosition:
 def mix_grpo(
     *, steps: int = 25, group: int = 12, eta: float = 0.7, clip: float = 1e-4, window: int = 4,
     stride: int = 1, every: int = 25, schedule: ScheduleName = "progressive",
-    shared_noise: bool = True, kl: float = 0.0, scale: Scale = "group",
+    roll_back: bool = False, shared_noise: bool = True, kl: float = 0.0, scale: Scale = "group",
     kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """MixGRPO, arXiv:2507.21802. FLUX: 25 steps, SDE in a window of 4 that moves by 1 every 25
     iterations, eta 0.7, group 12, clip 1e-4, one initial noise per prompt. `schedule` is how the
     window moves: step by step (progressive), at random, ever faster (decaying, exponential), or not
-    at all (frozen).
+    at all (frozen). `roll_back` starts again at the first step after the last window.
 
     Differences: the window is never empty (the code's is, from iteration 575 on); a reward that
     failed is left out, where the code counts it as 0.
     """
-    position = _position(schedule, every, stride)
+    position = _position(schedule, every, stride, roll_back)
     return Algorithm(
         steps=steps,
         plan=Window(kernel or FlowSDE(eta), group, window, position, shared_noise),

@@ -7,11 +7,23 @@ from typing import Literal
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Clip, Estimator, ScaleSteps, Standardize, Sum, Transform
-from flowrl.credit.comparisons import PruneWidth
+from flowrl.credit.comparisons import PruneWidth, TwoLevel
+from flowrl.credit.steps import EvenDepths
+from flowrl.credit.values import Fusion, LikelyPaths
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.grpo import Scale, anchors, named
-from samplers import ConstantSDE, FlowSDE, Fork, Kernel, Prune, Stripes, Tree
+from samplers import (
+    ConstantSDE,
+    FlowSDE,
+    Fork,
+    Kernel,
+    Moving,
+    Progressive,
+    Prune,
+    Stripes,
+    Tree,
+)
 
 
 def temp_flow(
@@ -35,29 +47,53 @@ def temp_flow(
 
 
 def _depth_by_depth(
-    scale: Scale, prune: str = "none", fusion: Literal["mean", "max", "path"] = "mean"
-) -> Estimator:
+    scale: Scale, prune: str = "none", fusion: Fusion = "mean", keep: float = 0.5,
+    depth_weight: float = 0.0, siblings: float = 0.0,
+) -> Estimator:  # fmt: skip
     width: tuple[Transform, ...] = ()
     if prune in ("branch", "extremes"):
-        width = (PruneWidth("branch" if prune == "branch" else "extremes"),)
+        width = (PruneWidth("branch" if prune == "branch" else "extremes", keep),)
+    even = (EvenDepths(depth_weight),) if depth_weight else ()
     own = Standardize(scale, correction=1, eps=1e-8)
-    return Estimator((Sum(), own, *width, Clip()), fusion)
+    levels = TwoLevel(siblings, 1 - siblings, own) if siblings else own
+    return Estimator((Sum(), levels, *width, Clip(), *even), fusion)
+
+
+def _untrained(prune: str, steps: int, at: tuple[int, ...]) -> Prune | None:
+    """The steps that are not trained on: the code's window, or the paper's, or none."""
+    if prune == "deeper":
+        first = max(at) + 1
+        return Prune(tuple(range(first, min(first + 4, steps - 1))), every=30, move=1)
+    if prune != "depth":
+        return None
+    stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
+    late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
+    return Prune(late, every=30, move=-1, stop=stop)
 
 
 def branch_grpo(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, split: float | None = None,
-    prune: Literal["none", "branch", "extremes", "depth"] = "none",
-    fusion: Literal["mean", "max", "path"] = "mean", scale: Scale = "group", roots: int = 1,
+    prune: Literal["none", "branch", "extremes", "depth", "deeper"] = "none", keep: float = 0.5,
+    fusion: Literal["mean", "max", "path", "likely_paths"] = "mean", fusion_beta: float = 1.0,
+    depth_weight: float = 0.0, siblings: float = 0.0, scale: Scale = "group", roots: int = 1,
     kl: float = 0.0, kernel: Literal["constant", "flow_sde"] | Kernel = "constant",
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO, arXiv:2509.06040. FLUX: 20 steps, two children at steps 0, 3, 6, 9, eta 0.3, clip
     1e-3; an edge's advantage is its child's among the nodes of the same depth.
 
-    prune   width, after the last split: of each `branch` the best half, or the draw's `extremes`;
-            `depth`: the steps 14 to 18 are not trained, moving to earlier ones every 30 iterations
-    fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted)
-    split   4 correlates siblings' noise as the paper says; None draws it independently
+    prune   width, after the last split: the best `keep` of each `branch` (with two children the
+            paper's Parent-Top1), or that share of the draw's leaves at its `extremes` (the paper's
+            best b and worst b leaves, b = keep leaves / 2). Depth: the code's `depth` leaves the
+            steps 14 to 18 untrained, moving to earlier ones every 30 iterations; the paper's
+            `deeper` leaves 4 steps from the last split on, moving to later ones
+    fusion  a node's value from its leaves; `path` by the edges' densities (tree_prob_weighted);
+            the paper's `likely_paths`, by softmax(fusion_beta log-density of a leaf's path)
+    split   4 correlates siblings' noise as the paper says, at unit variance; None draws it
+            independently
+    depth_weight  ours: an edge weighs as 1 over the nodes of its depth to this power; with 1 all
+            depths weigh the same, where most edges follow the last split
+    siblings  ours: this share of the advantage is among the children of one parent (two levels)
     roots, kl, kernel: ours: several initial noises per prompt, KL to the start, Flow-GRPO's noise
 
     Differences: the code scales a split's noise by 4 but scores it unscaled, and stores states in
@@ -65,15 +101,13 @@ def branch_grpo(
     pruning by branch keeps a chain's first steps, since all advantages of a chain are equal: here
     it keeps the better leaves. The last step is not trained.
     """
-    stop = max(max(at) - 1, 0)  # the published depths count children, one more than their step
-    late = tuple(range(max(steps - 6, max(at) + 1), steps - 1))
-    window = Prune(late, every=30, move=-1, stop=stop)
     noise = named(kernel, {"constant": ConstantSDE(eta), "flow_sde": FlowSDE(eta)})
-    plan = Tree(noise, at, branch, roots, split=split, prune=window if prune == "depth" else None)
+    plan = Tree(noise, at, branch, roots, split=split, prune=_untrained(prune, steps, at))
+    fused = LikelyPaths(fusion_beta) if fusion == "likely_paths" else fusion
     return Algorithm(
         steps=steps,
         plan=plan,
-        advantage=_depth_by_depth(scale, prune, fusion),
+        advantage=_depth_by_depth(scale, prune, fused, keep, depth_weight, siblings),
         likelihood=Transition(),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
@@ -82,14 +116,16 @@ def branch_grpo(
 def branch_grpo_mix(
     *, steps: int = 20, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2,
     eta: float = 0.3, clip: float = 1e-3, window: int = 4, every: int = 30,
-    scale: Scale = "group", kernel: Kernel | None = None,
+    moving: bool = False, scale: Scale = "group", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO's mixed mode: noise at the splits and in the steps k with k % every < window, an
     ODE elsewhere; only noisy steps are trained. Published: window 4, every 30. See `branch_grpo`.
+    The paper's window moves by a step every `every` iterations: `moving: true`.
     """
+    noisy = Moving(window, Progressive(every)) if moving else Stripes(window, every)
     return Algorithm(
         steps=steps,
-        plan=Tree(kernel or ConstantSDE(eta), at, branch, stripes=Stripes(window, every)),
+        plan=Tree(kernel or ConstantSDE(eta), at, branch, stripes=noisy),
         advantage=_depth_by_depth(scale),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),

@@ -12,6 +12,7 @@ from flowrl.credit.comparisons import BestWorst, Exponential
 from flowrl.likelihoods.matching import Matching, WeightingName, weighting
 from flowrl.likelihoods.noise_levels import Discrete, LogitNormal, PermutedGrid, Times, Uniform
 from flowrl.losses.ratio import NFT, Anchor, Preference, Surrogate, Weighted
+from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
 from flowrl.recipes.grpo import anchors
 from samplers import DPM2M, SA, Euler, Ode, Solver
 
@@ -59,11 +60,14 @@ def nft(
     kl: float = 1e-4, share: Literal["batch", "sample"] = "sample",
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all",
     decay: tuple[int, float, float] = (0, 0.001, 0.5), solver: Solver | None = None,
+    credit: CreditName = "group", blend: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """DiffusionNFT, arXiv:2509.16117. SD3.5-M: 10 steps of DPM-Solver++(2M), group 24, all levels
     of the grid but one per sample (`draws=None`), beta 1, KL 1e-4, advantages cut at 5; the policy
     that samples is an average with decay min(most, slope (s - flat)) at optimizer step s, 0 before
     flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay (75, 0.0075, 0.999).
+
+    `credit` and `blend` are as in `flow_grpo`.
 
     Differences: none in the loss; the level that a sample leaves out is keyed, not drawn from a
     global generator. `share="batch"` gives all samples the same levels, in one order.
@@ -73,11 +77,12 @@ def nft(
     return Algorithm(
         steps=steps,
         plan=Ode(group, solver or DPM2M()),
-        advantage=Estimator((Standardize("batch"), Clip())),
+        advantage=Estimator((*credit_chain(credit, Standardize("batch", blend=blend)), Clip())),
         likelihood=Matching(levels, PermutedGrid(), share=share),
         loss=NFT(beta, mode=mode, anchors=anchors(kl)),
         averages=(Average("trailing", Decay(flat=flat, slope=slope, most=most)),),
         behaviour="trailing",
+        tracker=credit_tracker(credit),
     )
 
 

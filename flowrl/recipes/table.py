@@ -17,6 +17,14 @@
 | nft             | Ode, DPM     | group mean, batch std        | Matching          | NFT        |
 | dpo             | Ode          | best, worst                  | Matching, paired  | Preference |
 | rwr             | Ode          | exponential weights          | Matching          | Weighted   |
+| flow_dppo       | Scattered    | group mean, batch std        | Transition        | Trust      |
+| dgpo            | Ode, DPM     | group mean, batch std        | Matching, group   | Groupwise  |
+| crd             | Ode, DPM     | group mean, batch std        | Matching, group   | Centred    |
+| fdfo            | Chain, churn | less the pair's mean         | Directional       | Quadratic  |
+| flash_grpo      | Window, one  | batch std, even gradients    | Transition        | Surrogate  |
+| e_grpo          | Merged       | std per reward, then the sum | Transition        | Surrogate  |
+| g2rpo           | Granular     | std per reward, then the sum | Transition        | Surrogate  |
+| euphonium       | Chain, drift | std per reward, then the sum | Transition        | Surrogate  |
 
 | text            | any          | any                          | Token             | any        |
 | text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
@@ -48,16 +56,27 @@
 | text_turns      | Completions  | group std, turn by turn      | Token             | Surrogate  |
 | text_rebn       | Completions  | discounted, batch std        | Token             | Surrogate  |
 
-nft samples with a slow average, the others with the policy that is trained. Pref-GRPO
+nft, dgpo and crd sample with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
 are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
-`flowrl/recipes/matching.py`. Those of language models are presets, in
-`flowrl/recipes/text_presets.py`, of the recipe `text` in `flowrl/recipes/text.py`.
+`flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`. Those of
+language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe `text` in
+`flowrl/recipes/text.py`.
 """
 
 from collections.abc import Callable
 
 from flowrl.algorithm import Algorithm
+from flowrl.recipes.feedback import (
+    crd,
+    dgpo,
+    e_grpo,
+    euphonium,
+    fdfo,
+    flash_grpo,
+    flow_dppo,
+    g2rpo,
+)
 from flowrl.recipes.grpo import (
     dance_grpo,
     ddpo,
@@ -75,6 +94,7 @@ from flowrl.recipes.text_presets import TEXT_FUNCTIONS
 IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
+    flow_dppo, dgpo, crd, fdfo, flash_grpo, e_grpo, g2rpo, euphonium,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}

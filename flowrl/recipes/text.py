@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator, LeaveOneOut, Standardize, Transform
-from flowrl.credit.comparisons import BestWorst, ParentDifference
+from flowrl.credit.comparisons import BestWorst, ParentDifference, TwoLevel
 from flowrl.credit.selection import DropFlat
 from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK, RiskPO
-from flowrl.credit.trackers import NoTracker, PromptValues, ScoreQuantiles, Tracker
+from flowrl.credit.trackers import PromptValues, ScoreQuantiles, Tracker
 from flowrl.credit.trees import GlobalLocal
 from flowrl.credit.turns import (
     Baseline,
@@ -34,6 +34,7 @@ from flowrl.losses.base import Objective, Weight
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import CISPO, GMPO, GPPO, SAPO, VESPO, Reinforce
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
+from flowrl.recipes.credit_choices import credit_chain, credit_tracker
 from flowrl.recipes.grpo import anchors
 from flowrl.recipes.text_choices import (
     CHOICE_SETTINGS,
@@ -63,14 +64,16 @@ class TextMixture:
                               uncertain tokens, `branch` new ones from each (TreeRL,
                               arXiv:2506.11902)
     advantage    of all plans: group (mean and std), mean (no std, arXiv:2503.20783), leave_one_out
-                 (arXiv:2402.14740)
+                 (arXiv:2402.14740); `blend` is as in `flow_grpo`
                  of trees: parent (a node less its parent), local and treerl (above the draw's mean
-                 and above the parent; treerl counts first nodes twice), tempo (arXiv:2509.18314)
+                 and above the parent; treerl counts first nodes twice), tempo (arXiv:2509.18314),
+                 two_level (half among siblings, half among the nodes of a depth)
                  of completions: greedy (arXiv:2310.10505), length (arXiv:2505.23585), whitened and
                  mean_whitened (over the batch's tokens, arXiv:2501.03262), maxrl
                  (arXiv:2602.02710), pass_at_k (`k`, `form`), beta (`most`, arXiv:2506.02864), risk
                  (`bundle`, `quantile_low`, `quantile_high`, `mix`, arXiv:2510.00911), tracked
-                 (`keep`, `uncertain`, arXiv:2509.13232), best_worst (for loss: preference)
+                 (`keep`, `uncertain`, arXiv:2509.13232), best_worst (for loss: preference), gdpo,
+                 aapo (`keep`) and best_gap (see `flowrl/recipes/credit_choices.py`)
                  of turns: states (`weight`, `gamma`, `scale`, arXiv:2505.10978), turns
                  (arXiv:2510.11062), returns (`gamma`, arXiv:2510.01051)
     drop_flat    leave out groups whose samples score the same (arXiv:2503.14476)
@@ -106,6 +109,7 @@ class TextMixture:
     cut: Literal["train", "mask"] = "train"
     drop_flat: bool = False
     advantage: AdvantageName | Transform = "group"
+    blend: float = 0.0
     k: int = 4
     form: Literal["leave_one_out", "analytic"] = "analytic"
     most: float = 10.0
@@ -221,10 +225,14 @@ class TextMixture:
     def _rules(self) -> tuple[Transform, ...]:
         if not isinstance(self.advantage, str):
             return (self.advantage,)
-        mean = Standardize(scale=None)
+        mean, own = Standardize(scale=None), Standardize("group", 1, blend=self.blend)
         over_batch = Standardize("batch", 1, centre="batch")
         known: dict[AdvantageName, Callable[[], tuple[Transform, ...]]] = {
-            "group": lambda: (Standardize("group", correction=1),),
+            "group": lambda: credit_chain("group", own),
+            "gdpo": lambda: credit_chain("gdpo", own),
+            "aapo": lambda: credit_chain("aapo", own),
+            "best_gap": lambda: credit_chain("best_gap", own),
+            "two_level": lambda: (TwoLevel(rule=own),),
             "mean": lambda: (mean,),
             "leave_one_out": lambda: (LeaveOneOut(),),
             "greedy": lambda: (GreedyBaseline(self.group + 1),),
@@ -256,7 +264,7 @@ class TextMixture:
             return partial(ScoreQuantiles, *self._quantiles)
         if self.advantage == "tracked":
             return partial(PromptValues, self.keep, uncertain=self.uncertain)
-        return NoTracker
+        return credit_tracker(str(self.advantage), self.keep)
 
     def _likelihood(self) -> Likelihood:
         if not isinstance(self.likelihood, str):

@@ -5,14 +5,20 @@ from typing import Literal
 AdvantageName = Literal[
     "group", "mean", "leave_one_out", "greedy", "length", "whitened", "mean_whitened", "maxrl",
     "pass_at_k", "beta", "risk", "tracked", "best_worst", "parent", "local", "treerl", "tempo",
-    "states", "turns", "returns",
+    "states", "turns", "returns", "gdpo", "aapo", "best_gap", "two_level",
 ]  # fmt: skip
 LossName = Literal["surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce", "preference"]
 DenominatorName = Literal["tokens", "rows", "sequences", "length"]
 PlanName = Literal["completions", "segments", "forks"]
 
 TREES = ("segments", "forks")
-TREE_ADVANTAGES = ("parent", "local", "treerl", "tempo")  # they compare a node with its parent
+TREE_ADVANTAGES = (
+    "parent",
+    "local",
+    "treerl",
+    "tempo",
+    "two_level",
+)  # they compare a node with its parent
 ON_TREES = ("group", "mean", "leave_one_out", *TREE_ADVANTAGES)
 ON_RATIO = ("surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce")
 CHOICE_SETTINGS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
@@ -24,7 +30,9 @@ CHOICE_SETTINGS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("advantage", ("pass_at_k",), ("k", "form")),
     ("advantage", ("beta",), ("most",)),
     ("advantage", ("risk",), ("bundle", "quantile_low", "quantile_high", "mix")),
-    ("advantage", ("tracked",), ("keep", "uncertain")),
+    ("advantage", ("tracked", "aapo"), ("keep",)),
+    ("advantage", ("tracked",), ("uncertain",)),
+    ("advantage", ("group", "aapo"), ("blend",)),
     ("advantage", ("states",), ("weight", "scale")),
     ("advantage", ("states", "returns"), ("gamma",)),
     ("loss", ("surrogate", "gppo", "gmpo"), ("low", "high")),

@@ -18,6 +18,7 @@ from flowrl.run.session import Session
 from flowrl.run.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
 from rewards.reports import reports
+from samplers import Rollout
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,22 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     """Statistics of the first round's samples, reports of rewards, and counts of all rounds."""
     every = session.parallel.every
     statistics = rounds.first.statistics.means if rounds.first.counts else {}
-    metrics = _mean(every(statistics)) | _mean(every(reports(session.rewards)))
+    metrics = _mean(every({**statistics, **_guided(rounds)})) | _mean(
+        every(reports(session.rewards))
+    )
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
     own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
     own += sum(r.lookaheads for r in rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics
+
+
+def _guided(rounds: Rounds) -> dict[str, float]:
+    """How far guided steps of this process were moved, if any were trained on."""
+    rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
+    edges = [edge for each in rollouts if isinstance(each, Rollout) for edge in each.edges]
+    moved = [edge.moved.mean() for edge in edges if edge.moved is not None]
+    return {"guide/moved": float(torch.stack(moved).mean())} if moved else {}
 
 
 def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
@@ -137,7 +148,10 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
             gathered(lambda each: each.log_ratios), gathered(lambda each: turns_of(each.rollout))
         )
     logp: dict[int, Tensor] = {}
-    if session.algorithm.advantage.fusion == "path":  # credit weighs nodes by their densities
+    if session.algorithm.advantage.fusion not in (
+        "mean",
+        "max",
+    ):  # credit weighs nodes by their densities
         for i, edge in enumerate(rollout.edges):
             logp[edge.step] = gathered(lambda each, i=i: each.rollout.edges[i].logp)
     return Context(

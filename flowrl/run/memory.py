@@ -93,7 +93,8 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     if algorithm.text:  # a call has no more rows than an optimizer step has texts
         texts = run.prompts.per_iteration * algorithm.group
         rows = min(rows, -(-texts // run.train.updates))
-    phases = {"training": _activations(run, model, rows)}
+    together = max(rows, algorithm.loss.unit)  # a unit's rows have one backward, however many calls
+    phases = {"training": _activations(run, model, together)}
     if model.decoding:
         decoded = 1 if run.model.vae.slicing else rows
         wide = BYTES[run.model.dtype]

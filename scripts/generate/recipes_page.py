@@ -73,7 +73,7 @@ def chosen_parts(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
         choices.append(("tracker", algorithm.tracker))
     for choice, part in choices:
         yield choice, part
-        yield from ((f"{choice}: {name}", inner) for name, inner in inner_parts(part))
+        yield from inner_parts(choice, part)
     if algorithm.behaviour != "current":
         yield "behaviour", algorithm.behaviour
 
@@ -87,14 +87,16 @@ def grows_trees(algorithm: Algorithm) -> bool:
     )
 
 
-def inner_parts(part: Any) -> Iterator[tuple[str, Any]]:
+def inner_parts(choice: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """The parts inside a part, each directly before those inside it."""
     if not dataclasses.is_dataclass(part):
         return
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         for each in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(each) and not isinstance(each, type):
-                yield field.name.rstrip("s"), each
+                yield f"{choice}: {field.name.rstrip('s')}", each
+                yield from inner_parts(choice, each)
 
 
 def class_of(part: Any) -> type | Callable[..., Any]:

@@ -3,7 +3,8 @@
 A row is name, file, text that occurs once in it, replacement, tests that must fail.
 """
 
-PINS = "recipes/test_pins.py"
+PINS, FEEDBACK = "recipes/test_pins.py", "recipes/test_feedback.py"
+GROUPS, ARRAYS = "losses/test_group_losses.py", "losses/test_golden_preference.py"
 GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
 PRESETS = "flowrl/recipes/text_presets.py"
 
@@ -13,8 +14,42 @@ ROWS = (
     ("recipes-guard-ratio", GRPO, 'Transition("ratio_norm")', "Transition()", PINS),
     ("recipes-awm-trust", "flowrl/recipes/matching.py",
      'anchors=(*anchors(kl), Anchor(1.0, "trust"))', "anchors=anchors(kl)", PINS),
-    ("recipes-branch-mix", TREES, "branch, stripes=Stripes(window, every)", "branch", PINS),
+    ("recipes-branch-mix", TREES, "branch, stripes=noisy", "branch", PINS),
     ("recipes-depth", TREES, "move=-1, stop=stop", "move=1, stop=stop", PINS),
+    ("recipes-deeper", TREES, "min(first + 4, steps - 1))), every=30, move=1)",
+     "min(first + 4, steps - 1))), every=30, move=-1)", FEEDBACK),
+    ("credit-likely-paths", "flowrl/credit/values.py", "(beta * path.view(*shape[:3], 1))",
+     "(path.view(*shape[:3], 1))", FEEDBACK),
+    ("credit-even-gradients", "flowrl/credit/steps.py", "weight = std / slope.abs()", "weight = std", FEEDBACK),
+    ("credit-even-depths", "flowrl/credit/steps.py", "weight = nodes**-self.power", "weight = nodes**self.power", FEEDBACK),
+    ("matching-same-noise", "flowrl/likelihoods/matching.py", "place % self.together * self.same_noise",
+     "0", FEEDBACK),
+    ("matching-same-level", "flowrl/likelihoods/matching.py",
+     "alike = self.unit if self.paired or self.same_noise else 1", "alike = 2 if self.paired else 1", FEEDBACK),
+    ("plans-twins", "samplers/walk.py", "index = index if plan.noise_of is None else plan.noise_of", "pass", FEEDBACK),
+    ("plans-granular", "samplers/placements.py", "*sigmas[k + 1 : -1 : grid]", "*sigmas[k + 1 : -1]", FEEDBACK),
+    ("plans-merged", "samplers/placements.py", "*sigmas[: k + 1], *sigmas[end:]", "*sigmas[: k + 1], *sigmas[k + 1:]", FEEDBACK),
+    ("losses-region-away", "flowrl/losses/divergence.py", "(lead * sign > 0)", "(lead * sign < 0)", GROUPS),
+    ("losses-region-order", "flowrl/losses/divergence.py", '(gap if self.away == "first_order" else 0.0)', "0.0", GROUPS),
+    ("losses-dgpo-sign", "flowrl/losses/preference.py", "error.detach() + evaluations[self.reference].logp",
+     "error.detach() - evaluations[self.reference].logp", f"{GROUPS} {ARRAYS}"),
+    ("losses-dgpo-clip", "flowrl/losses/preference.py", "ratio > 1 + self.clip_at, ratio < 1 - self.clip_at",
+     "ratio < 1 - self.clip_at, ratio > 1 + self.clip_at", ARRAYS),
+    ("losses-dgpo-mask", "flowrl/losses/preference.py", ".logp) * rows.mask", ".logp)", GROUPS),
+    ("losses-crd-centre", "flowrl/losses/preference.py", "r = r - (weight * r.detach())", "r = r - (weight * r)", ARRAYS),
+    ("losses-crd-kl", "flowrl/losses/preference.py", "(least + a * (1 - least))", "1", ARRAYS),
+    ("guide-density", "samplers/walk.py", "        g = Gaussian(mean, std)\n", "        g = Gaussian(pushed, std)\n", FEEDBACK),
+    ("guide-probe", "samplers/walk.py", "(ends[0] - ends[1]) / (2 * probe)", "(ends[0] - ends[1]) / probe", FEEDBACK),
+    ("guide-cost", "samplers/plan.py", "alone += 2 * plan.states[k] * plan.guided(k)", "alone += plan.states[k] * plan.guided(k)", FEEDBACK),
+    ("losses-quadratic", "flowrl/losses/divergence.py", "a.abs() / (2 * self.bound)", "a / (2 * self.bound)", GROUPS),
+    ("likelihoods-direction", "flowrl/likelihoods/directional.py", "new.out - old.out, -rows.direction",
+     "new.out - old.out, rows.direction", FEEDBACK),
+    ("kernels-churn", "samplers/kernels.py", "sigma_next / (1 + self.gamma * (1 - sigma_next))", "sigma_next", FEEDBACK),
+    ("credit-lead", "flowrl/credit/augmented.py", "clamp(-self.low, self.high)", "clamp(-self.high, self.high)", FEEDBACK),
+    ("credit-best-over", "flowrl/credit/comparisons.py", 'if self.over == "batch":', "if False:", FEEDBACK),
+    ("drift-norm", "samplers/drift.py", "per_row(norm + 1e-8, gradient)", "per_row(norm * 0 + 1, gradient)", ARRAYS),
+    ("drift-scale", "samplers/drift.py", "/ h / (2 * self.kl_beta)", "/ (2 * self.kl_beta)", ARRAYS),
+    ("recipes-dgpo-switch", "flowrl/recipes/feedback.py", "late = min(0.3, 0.001 * switch)", "late = 0.0", FEEDBACK),
     ("recipes-dapo-flat", PRESETS, '"text_dapo", {"drop_flat": True}', '"text_dapo", {}', PINS),
     ("recipes-luspo", PRESETS, '"denominator": "sequences"', '"denominator": "rows"', PINS),
     ("recipes-kl-place", "flowrl/recipes/text.py", '1 if self.advantage in ("greedy", "mean_whitened") else 0',

@@ -37,6 +37,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "mix_grpo": {"steps": 4, "group": 4, "window": 2},
     "mix_grpo_flash": {"steps": 4, "group": 4, "window": 2},
     "flow_grpo_fast": {"steps": 4, "group": 4, "window": 2},
+    "flow_dppo": {"steps": 4, "group": 4, "noisy": 1},
+    "dgpo": {"steps": 4, "group": 4, "draws": 2},
+    "crd": {"steps": 4, "group": 4, "draws": 2},
+    "g2rpo": {"steps": 4, "group": 4, "at": [0, 1]},
+    "euphonium": {"steps": 4, "group": 4, "first": 1},
 }
 HIT = """
 def hit(samples):

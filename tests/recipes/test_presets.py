@@ -91,8 +91,43 @@ NFT = guided(1) | {
     "prompts.per_iteration": 48, "train.updates": 1, "train.lr": 3e-4, "train.weight_decay": 1e-4,
     "train.max_grad_norm": 1.0, "evaluate.steps": 40,
 }  # fmt: skip
+DPPO = {k: v for k, v in FLOW_GRPO.items() if k != "recipe.clip"} | guided(1) | {
+    "recipe.group": 16, "recipe.eta": 0.8, "recipe.most": 1e-7, "recipe.kl": 0.001,
+    "recipe.noisy": 3, "recipe.credit": "gdpo", "prompts.per_iteration": 64, "evaluate.every": 30,
+}  # fmt: skip
+DGPO = {k: v for k, v in NFT.items() if k not in ("recipe.mode", "recipe.decay")} | {
+    "model.guidance.sample": 4.5, "model.lora.rank": 64, "model.lora.alpha": 128,
+    "recipe.draws": 4, "recipe.levels": 0.5, "recipe.beta": 100.0, "recipe.kl": 0.001,
+    "recipe.clip": 0.01, "recipe.switch": 500,
+}  # fmt: skip
+G2RPO = {k: v for k, v in DANCE.items() if k != "recipe.fraction"} | {
+    "recipe.eta": 0.7, "recipe.at": tuple(range(8)), "recipe.grids": (1, 2), "train.updates": 8,
+    "train.lr": 2e-6, "train.iterations": 301,
+}  # fmt: skip
 
 PUBLISHED: dict[str, Table] = {
+    "flow_dppo_sd35m_multi": DPPO,
+    "flow_dppo_sd35m_multi_cps": of(DPPO, recipe__most=1e-6, recipe__kernel="cps"),
+    "dgpo_sd35m_geneval": DGPO,
+    "dgpo_sd35m_pickscore": of(
+        DGPO, recipe__beta=10.0, recipe__levels=0.7, recipe__switch=200
+    ),
+    "crd_sd35m_ocr": of(
+        {k: v for k, v in NFT.items() if k != "recipe.mode"}, recipe__draws=20, recipe__kl=0.1,
+        recipe__decay=(75, 0.0075, 0.999), train__updates=2,
+    ),
+    "flash_grpo_wan21": guided(4.5) | {
+        "model.pipeline": WAN, "model.height": 480, "model.width": 832, "recipe.steps": 20,
+        "model.call": {"num_frames": 81, "max_sequence_length": 512}, "recipe.clip": 1e-3,
+        "recipe.group": 24, "recipe.kl": 0, "recipe.kernel": "wan", "train.lr": 1e-4,
+        "evaluate.steps": 50,
+    },
+    "g2rpo_flux": G2RPO,
+    "e_grpo_flux": {k: v for k, v in G2RPO.items() if k not in ("recipe.at", "recipe.grids")},
+    "branch_grpo_flux_paper": of(
+        BRANCH, train__updates=25, recipe__prune="deeper", recipe__split=4.0,
+        recipe__fusion="likely_paths",
+    ),
     "flow_grpo_sd35m_geneval": FLOW_GRPO,
     "flow_grpo_sd35m_ocr": FLOW_GRPO,
     "flow_grpo_sd35m_pickscore": of(FLOW_GRPO, recipe__kl=0.01),

@@ -53,6 +53,14 @@ SMALL = {
     "nft": {"steps": 6, "group": 12},
     "dpo": {"steps": 6, "group": 12, "beta": 20.0},
     "rwr": {"steps": 6, "group": 12, "anchor": 0.05, "rate": 1.0},
+    "flow_dppo": {"steps": 6, "group": 12, "most": 0.05},
+    "dgpo": {"steps": 6, "group": 12, "beta": 1.0, "clip": 0.5, "switch": 20},
+    "crd": {"steps": 6, "group": 12, "draws": 4, "kl": 0.01},
+    "fdfo": {"steps": 6, "group": 12, "gamma": 0.02},
+    "flash_grpo": {"steps": 8, "group": 12, "clip": 0.2, "kernel": "flow_sde"},
+    "e_grpo": {"steps": 8, "group": 12, "clip": 0.2},
+    "euphonium": {"steps": 6, "group": 12, "clip": 0.2, "eta": 0.7, "first": 2, "fraction": 1.0},
+    "g2rpo": {"steps": 6, "group": 6, "clip": 0.2, "at": (0, 1, 2)},
 }
 
 
@@ -88,7 +96,7 @@ class Loop:
         return roll(
             a.plan(sigmas, self.step, self.seed), self.policies[a.behaviour],
             Latents((2,), dtype=dtype), range(4), seed=self.seed, iteration=self.step,
-            sampling=Sampling(a.likelihood.keep_mean),
+            sampling=Sampling(a.likelihood.keep_mean, lambda r: corner_scores(r).values[:, 0]),
         )  # fmt: skip
 
     def rows(self, rollout: Rollout) -> list[Rows]:

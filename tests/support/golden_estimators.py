@@ -14,6 +14,7 @@ from flowrl.credit.advantages import (
     Standardize,
     Sum,
 )
+from flowrl.credit.augmented import Augmented
 from flowrl.credit.comparisons import BestWorst
 from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
 from flowrl.credit.turns import Baseline, LengthBaseline, Penalize, WhitenTokens
@@ -45,18 +46,6 @@ class Given:
     natural: bool = True
     scaled: bool = False
     credit: str = "uniform"
-
-
-@dataclass(frozen=True)
-class _Margin:
-    """AAPO (arXiv:2505.14264), which the product does not have: `rule`'s advantage plus
-    clip(value - baseline, -0.2, 0.28)."""
-
-    rule: Standardize
-
-    def __call__(self, credit: Credit, context: Context) -> Credit:
-        ahead = Baseline()(credit, context).value.clamp(-0.2, 0.28)
-        return credit._replace(value=(self.rule(credit, context).value + ahead) * credit.mask)
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ def _chain(name: str, s: Given) -> tuple[Transform, ...]:
         "reinforce_plus_plus_baseline": (total, Standardize(None), WhitenTokens()),
         "remax": (total, Baseline()),
         "single_stream": (total, Baseline(), whole),
-        "aapo": (total, _Margin(rule)),
+        "aapo": (total, Augmented(rule)),
         "gpg": (total, _ShareInformative()),
         "grpo_passk": (total, BestGap(s.scale != "none")),
         "maxrl": (total, MaxRL()),

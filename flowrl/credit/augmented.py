@@ -1,0 +1,31 @@
+"""Advantages that keep a signal where a whole group does well or badly."""
+
+from dataclasses import dataclass, field
+
+from flowrl.credit.advantages import Standardize
+from flowrl.credit.turns import Baseline
+from flowrl.credit.values import Context, Credit
+from flowrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """Advantages plus the bounded lead over a baseline: AAPO (arXiv:2505.14264).
+
+        A = rule(value) + clip(value - baseline, -low, high)
+
+    A tracker sets the baseline of each draw. The paper's is the score of a reference model's
+    sample, which its released trainers do not compute.
+    """
+
+    rule: Standardize = field(default_factory=Standardize)
+    low: float = 0.2
+    high: float = 0.28
+
+    def __post_init__(self) -> None:
+        if min(self.low, self.high) < 0:
+            raise UserError(f"a lead's bounds must be at least 0, got {self.low} and {self.high}")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        lead = Baseline()(credit, context).value.clamp(-self.low, self.high)
+        return credit._replace(value=(self.rule(credit, context).value + lead) * credit.mask)

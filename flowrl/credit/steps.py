@@ -1,0 +1,63 @@
+"""Weights on the steps of a trajectory and on the depths of a tree, carried by the advantages.
+
+A clipped surrogate is positively homogeneous in the advantage, so the advantages can carry the
+weight of a step's loss.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.credit.values import Context, Credit
+from flowrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class EvenGradients:
+    """Weights that make the gradients of all steps the same size: Flash-GRPO (arXiv:2605.15980).
+
+        A_k <- A_k w_k / mean_{j < first} w_j,  w = q / |d mean / d v|
+
+    q is the step's std. The gradient of a log-density in the velocity has the size 1 / w for noise
+    that does not depend on v. The mean is over the first `share` of the steps: those that can be
+    drawn, so that a step's weight does not depend on which others were.
+    """
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UserError(f"a share of the steps must be in (0, 1], got {self.share}")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        columns = context.columns
+        std, slope = (torch.tensor(c, dtype=torch.float64) for c in (columns.std, columns.slope))
+        weight = std / slope.abs()
+        first = min(max(1, int(self.share * len(weight) + 1e-6)), max(1, len(weight) - 1))
+        return credit._replace(value=credit.value * (weight / weight[:first].mean())[:, None])
+
+    def refuses(self, choices: Choices) -> str | None:
+        if text_plans(choices) or any(plan.kernel is None for plan in image_plans(choices)):
+            return "EvenGradients weighs noisy denoising steps: leave it out, or take such a plan"
+        return None
+
+
+@dataclass(frozen=True)
+class EvenDepths:
+    """Weights by depth, since a tree has most of its edges after the last split (ours).
+
+        A_k <- A_k w_k,  w_k = nodes_k^-power, over its mean over the edges of noisy steps
+
+    With power 1 each noisy step weighs the same in a mean over edges, and with 0 each edge.
+    """
+
+    power: float = 1.0
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        columns = context.columns
+        nodes = torch.tensor(columns.nodes, dtype=torch.float64)
+        noisy = torch.tensor(columns.noisy, dtype=torch.float64)
+        weight = nodes**-self.power
+        mean = (weight * nodes * noisy).sum() / (nodes * noisy).sum().clamp(min=1)
+        return credit._replace(value=credit.value * (weight / mean)[:, None])

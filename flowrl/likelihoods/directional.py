@@ -1,0 +1,81 @@
+"""A sample as one action: how far velocities lead towards it, and away from its group's mean."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.likelihoods.rows import DirectionRows, Evaluation, PointMask, PointValues
+from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
+from samplers import Rollout, Velocity
+from samplers.kernels import per_row
+
+LEAST_SIZE = 1e-6  # of the mean square of a difference of samples
+
+
+@dataclass(frozen=True)
+class Directional:
+    """The move of velocities towards a sample: FDFO (arXiv:2603.12893).
+
+        log r = mean(delta^2) - mean((v - v_old + delta)^2),
+        delta = (x0 - group mean) / mean((x0 - group mean)^2)
+
+    Samples of a group share their first noise and differ by little noise on the way. v points from
+    the sample to the noise, so the ratio rises as v moves along -delta, and x0 along delta. There
+    is no density: an evaluation has velocities, and 0 for its log-likelihood.
+    """
+
+    unit = 1
+    keep_mean = False
+    text = False
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses plans whose samples do not start from one noise, or branch."""
+        if text_plans(choices):
+            return NEEDS_TOKEN
+        for plan in image_plans(choices):
+            chain = plan.shared_noise and set(plan.nodes) == {plan.group}
+            if not chain or not any(step.train for step in plan.steps):
+                return (
+                    "Directional compares samples that differ by the noise of their trained "
+                    "steps: use Chain or Window with shared_noise=True"
+                )
+        return None
+
+    def rows(
+        self, rollout: Rollout, advantage: PointValues, mask: PointMask
+    ) -> list[DirectionRows]:
+        """One `Rows` per trained step."""
+        grouped = rollout.x0.unflatten(0, (-1, rollout.plan.group))
+        difference = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
+        size = difference.square().flatten(1).mean(1)
+        direction = difference / per_row(size + LEAST_SIZE, difference)
+        return [
+            DirectionRows(
+                prompt=edges.prompt,
+                advantage=advantage[:, edges.step, None].to(edges.x),
+                mask=mask[:, edges.step, None].to(edges.x.device),
+                old=None,
+                x=edges.x,
+                sigma=torch.full_like(edges.logp, rollout.plan.steps[edges.step].sigma),
+                direction=direction,
+            )
+            for edges in rollout.edges
+        ]
+
+    def evaluate(self, policy: Velocity, rows: DirectionRows) -> Evaluation:
+        v = policy(rows.x, rows.sigma, rows.prompt).to(rows.direction.dtype)
+        return Evaluation(v.flatten(1)[:, :1].detach() * 0, v)
+
+    def log_ratio(
+        self, new: Evaluation, old: Evaluation, rows: DirectionRows
+    ) -> Float[Tensor, "b 1"]:
+        assert new.out is not None and old.out is not None
+        still = rows.direction.square().flatten(1).mean(1, keepdim=True)
+        return still - mse(new.out - old.out, -rows.direction)
+
+    def kl(self, new: Evaluation, ref: Evaluation, rows: DirectionRows) -> Float[Tensor, "b 1"]:
+        """|v - v_ref|^2."""
+        return mse(new.out, ref.out)

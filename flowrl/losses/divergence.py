@@ -1,0 +1,78 @@
+"""Losses on ratios without a clip range: a divergence or a penalty keeps the policy near."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flowrl.credit.choices import Choices
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluations, Rows
+from flowrl.likelihoods.transition import Transition, step_divergence
+from flowrl.losses.base import PolicyTerm, RatioLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustRegion(RatioLoss):
+    """Policy gradient within a trust region of each step: Flow-DPPO (arXiv:2606.11025, eq. 18).
+
+        loss = 0 if D >= most and A away > 0 else -r A,  away = r - 1, or log r - D
+
+    D = |mean - mean_old|^2 / 2 q^2, a mean over the latent's dims, is the exact divergence of the
+    new step from the one that sampled. Outside the region a row still learns if that leads back.
+    `most` depends on the kernel and its noise: the paper has 1e-7 with Flow-SDE and 1e-6 with CPS.
+
+    away  ratio, as published; first_order, the sign of the change of D itself (the paper's
+          appendix E, which its runs do not use)
+    """
+
+    most: float = 1e-7
+    away: Literal["ratio", "first_order"] = "ratio"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.most <= 0:
+            raise UserError(f"a trust region's divergence must be above 0, got {self.most}")
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses likelihoods without the means of steps."""
+        likelihood = choices.likelihood
+        if not isinstance(likelihood, Transition) or not likelihood.keep_mean:
+            return "TrustRegion compares the means of steps: use Transition(means=True)"
+        return super().refuses(choices)
+
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        gap = step_divergence(evaluations["new"], evaluations["old"], rows).detach()
+        lead = log_ratio.detach() - (gap if self.away == "first_order" else 0.0)
+        outside = gap >= self.most
+        low, high = (outside & (rows.advantage * sign > 0) & (lead * sign > 0) for sign in (-1, 1))
+        value = torch.where(low | high, 0.0, -rows.advantage * log_ratio.exp())
+        return value, {
+            "divergence": gap,
+            "outside": outside.to(gap),
+            "clipped_low": low.to(gap),
+            "clipped_high": high.to(gap),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quadratic(RatioLoss):
+    """Policy gradient with a quadratic penalty on the ratio in place of a clip: SPO
+    (arXiv:2401.16025).
+
+        loss = -r A + |A| / (2 bound) (r - 1)^2
+
+    Its minimum is at r = 1 + bound for A > 0 and at 1 - bound for A < 0.
+    """
+
+    bound: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bound <= 0:
+            raise UserError(f"a quadratic penalty's bound must be above 0, got {self.bound}")
+
+    def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
+        ratio, a = log_ratio.exp(), rows.advantage
+        return -ratio * a + a.abs() / (2 * self.bound) * (ratio - 1).square(), {}

@@ -1,0 +1,43 @@
+"""Credit by name, for recipes whose samples are independent: images, videos and texts."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from flowrl.credit.advantages import Standardize, Sum
+from flowrl.credit.augmented import Augmented
+from flowrl.credit.success import BestGap
+from flowrl.credit.trackers import NoTracker, PromptValues, Tracker
+from flowrl.credit.values import Transform
+from flowrl.errors import UserError
+
+CreditName = Literal["group", "gdpo", "aapo", "best_gap"]
+
+
+def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
+    """The transforms of a credit; `own` is the recipe's standardisation. UserError for a blend that
+    the credit does not read.
+
+    group     the recipe's own; its blend gives groups without spread the batch's advantage
+    gdpo      each reward standardised by itself, summed, and over the batch (arXiv:2601.05242)
+    aapo      the recipe's own, plus the bounded lead over the prompt's running mean, which stands
+              for the paper's reference sample (arXiv:2505.14264)
+    best_gap  the lead of a group's best sample over the second (arXiv:2503.19595)
+    """
+    if own.blend and name in ("gdpo", "best_gap"):
+        raise UserError(f"credit: {name} does not read blend: leave it out")
+    if not 0 <= own.blend <= 1:
+        raise UserError(f"blend must be from 0 to 1, got {own.blend}")
+    whole = Standardize("batch", own.correction, own.eps, centre="batch")
+    known: dict[CreditName, tuple[Transform, ...]] = {
+        "group": (own,),
+        "gdpo": (Standardize("group", own.correction, own.eps), Sum(partial=True), whole),
+        "aapo": (Augmented(own),),
+        "best_gap": (BestGap(),),
+    }
+    return known[name]
+
+
+def credit_tracker(name: str, keep: float = 0.9) -> Callable[[], Tracker]:
+    """The tracker that a credit reads: the running mean of each prompt, or none."""
+    return partial(PromptValues, keep) if name == "aapo" else NoTracker

@@ -1,0 +1,247 @@
+"""Recipes with other kinds of feedback: divergences as trust regions, comparisons within groups,
+steps weighed or placed by what they teach. Defaults are the published numbers.
+
+The common rules of `flowrl/recipes/grpo.py` hold here too. Where a source is an abstract or a
+review, the recipe says so, and what was chosen.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
+from flowrl.credit.steps import EvenGradients
+from flowrl.likelihoods.directional import Directional
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.noise_levels import PermutedGrid, Uniform
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.divergence import Quadratic, TrustRegion
+from flowrl.losses.preference import CentredReward, GroupPreference
+from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.credit_choices import CreditName, credit_chain, credit_tracker
+from flowrl.recipes.grpo import Scale, anchors, named
+from samplers import (
+    CPS,
+    DPM2M,
+    Chain,
+    Churn,
+    ConstantSDE,
+    FlowSDE,
+    Granular,
+    Guided,
+    Kernel,
+    Merged,
+    Ode,
+    Random,
+    RewardDrift,
+    RewardGuide,
+    Scattered,
+    Solver,
+    WanSDE,
+    Window,
+)
+
+
+def flow_dppo(
+    *, steps: int = 10, group: int = 16, eta: float = 0.8, most: float | None = None,
+    kl: float = 0.001, noisy: int = 3, share: float = 0.5,
+    away: Literal["ratio", "first_order"] = "ratio",
+    kernel: Literal["flow_sde", "cps"] | Kernel = "flow_sde", scale: Scale = "batch",
+    credit: CreditName = "group",
+) -> Algorithm:  # fmt: skip
+    """Flow-DPPO, arXiv:2606.11025: no clip range, but a trust region by the exact divergence of
+    each step. SD3.5-M: 10 steps, 3 of them noisy at random places in the first half, noise level
+    0.8, group 16, KL 0.001. `most` is the divergence at which a row stops; null is the published
+    1e-7 for Flow-SDE and 1e-6 for CPS. With several rewards: `credit: gdpo` and equal weights.
+
+    Differences: all prompts of an iteration share the noisy steps. A kernel of your own needs its
+    own `most`: its scale depends on the noise.
+    """
+    noise = named(kernel, {"flow_sde": FlowSDE(eta), "cps": CPS(eta)})
+    least = 1e-6 if kernel == "cps" else 1e-7
+    return Algorithm(
+        steps=steps,
+        plan=Scattered(noise, group, noisy, share),
+        advantage=Estimator((*credit_chain(credit, Standardize(scale)), Clip())),
+        likelihood=Transition(means=True),
+        loss=TrustRegion(most=least if most is None else most, away=away, anchors=anchors(kl)),
+        tracker=credit_tracker(credit),
+    )
+
+
+def dgpo(
+    *, steps: int = 10, group: int = 24, draws: int = 4, levels: float = 0.7, beta: float = 100.0,
+    clip: float | None = 0.01, kl: float = 0.001, clip_kl: bool = False,
+    reference: Literal["start", "average"] = "start", switch: int = 200,
+    solver: Solver | None = None,
+) -> Algorithm:  # fmt: skip
+    """DGPO, arXiv:2510.08425: Diffusion-DPO between the good and the bad part of a group. SD3.5-M:
+    10 steps, group 24, one noise per group and level, 4 of the first 7 levels (GenEval 5), beta 100
+    (PickScore 10), clip 0.01, KL 0.001; from optimizer step `switch` on (GenEval 500) an average
+    with decay min(0.3, 0.001 s) samples. Without guidance: `reference: average`, beta 2000, clip
+    1e-5. Training keeps the activations of a whole group, whatever `train.rows_per_call` is.
+
+    Differences: the reference is at the training's guidance, where the code has guidance 4.5 in two
+    of its modes; at the switch the average that samples starts as a copy of the current weights,
+    and follows with the published decay.
+    """
+    late = min(0.3, 0.001 * switch)
+    return Algorithm(
+        steps=steps,
+        plan=Ode(group, solver or DPM2M()),
+        advantage=Estimator((Standardize("batch"), Clip())),
+        likelihood=Matching(draws, PermutedGrid(levels), together=group, same_noise=True),
+        loss=GroupPreference(
+            group, beta, clip, kl, clip_kl, reference="ref" if reference == "start" else "slow"
+        ),
+        averages=(
+            Average("slow", Decay(slope=0.001, most=0.3)),
+            Average("trailing", Decay(late, slope=0.001, flat=switch, most=0.3)),
+        ),
+        behaviour="trailing",
+    )
+
+
+def crd(
+    *, steps: int = 10, group: int = 24, draws: int = 20, beta: float = 1.0, kl: float = 0.1,
+    temperature: float | None = None, kind: Literal["mse", "bce"] = "mse",
+    decay: tuple[int, float, float] = (75, 0.0075, 0.999), solver: Solver | None = None,
+) -> Algorithm:  # fmt: skip
+    """CRD, centred reward distillation, arXiv:2603.14128, by Flow-Factory's code: the implicit
+    reward of each sample is regressed on its advantage, both less their group's mean. SD3.5-M, OCR:
+    10 steps, group 24, 20 levels, KL 0.1. The average that rewards are relative to has decay
+    min(0.999, 0.25 + 0.005 s), the one that samples min(most, slope (s - flat)), 0 before flat;
+    `decay` is (flat, slope, most). Training keeps the activations of a whole group.
+
+    Differences: centred within a prompt's group, as the paper is reported to do, where the code
+    centres over a micro-batch; levels are stratified and uniform, where the code's 20 draws never
+    differ; the reference is at the training's guidance.
+    """
+    flat, slope, most = decay
+    return Algorithm(
+        steps=steps,
+        plan=Ode(group, solver or DPM2M()),
+        advantage=Estimator((Standardize("batch"), Clip())),
+        likelihood=Matching(draws, Uniform(), together=group),
+        loss=CentredReward(group, beta, kl, temperature, kind),
+        averages=(
+            Average("slow", Decay(0.25, slope=0.005, most=0.999)),
+            Average("trailing", Decay(flat=flat, slope=slope, most=most)),
+        ),
+        behaviour="trailing",
+    )
+
+
+def fdfo(
+    *, steps: int = 40, group: int = 2, gamma: float = 0.0025, bound: float = 0.03,
+    kl: float = 0.0, kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """FDFO, finite-difference flow optimisation, arXiv:2603.12893: two samples of one noise differ
+    by little noise on the way, and every step's velocity is moved along the difference of the
+    samples, by the difference of their rewards. 40 steps, pairs, gamma 0.0025, bound 0.03, no KL.
+    Rewards are not standardised: their scale acts as a learning rate.
+
+    Differences: the first noise of a pair is the same, where the code perturbs it too; the state
+    before the last step is not trained; a larger `group` compares each sample with the mean of all,
+    where the code takes pairs.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Chain(kernel or Churn(gamma), group, shared_noise=True),
+        advantage=Estimator((Standardize(None),)),
+        likelihood=Directional(),
+        loss=Quadratic(bound=bound, anchors=anchors(kl)),
+    )
+
+
+def flash_grpo(
+    *, steps: int = 20, group: int = 24, eta: float = 0.7, clip: float = 1e-3, kl: float = 0.0,
+    kernel: Literal["wan", "flow_sde"] | Kernel = "wan", scale: Scale = "batch",
+) -> Algorithm:  # fmt: skip
+    """Flash-GRPO, arXiv:2605.15980: one noisy step per sample, drawn from the first half of the
+    steps, with a weight that makes the gradients of all steps the same size. Wan 2.1: 20 steps,
+    Wan's own noise (no eta), clip 1e-3, no KL.
+
+    Differences: all prompts of an iteration share the noisy step, where the code draws one per
+    prompt; the weight is relative to the mean over the steps that can be drawn, where the code
+    takes that of the steps that were; the group's size is not in the code's settings, 24 is ours.
+    """
+    noise = named(kernel, {"wan": WanSDE(), "flow_sde": FlowSDE(eta)})
+    return Algorithm(
+        steps=steps,
+        plan=Window(noise, group, 1, Random(0, steps // 2)),
+        advantage=Estimator((Standardize(scale), Clip(), EvenGradients(0.5))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def e_grpo(
+    *, steps: int = 16, group: int = 12, eta: float = 0.7, clip: float = 1e-4,
+    share: float = 0.5, least: float | None = None, kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """E-GRPO, arXiv:2601.00423, by its abstract: consecutive steps of low entropy are merged into
+    one noisy step, all others are deterministic, and samples that share a merged step are compared.
+    16 steps of which the first half can be noisy, 12 children each, noise level 0.7, clip 1e-4.
+
+    Chosen here: steps are merged until they reach `least` nats per dim, by default the mean over
+    the steps by themselves (the paper's threshold is not in its abstract). The released run merges
+    nothing: that is `least: -100`.
+    """
+    own = Standardize("group", correction=1, eps=1e-8)
+    return Algorithm(
+        steps=steps,
+        plan=Merged(kernel or FlowSDE(eta), group, 1, share, least),
+        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+def g2rpo(
+    *, steps: int = 16, group: int = 12, eta: float = 0.7, clip: float = 1e-4,
+    at: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7), grids: tuple[int, ...] = (1, 2),
+    kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """G2RPO, arXiv:2510.01982: at each step of `at` 12 noisy children leave an ODE trunk, and each
+    is finished on several grids, whose scores are standardised by themselves. FLUX: 16 steps, noise
+    level 0.7, clip 1e-4, grids of all and of every second level. Use `train.updates` of 8, the
+    published optimizer steps of an iteration.
+
+    Differences: the advantages of a child's grids train the same step as rows of their own, so that
+    their losses are averaged where the code adds the advantages, clipped at 5; an optimizer step
+    has rows of all steps, where the code takes one per step.
+    """
+    own = Standardize("group", correction=1, eps=1e-8)
+    return Algorithm(
+        steps=steps,
+        plan=Granular(kernel or FlowSDE(eta), group, at, grids),
+        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )
+
+
+def euphonium(
+    *, steps: int = 16, group: int = 8, eta: float = 0.25, clip: float = 1e-4,
+    fraction: float = 0.6, scale: float | None = 0.2, kl_beta: float = 3.125, first: int = 12,
+    probe: float = 0.1, shared_noise: bool = True, kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """Euphonium, arXiv:2602.04928: sampling is moved along a reward, and the plain steps are
+    trained on, so that the policy takes over what guidance finds. 16 steps, eta 0.25, group 8, clip
+    1e-4, 60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit
+    gradient; null is eta^2 / (2 kl_beta).
+
+    Differences: the gradient is estimated by SPSA from the run's own rewards (the code has it as an
+    option, at scale 0.2), not that of a latent reward model; it is divided by each sample's norm,
+    where the code divides by the batch's; credit is the outcome's only, without a process reward
+    per step. `probe` is ours.
+    """
+    own = Standardize("group", correction=1, eps=1e-8)
+    guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe)
+    return Algorithm(
+        steps=steps,
+        plan=Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide),
+        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip),
+    )

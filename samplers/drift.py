@@ -1,0 +1,79 @@
+"""Sampling towards a reward: a drift added to a noisy step whose density stays the plain step's."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from samplers.kernels import Gaussian, per_row
+
+
+@dataclass(frozen=True)
+class RewardDrift:
+    """A noisy step with its mean moved along a reward's gradient: Euphonium (arXiv:2602.04928).
+
+    Formula: mean <- mean + c g, c = scale, or std^2 / (2 h kl_beta), g the gradient of the reward
+    in the state, by default over its norm
+
+    normalised  divides each sample's gradient by its norm. The authors divide by the norm of the
+                whole batch, so that a sample depends on what it is drawn with
+    by_h        multiplies c by the step h = sigma - sigma_next
+    """
+
+    scale: float | None = 0.1
+    kl_beta: float = 0.1
+    normalised: bool = True
+    by_h: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kl_beta <= 0 or (self.scale is not None and self.scale < 0):
+            raise ValueError(
+                f"a drift needs kl_beta above 0 and a scale of at least 0 (or null), got "
+                f"{self.kl_beta} and {self.scale}"
+            )
+
+    def direction(self, gradient: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:
+        """The gradients over their norms."""
+        norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+        return gradient / per_row(norm + 1e-8, gradient)
+
+    def __call__(
+        self,
+        plain: Gaussian,
+        gradient: Float[Tensor, "n *d"],
+        sigma: Float[Tensor, " n"],
+        sigma_next: Float[Tensor, " n"],
+    ) -> Gaussian:
+        """The step that is sampled, of the plain step's std."""
+        h = sigma - sigma_next
+        if self.scale is None:
+            c = plain.std**2 / h / (2 * self.kl_beta)
+        else:
+            c = torch.full_like(h, self.scale)
+        c = c * h if self.by_h else c
+        g = self.direction(gradient) if self.normalised else gradient
+        return Gaussian(plain.mean + per_row(c, g) * g, plain.std)
+
+
+@dataclass(frozen=True)
+class RewardGuide:
+    """Drifts of noisy steps from step `first` on, by a gradient that needs no derivative of the
+    reward: SPSA.
+
+        g = (r(x0(x + probe u)) - r(x0(x - probe u))) / (2 probe) u
+
+    x0(x) = x - sigma v(x) is the clean sample that is predicted there, and u has random signs. A
+    step costs two evaluations and two rewards per state. The density that is trained on stays that
+    of the plain step.
+    """
+
+    drift: RewardDrift = RewardDrift()
+    first: int = 0
+    probe: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.probe <= 0 or self.first < 0:
+            raise ValueError(
+                f"a guide needs probe above 0 and first at least 0, got {self.probe}, {self.first}"
+            )

@@ -1,0 +1,59 @@
+"""Steps of a tree that are noisy beside its splits, and steps that are not trained on."""
+
+from dataclasses import dataclass
+
+from samplers.windows import Progressive, WindowPosition
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Steps k with k % every < size: BranchGRPO's mixed mode (it ships size 4, every 30)."""
+
+    size: int = 4
+    every: int = 30
+
+    def steps(self, last: int, iteration: int, seed: int) -> set[int]:
+        return {k for k in range(last) if k % self.every < self.size}
+
+
+@dataclass(frozen=True)
+class Moving:
+    """Steps of a window of `size` that moves with the iteration: the paper's mixed mode."""
+
+    size: int = 4
+    position: WindowPosition = Progressive(30)
+
+    def steps(self, last: int, iteration: int, seed: int) -> set[int]:
+        start = self.position(iteration, seed, last, self.size)
+        return set(range(start, min(start + self.size, last)))
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Steps of a tree that are not trained on, by depth: BranchGRPO, arXiv:2509.06040.
+
+    `steps` are left out, moved by `move` every `every` iterations (0: they stay) until they meet
+    the `stop` step; from iteration `until` on nothing is pruned. The paper's window of 4 starts at
+    the last split and moves deeper (move = 1); its code's moves to earlier steps (move = -1).
+    """
+
+    steps: tuple[int, ...]
+    every: int = 0
+    move: int = 1
+    stop: int | None = None
+    until: int | None = None
+
+    def at(self, iteration: int, last: int) -> set[int]:
+        if not self.steps or not all(0 <= k < last for k in self.steps):
+            raise ValueError(f"pruned steps {self.steps} are not among the steps 0 to {last - 1}")
+        if self.until is not None and iteration >= self.until:
+            return set()
+        moves = iteration // self.every if self.every else 0
+        if self.move > 0:
+            stop = last - 1 if self.stop is None else self.stop
+            room = (stop - max(self.steps)) // self.move
+        elif self.move < 0:
+            room = (min(self.steps) - (self.stop or 0)) // -self.move
+        else:
+            room = 0
+        return {k + self.move * min(moves, max(0, room)) for k in self.steps}

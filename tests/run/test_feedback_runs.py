@@ -1,0 +1,80 @@
+"""Recipes with other feedback in whole runs: they train, and go on to the bit."""
+
+import math
+from typing import Any
+
+import pytest
+
+from flowrl.run.alarms import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.train import iterate
+from tests.support import process_runs, runs
+
+SMALL: dict[str, dict[str, Any]] = {
+    "flow_dppo": {"noisy": 1},
+    "dgpo": {"draws": 2, "switch": 1, "beta": 10.0},
+    "crd": {"draws": 2, "temperature": 0.5},
+    "fdfo": {"gamma": 0.1},
+    "flash_grpo": {"kernel": "wan"},
+    "e_grpo": {"share": 0.75},
+    "g2rpo": {"at": [0, 1]},
+    "euphonium": {"first": 1, "fraction": 1.0},
+    "branch_grpo": {"at": [0, 1], "fusion": "likely_paths", "depth_weight": 1.0, "siblings": 0.5},
+    "branch_grpo_mix": {"at": [0], "window": 1, "moving": True},
+    "flow_grpo": {"credit": "aapo", "blend": 0.5},
+}
+
+
+def settings(name: str) -> dict[str, Any]:
+    tree = {} if name.startswith("branch") else {"group": 4}
+    return {"name": name, "steps": 4, **tree, **SMALL[name]}
+
+
+def quick(*names: str) -> list[Any]:
+    return [pytest.param(n, marks=() if n in names else pytest.mark.slow) for n in SMALL]
+
+
+@pytest.mark.parametrize("name", quick("flow_dppo", "crd", "euphonium"))
+def test_a_recipe_trains(pipeline, tmp_path, name):
+    kept = runs.session(pipeline, tmp_path, settings(name), updates=2, lr=1e-3)
+    progress, alarms = Progress(), Alarms()
+    before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]
+    metrics = [iterate(kept, progress, alarms) for _ in range(2)]
+    after = kept.learner.policies.parameters.values()
+    assert any((a != b).any() for a, b in zip(before, after, strict=True))
+    assert all(math.isfinite(m["loss"]) and m["grad_norm"] > 0 for m in metrics)
+    if name == "flow_dppo":
+        assert metrics[0]["ratio_max"] > 1 and metrics[0]["divergence"] > 0
+    if name == "crd":
+        assert metrics[1]["implicit_reward"] != 0
+    if name == "euphonium":
+        assert 0 < metrics[0]["guide/moved"] < 10
+
+
+@pytest.mark.parametrize("name", quick("dgpo"))
+def test_a_resumed_run_ends_with_the_same_bits(pipeline, tmp_path, name):
+    tree = runs.tree(pipeline, tmp_path, settings(name), iterations=2, updates=2, self_test="off")
+    tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1}
+    config = runs.write(tree, tmp_path)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert runs.flowrl("train", config, "--folder", whole) == 0
+    assert runs.flowrl("train", config, "--folder", broken, "--train.iterations", "1") == 0
+    assert runs.flowrl("train", "--resume", broken, "--train.iterations", "2") == 0
+    for name in ("policies.safetensors", "optimizer.pt"):
+        ends = [run / "checkpoints" / "000002" / name for run in (whole, broken)]
+        assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(pipeline, tmp_path):
+    """Two draws for the first process and one for the second; one process in small chunks."""
+    jobs: dict[str, process_runs.Job] = {}
+    for name in SMALL:
+        tree = runs.tree(pipeline, tmp_path, settings(name), updates=2, lr=1e-3)
+        tree["model"]["dtype"], tree["prompts"]["per_iteration"] = "float64", 3
+        jobs[name] = {"settings": tree, "iterations": 2}
+    both = process_runs.together(process_runs.DDP, jobs, tmp_path / "both")
+    for name, job in jobs.items():
+        one = process_runs.alone(job, tmp_path / name, rows_per_call=3)
+        assert process_runs.apart(one, both[name]) < 1e-10, name
+        assert process_runs.told(tmp_path / "both", name)["moved"] > 1e-5, name
