@@ -35,7 +35,7 @@ class RewardDrift:
 
     def direction(self, gradient: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:
         """The gradients over their norms."""
-        norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+        norm = gradient.flatten(1).square().sum(1).sqrt()
         return gradient / per_row(norm + 1e-8, gradient)
 
     def __call__(

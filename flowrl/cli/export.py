@@ -74,8 +74,9 @@ def export_run(given: Export) -> None:
     forms = _formats(given.formats, weights, denoisers) if adapter else ()
     out = _out_folder(given)
     written = [out / path.name for path in _copied(weights, out, forms, adapter)]
-    for form in (form for form in CONVERTED if form in forms):
-        written += _convert(weights, out, form, denoisers)
+    for form in CONVERTED:
+        if form in forms:
+            written += _convert(weights, out, form, denoisers)
     if given.merged:
         _merge(run, weights, out / MERGED)
         written.append(out / MERGED)

@@ -48,7 +48,7 @@ class Directional:
         self, rollout: Rollout, advantage: PointValues, mask: PointMask
     ) -> list[DirectionRows]:
         """One `Rows` per trained step."""
-        grouped = rollout.x0.unflatten(0, (-1, rollout.plan.group))
+        grouped = rollout.x0.view(-1, rollout.plan.group, *rollout.x0.shape[1:])
         difference = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
         size = difference.square().flatten(1).mean(1)
         direction = difference / per_row(size + LEAST_SIZE, difference)

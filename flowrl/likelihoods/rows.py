@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from samplers import Kernel
+from samplers.untyped import distinct_rows
 
 T = TypeVar("T")
 
@@ -131,8 +132,8 @@ def shares_states(rows: Rows) -> TypeGuard[TransitionRows]:
 def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
     """Number the inputs of the network from 0, and return the one of each row: rows that share a
     state share it, and `unit` consecutive rows are a pair that counts as one."""
-    if shares_states(rows):
-        return ((rows.prompt << 32) + rows.state).unique(return_inverse=True)[1]
+    if isinstance(rows, TransitionRows) and rows.state is not None:
+        return distinct_rows(torch.stack([rows.prompt, rows.state], 1))[1]
     return torch.arange(len(rows.prompt), device=rows.prompt.device) // unit
 
 

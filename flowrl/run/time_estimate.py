@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from flowrl.likelihoods.matching import Matching
 from flowrl.models import flops, sizes
-from flowrl.models.description import Description, describe
+from flowrl.models.description import Description, describe, unknown_because
 from flowrl.models.devices import DeviceGroup
 from flowrl.models.flops import FlopCount
 from flowrl.run.memory import BYTES, rows_per_call

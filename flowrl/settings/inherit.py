@@ -79,6 +79,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(under)
     for key, value in over.items():
         old = result.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        result[key] = value
     return result
