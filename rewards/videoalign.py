@@ -130,7 +130,7 @@ def frame_places(total: int, video_fps: float, data: DataFields) -> list[int]:
     return torch.linspace(0, total - 1, count).round().long().tolist()
 
 
-def merged(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[str, Tensor]:
+def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[str, Tensor]:
     """The state of the model without its peft wrapping: W = base + scale * B A, in float32."""
     rank = adapter.lora_r
     scale = adapter.lora_alpha / (rank**0.5 if adapter.use_rslora else rank)
@@ -226,7 +226,9 @@ def load(
     )
     text = VIDEO_INSTRUCTION.read("videoalign", "instruction", instruction)
     where = model_path(base or config.model_config_.model_name_or_path)
-    state = merged(weights_of_file("videoalign", checkpoint_file(folder)), config.peft_lora_config)
+    state = merged_adapter(
+        weights_of_file("videoalign", checkpoint_file(folder)), config.peft_lora_config
+    )
     network, others = split_names(state)
     refuse_others("videoalign", others, VIDEO_HEAD)
     if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != 3:

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from flowrl.errors import UserError
-from flowrl.media.curves import Curve, save_curves
+from flowrl.media.curves import CurvePoints, save_curves
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.lora import LORA_FILE, SECOND
 from flowrl.settings import RewardSpec, Run
@@ -205,7 +205,7 @@ def _page(samples: Path) -> Path | None:
     return next((path for path in names if path.is_file()), None)
 
 
-def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Curve]]:
+def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, CurvePoints]]:
     names = dict.fromkeys(
         key for line in lines for key in line
         if key == "reward" or key == "kl" or key.startswith(HELD_OUT)

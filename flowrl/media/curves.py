@@ -8,13 +8,13 @@ from PIL import Image, ImageDraw
 
 from flowrl.media.fonts import load_fonts
 
-Curve = Sequence[tuple[float, float]]  # (iteration, value), in order
+CurvePoints = Sequence[tuple[float, float]]  # (iteration, value), in order
 _WIDE, _HIGH, _EDGE, _COLUMNS = 420, 220, 68, 2
 _INK, _GREY, _LINE = (24, 24, 27), (161, 161, 170), (29, 78, 216)
 _SIZE = 14
 
 
-def save_curves(curves: Mapping[str, Curve], path: Path) -> None:
+def save_curves(curves: Mapping[str, CurvePoints], path: Path) -> None:
     """Draw each curve with the names and ends of its axes. Values that are not finite are gaps.
 
     ValueError without any curve of finite values.
@@ -31,7 +31,7 @@ def save_curves(curves: Mapping[str, Curve], path: Path) -> None:
     page.save(path)
 
 
-def _panel(pen: ImageDraw.ImageDraw, at: tuple[int, int], name: str, curve: Curve) -> None:
+def _panel(pen: ImageDraw.ImageDraw, at: tuple[int, int], name: str, curve: CurvePoints) -> None:
     fonts, (left, top) = load_fonts(_SIZE), at
     box = (left + _EDGE, top + 32, left + _WIDE - 16, top + _HIGH - 30)
     xs, ys = [x for x, _ in curve], [y for _, y in curve]

@@ -12,7 +12,7 @@ from flowrl.media.pictures import to_image
 
 LOSSLESS = 96  # pixels of the longer side up to which a copy is a PNG of the very pixels
 MOST_FRAMES = 12  # of a video, evenly spread
-JPEG_QUALITY = 82  # of JPEG
+THUMBNAIL_QUALITY = 82  # of JPEG
 
 
 class Thumbnail(NamedTuple):
@@ -48,6 +48,8 @@ def _joined(frames: Sequence[Image.Image]) -> Thumbnail:
         strip.paste(frame, (i * width, 0))
     kind = "PNG" if max(width, height) <= LOSSLESS else "JPEG"
     store = io.BytesIO()
-    strip.save(store, kind, **({"optimize": True} if kind == "PNG" else {"quality": JPEG_QUALITY}))
+    strip.save(
+        store, kind, **({"optimize": True} if kind == "PNG" else {"quality": THUMBNAIL_QUALITY})
+    )
     code = base64.b64encode(store.getvalue()).decode()
     return Thumbnail(f"data:image/{kind.lower()};base64,{code}", width, height, len(frames))

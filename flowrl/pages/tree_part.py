@@ -8,7 +8,7 @@ from flowrl.pages.html import media, number, page_section, signed
 from flowrl.pages.records import LevelRecord, TreeRecord
 
 STEP, LEAF, TOP, LEFT = 58.0, 46.0, 54.0, 26.0
-SIDE = 40.0  # pixels of a leaf's copy
+LEAF_WIDTH = 40.0  # pixels of a leaf's copy
 TEXT_STEP = 120.0
 
 

@@ -84,7 +84,7 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
 
 
 def _guided(rounds: Rounds) -> dict[str, float]:
-    """How far guided steps of this process were moved, if any were trained on."""
+    """Measure how far guided steps of this process were moved, if any were trained on."""
     rollouts = [part.rollout for r in rounds.each if r.counts for part in r.parts]
     edges = [edge for each in rollouts if isinstance(each, Rollout) for edge in each.edges]
     moved = [edge.moved.mean() for edge in edges if edge.moved is not None]

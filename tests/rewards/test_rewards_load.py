@@ -77,7 +77,7 @@ def test_what_a_users_function_takes_may_be_a_reward(own):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("{own}:sharpnes", {}, "no function 'sharpnes'; did you mean 'sharpness'"),
+        ("{own}:sharpnes", {}, "no function or class 'sharpnes'; did you mean 'sharpness'"),
         ("{own}:sharpness", {"powr": 1}, "no setting 'powr'; did you mean 'power'"),
         ("{own}:twice", {}, "needs the setting 'base'"),
         ("{own}:twice", {"base": "brightnes"}, "base: there is no reward 'brightnes'; did you"),

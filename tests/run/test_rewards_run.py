@@ -58,7 +58,9 @@ def test_a_constant_reward_is_refused_before_the_run(tmp_path, own):
 
 def test_a_slip_in_a_users_reward_is_told_with_its_place(tmp_path, own):
     run = run_with(tmp_path, {"name": f"{own}:rde"})
-    with pytest.raises(UserError, match=r"^rewards: .*no function 'rde'; did you mean 'red'"):
+    with pytest.raises(
+        UserError, match=r"^rewards: .*no function or class 'rde'; did you mean 'red'"
+    ):
         check_run(run)
     nested = {"name": "gate", "reward": "brightness", "where": {"name": "jpeg", "knd": 1}}
     with pytest.raises(UserError, match=r"^rewards: .*gate.*where: .*no setting 'knd'.*'kind'"):
