@@ -201,7 +201,7 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
         prompts = [f"Tell me about {subject} in one sentence." for subject in SUBJECTS]
         body += f"{_gguf_line(find(model))}  dtype: bfloat16\n"
         body += "  # system: ...                             # the chat template's system message\n"
-        length, letters, draws, iterations, samples = 24, 60, 4, 15, 32
+        length, letters, draws, iterations, samples = 24, 60, 4, 12, 32
     kl = ", kl: 0.0" if recipe == "text_grpo" else ""  # saves the calls of the model as it was
     head = HEAD.format(
         recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}{kl}"
