@@ -64,6 +64,7 @@ def test_recomputed_log_probabilities_make_the_ratio_exactly_one(model, tmp_path
     assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
 
 
+@pytest.mark.slow
 def test_guesses_get_better(model, tmp_path):
     kept = session(model, tmp_path, lr=2e-2, rows_per_call=64)
     progress, alarms = Progress(), Alarms()

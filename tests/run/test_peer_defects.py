@@ -68,6 +68,7 @@ def values(session: Session) -> list[Tensor]:
     return [p.detach().clone() for p in session.learner.policies.parameters.values()]
 
 
+@pytest.mark.slow
 def test_01_two_iterations_and_two_more_are_four(pipeline, tmp_path, monkeypatch):
     config = runs.write(small(pipeline, tmp_path), tmp_path)
     assert flowrl("train", config, "--folder", tmp_path / "whole") == 0
@@ -258,6 +259,7 @@ def test_12_float32_is_float32_everywhere(pipeline, tmp_path, monkeypatch):
         AcceleratorState._reset_state(True)
 
 
+@pytest.mark.slow
 def test_13_raw_and_averaged_weights_and_all_counters_are_saved(pipeline, tmp_path):
     folder = tmp_path / "run"
     assert flowrl("train", runs.write(small(pipeline, tmp_path), tmp_path), "--folder", folder) == 0

@@ -29,7 +29,7 @@ class Looker:
         if images is None or images == []:
             return BatchFeature(dict(tokens))
         images = images if isinstance(images, list) else [images]
-        colours = [list(image.resize((1, 1)).getdata()[0]) for image in images]
+        colours = [list(image.resize((1, 1)).getpixel((0, 0))) for image in images]
         rows = len(text) if isinstance(text, list) else 1
         seen = torch.tensor(colours).reshape(min(rows, len(colours)), -1, 3).float().mean(1) / 255
         grid = torch.ones(len(images), 3, dtype=torch.long)
