@@ -226,4 +226,4 @@ def test_the_wheel_trains_under_every_python(
     flowrl("train", "run.yaml", *own, "--recipe.group", "4", cwd=tmp_path / "mine")
     flowrl("sample", "runs/run-0001", "a green circle", cwd=tmp_path / "mine")
     flowrl("train", "text_demo", "--train.iterations", "1", "--evaluate.samples", "4")
-    assert "flowrl" in flowrl("recipes", "text_grpo")
+    assert "arXiv:2402.03300" in flowrl("recipes", "text_grpo")
