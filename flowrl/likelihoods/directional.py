@@ -7,8 +7,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
-from flowrl.likelihoods.rows import DirectionRows, Evaluation, PointMask, PointValues
-from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
+from flowrl.likelihoods.rows import (
+    DirectionRows,
+    Evaluation,
+    PointMask,
+    PointValues,
+    once_per_state,
+)
+from flowrl.likelihoods.transition import NEEDS_TOKEN, mse, states_of
 from samplers import Rollout, Velocity
 from samplers.kernels import per_row
 
@@ -61,12 +67,14 @@ class Directional:
                 x=edges.x,
                 sigma=torch.full_like(edges.logp, rollout.plan.steps[edges.step].sigma),
                 direction=direction,
+                state=states_of(rollout, edges),
             )
             for edges in rollout.edges
         ]
 
     def evaluate(self, policy: Velocity, rows: DirectionRows) -> Evaluation:
-        v = policy(rows.x, rows.sigma, rows.prompt).to(rows.direction.dtype)
+        (v,) = once_per_state(rows, lambda r: [policy(r.x, r.sigma, r.prompt)])
+        v = v.to(rows.direction.dtype)
         return Evaluation(v.flatten(1)[:, :1].detach() * 0, v)
 
     def log_ratio(

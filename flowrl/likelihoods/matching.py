@@ -9,7 +9,14 @@ from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.likelihoods.noise_levels import Times, Uniform
-from flowrl.likelihoods.rows import Evaluation, MatchingRows, PointMask, PointValues
+from flowrl.likelihoods.rows import (
+    Evaluation,
+    MatchingRows,
+    PointMask,
+    PointValues,
+    equal_before,
+    once_per_state,
+)
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Rollout, Velocity
 from samplers.kernels import per_row
@@ -128,16 +135,20 @@ class Matching:
             sigma = sigma.to(x0)
             noise = self._noise(rollout, keep, draw).to(x0)
             s = per_row(sigma, x0)
+            x = (1 - s) * x0 + s * noise
+            # at sigma 1 a group with the same noise has one state
+            alone = not self.same_noise or bool((sigma < 1).all())
             parts.append(
                 MatchingRows(
                     prompt=prompt,
                     advantage=credit[keep][:, None].to(x0),
                     mask=kept.to(x0.device),
                     old=None,
-                    x=(1 - s) * x0 + s * noise,
+                    x=x,
                     sigma=sigma,
                     x0=x0,
                     noise=noise,
+                    state=None if alone else equal_before(x),
                 )
             )
         return parts
@@ -176,7 +187,8 @@ class Matching:
 
     def evaluate(self, policy: Velocity, rows: MatchingRows) -> Evaluation:
         target = rows.noise - rows.x0
-        v = policy(rows.x, rows.sigma, rows.prompt).to(target.dtype)
+        (v,) = once_per_state(rows, lambda r: [policy(r.x, r.sigma, r.prompt)])
+        v = v.to(target.dtype)
         return Evaluation(-self.weight(mse(v, target), rows.sigma), v)
 
     def log_ratio(

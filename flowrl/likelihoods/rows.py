@@ -3,9 +3,9 @@
 b rows, t entries per row: one for images and videos, one per token for text. `*d`: latent dims.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -15,6 +15,7 @@ from samplers import Kernel
 from samplers.untyped import distinct_rows
 
 T = TypeVar("T")
+RowsOf = TypeVar("RowsOf", bound="Rows")
 
 
 class Evaluation(NamedTuple):
@@ -34,28 +35,28 @@ PointMask = Bool[Tensor, "n k"]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of any kind. Rows are masked, never dropped: all processes hold equally many."""
+    """Rows of any kind. Rows are masked, never dropped: all processes hold equally many.
+
+    `state` numbers the states that rows start from: rows of one prompt with the same number have
+    the same x and sigma, so their velocity is evaluated once. None: every row has its own.
+    """
 
     prompt: Int[Tensor, " b"]  # index into the batch's prompts
     advantage: Float[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]  # False: neither in the loss nor in its denominator
     old: Evaluation | None  # the behaviour policy's; None until the update evaluates it
+    state: Int[Tensor, " b"] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
 class TransitionRows(Rows):
-    """Stored transitions x -> x_next of one noisy step of a plan.
-
-    `state` numbers the states that rows start from: rows of one prompt with the same number have
-    the same x and sigma, so their velocity is evaluated once. None: every row has its own.
-    """
+    """Stored transitions x -> x_next of one noisy step of a plan."""
 
     x: Float[Tensor, "b *d"]
     x_next: Float[Tensor, "b *d"]
     sigma: Float[Tensor, " b"]
     sigma_next: Float[Tensor, " b"]
     kernel: Kernel
-    state: Int[Tensor, " b"] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,17 +125,23 @@ def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:
     return torch.cat([torch.zeros_like(new[:1]), new]).cumsum(0)
 
 
-def shares_states(rows: Rows) -> TypeGuard[TransitionRows]:
-    """Whether rows may start from one state, and so share an input of the network."""
-    return isinstance(rows, TransitionRows) and rows.state is not None
-
-
 def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
     """Number the inputs of the network from 0, and return the one of each row: rows that share a
-    state share it, and `unit` consecutive rows are a pair that counts as one."""
-    if isinstance(rows, TransitionRows) and rows.state is not None:
+    state share it. For a unit above 1, `unit` consecutive rows belong together and count as one."""
+    if rows.state is not None and unit == 1:
         return distinct_rows(torch.stack([rows.prompt, rows.state], 1))[1]
     return torch.arange(len(rows.prompt), device=rows.prompt.device) // unit
+
+
+def once_per_state(
+    rows: RowsOf, evaluate: Callable[[RowsOf], Sequence[Tensor]]
+) -> Sequence[Tensor]:
+    """Evaluate one row of each state, and return the tensors for all rows."""
+    if rows.state is None:
+        return evaluate(rows)
+    number = input_of(rows)
+    # index_select: on a CPU its backward adds in one order, whatever the threads
+    return [part.index_select(0, number) for part in evaluate(take(rows, first_rows(number)))]
 
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:

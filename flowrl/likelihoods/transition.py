@@ -26,9 +26,7 @@ from flowrl.likelihoods.rows import (
     Rows,
     TransitionRows,
     equal_before,
-    first_rows,
-    input_of,
-    take,
+    once_per_state,
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
 
@@ -72,7 +70,7 @@ def _step(policy: Velocity, rows: TransitionRows) -> Gaussian:
     return rows.kernel(rows.x, v, rows.sigma, rows.sigma_next)
 
 
-def _state(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
+def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
     """Number the states of a step that has fewer of them than transitions. The plan says where, and
     the states say which: a replay may have put another sample in for one of several siblings."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
@@ -156,17 +154,11 @@ class Transition:
             sigma=torch.full((nodes,), step.sigma, dtype=x.dtype, device=x.device),
             sigma_next=torch.full((nodes,), step.sigma_next, dtype=x.dtype, device=x.device),
             kernel=kernel,
-            state=_state(rollout, edges),
+            state=states_of(rollout, edges),
         )
 
     def evaluate(self, policy: Velocity, rows: TransitionRows) -> Evaluation:
-        if rows.state is None:
-            g = _step(policy, rows)
-        else:
-            number = input_of(rows)
-            once = _step(policy, take(rows, first_rows(number)))
-            # index_select: on a CPU its backward adds in one order, whatever the threads
-            g = Gaussian(*(part.index_select(0, number) for part in once))
+        g = Gaussian(*once_per_state(rows, lambda once: _step(policy, once)))
         return Evaluation(mean_log_prob(g, rows.x_next)[:, None], g.mean)
 
     def log_ratio(

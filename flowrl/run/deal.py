@@ -18,7 +18,6 @@ from flowrl.likelihoods.rows import (
     TokenRows,
     first_rows,
     input_of,
-    shares_states,
     take,
 )
 from flowrl.run.collect import Experience
@@ -77,7 +76,7 @@ class Deal:
             own = (prompt == at).nonzero()[:, 0]
             key = (self.seed, "deal", self.iteration, draw, place)
             # a draw may have one shared state per step: then its steps take turns
-            first = draw + place if shares_states(rows) else draw
+            first = draw + place if rows.state is not None and unit == 1 else draw
             dealt[own] = torch.randperm(len(own), generator=generator(*key)) + first
         return (dealt % self.updates)[inputs]
 

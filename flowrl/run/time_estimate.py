@@ -41,11 +41,15 @@ class IterationWork:
     samples: int
 
 
-def iteration_work(run: Run, iteration: int = 0) -> IterationWork:
-    """Count the evaluations of one iteration, as `count/...` of metrics.jsonl does for images."""
+def iteration_work(
+    run: Run, iteration: int = 0, levels: Sequence[float] | None = None
+) -> IterationWork:
+    """Count the evaluations of one iteration, as `count/...` of metrics.jsonl does for images.
+    `levels` are the model's: without them `run.levels` stands in, and the steps that E-GRPO merges
+    may be others. At most, for DGPO, whose samples of a group are one input where sigma is 1."""
     algorithm, draws = run.algorithm(), run.prompts.per_iteration
-    even = [1 - k / algorithm.steps for k in range(algorithm.steps + 1)]
-    plans = algorithm.plan(even, iteration, run.train.seed)
+    levels = run.levels(algorithm.steps) if levels is None else levels
+    plans = algorithm.plan(levels, iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     samples = draws * sum(plan.group for plan in plans)
     if texts:

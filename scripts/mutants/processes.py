@@ -7,6 +7,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 STEPS = "run/test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
 SHARING = "processes/test_sharing.py"
 DEAL, INPUTS = "flowrl/run/deal.py", "run/test_shared_inputs.py"
+ONCE = "test_training_evaluates_each_distinct_input_once"
 
 # fmt: off
 ROWS = (
@@ -14,7 +15,7 @@ ROWS = (
      "return before if math.isfinite(norm) else before", STEPS),
     ("deal-draw", DEAL, '"deal", self.iteration, draw, place)', '"deal", self.iteration, at, place)',
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),
-    ("deal-turns", DEAL, "first = draw + place if shares_states(rows) else draw", "first = draw",
+    ("deal-turns", DEAL, "first = draw + place if", "first = draw if",
      f"{INPUTS}::test_one_state_per_step_does_not_send_a_draw_into_one_optimizer_step"),
     ("deal-together", DEAL, "(dealt % self.updates)[inputs]",
      "((dealt[inputs] + torch.arange(len(inputs))) % self.updates)",
@@ -26,12 +27,16 @@ ROWS = (
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
     ("inputs-equal", "flowrl/likelihoods/rows.py", "flatten(1).any(1)", "flatten(1).all(1)",
      f"{INPUTS}::test_equal_neighbours_have_one_number"),
-    ("inputs-selected", "flowrl/likelihoods/transition.py", "index_select(0, number)",
+    ("inputs-selected", "flowrl/likelihoods/rows.py", "index_select(0, number)",
      "index_select(0, number.flip(0))",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
     ("inputs-once", "flowrl/likelihoods/transition.py", "None if before == after else",
      "None if True else",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
+    ("inputs-direction", "flowrl/likelihoods/directional.py", "state=states_of(rollout, edges)",
+     "state=None", f"{INPUTS}::{ONCE}[fdfo]"),
+    ("inputs-noise", "flowrl/likelihoods/matching.py", "not self.same_noise or", "True or",
+     f"{INPUTS}::{ONCE}[dgpo]"),
     ("inputs-promised", "samplers/plan.py", "for n, step in zip(self.states, self.steps",
      "for n, step in zip(self.nodes, self.steps",
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),

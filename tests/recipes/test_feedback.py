@@ -323,6 +323,7 @@ def test_finite_differences_move_the_sample_towards_the_better_one():
     half = torch.tensor([0.3, -0.3, 0.0, 0.0])[:, None].expand(-1, 8)
     for rows in likelihood.rows(rollout, half, torch.ones(4, 8, dtype=torch.bool)):
         v = torch.randn(4, 2, generator=torch.Generator().manual_seed(2)).requires_grad_()
+        rows = replace(rows, state=None)  # each row has a velocity of its own here
         new = likelihood.evaluate(lambda *_, v=v: v, rows)
         old = Evaluation(new.logp, v.detach())
         entries = loss(likelihood, {"new": new, "old": old}, rows)
