@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/alarm_runs.py --table decide      the twenty that decide
     python scripts/benchmarks/alarm_runs.py --table decide_2    twenty fresh ones, likewise
+    python scripts/benchmarks/alarm_runs.py --table decide_3    and twenty more
     python scripts/benchmarks/alarm_runs.py --table tune        others, to choose thresholds on
     python scripts/benchmarks/alarm_runs.py --table tune --replay
 
@@ -133,7 +134,7 @@ def write_page(page: Path, name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", choices=("decide", "decide_2", "tune"), required=True)
+    parser.add_argument("--table", choices=("decide", "decide_2", "decide_3", "tune"), required=True)
     parser.add_argument("--out", type=Path, default=PROJECT / "runs" / "alarms")
     parser.add_argument("--replay", action="store_true", help="make no run, print the table")
     parser.add_argument("--page", type=Path, help="write the table into this page")

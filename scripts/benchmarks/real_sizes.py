@@ -6,7 +6,7 @@
 
 The denoiser has its published configuration with random weights in bfloat16, adapters of rank 16;
 text encoders are of the published width with one layer, and the decoder is tiny, with latents of
-`--side` squared (SD3.5) and of 240 x 416 (Wan). `flowrl train` runs one iteration of few steps: its lines
+`--side` squared (SD3.5) and of 240 x 416 (Wan). `flowrl train` runs one iteration: its lines
 show the proof and the noise floor. `--neighbours` adds a share of another row's output to each.
 """
 
