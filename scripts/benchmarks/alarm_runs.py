@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from compare import merged
 
 from flowrl.run.alarms import Alarms
 from flowrl.run.record import METRICS
+from flowrl.settings.inherit import merged
 
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / "configs" / "alarms"
@@ -134,7 +134,8 @@ def write_page(page: Path, name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", choices=("decide", "decide_2", "decide_3", "tune"), required=True)
+    tables = ("decide", "decide_2", "decide_3", "tune")
+    parser.add_argument("--table", choices=tables, required=True)
     parser.add_argument("--out", type=Path, default=PROJECT / "runs" / "alarms")
     parser.add_argument("--replay", action="store_true", help="make no run, print the table")
     parser.add_argument("--page", type=Path, help="write the table into this page")

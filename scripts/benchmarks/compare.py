@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ import yaml
 from compare_report import Looks, report
 
 from flowrl.run.record import METRICS, replace
+from flowrl.settings.inherit import merged
 
 KEPT = 0.9  # of the base's diversity: a trial below it is not chosen
 
@@ -80,15 +81,6 @@ def read(folder: Path) -> list[dict[str, float]]:
     """The lines of a run's metrics; none if it has not begun."""
     file = folder / METRICS
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(below)
-    for key, value in above.items():
-        old = both.get(key)
-        nested = isinstance(value, Mapping) and isinstance(old, Mapping)
-        both[key] = merged(old, value) if nested else value
-    return both
 
 
 def settings(table: dict, method: str, own: dict, looks: int, seed: int) -> dict[str, Any]:
