@@ -31,7 +31,7 @@ class Thresholds:
     fall: float = 0.15  # of a held-out score, in standard deviations of the samples
     errors: float = 3.0  # the same fall, in standard errors of the paired difference
     slip: float = 0.1  # the first, where the training reward rises
-    slip_errors: float = 2.0  # the second, likewise
+    slip_errors: float = 3.0  # the second, likewise
     rise: float = 0.3  # of the training reward, in its spreads at the start
     gain: float = 2.0  # standard errors of a held-out gain that excuses changed statistics
     shift: float = 0.75  # of a statistic, in standard deviations of the base's samples
@@ -109,7 +109,7 @@ class Alarms:
             signs.append(Sign("unscored", f"{100 * share:.0f} % of the samples have no score"))
         return self._new(signs)
 
-    def watch(self, metrics: Metrics) -> list[str]:
+    def watch(self, metrics: Metrics, iteration: int) -> list[str]:
         """Add an iteration of training; return the new signs, each as a clause."""
         row = {name: metrics[name] for name in _KEPT if name in metrics}
         row.setdefault("unscored_share", 0.0)
@@ -120,7 +120,8 @@ class Alarms:
         rewards = [row["reward"] for row in self.recent]
         if not self.best or fmean(rewards) > fmean(self.best):
             self.best = rewards
-        return self._new([*self._reward_fall(rewards), *self._training_shifts()])
+        fall = [] if self._just_gained(iteration) else self._reward_fall(rewards)
+        return self._new([*fall, *self._training_shifts()])
 
     def compare(self, metrics: Metrics, iteration: int) -> list[str]:
         """Add the evaluation after some iterations, to be compared with the first and the last one;
@@ -152,6 +153,13 @@ class Alarms:
         error = now[_ERROR + name]
         size, errors = _ratio(gain, spread), _ratio(gain, error)
         return Gain(name, self.base[key], now[key], size, errors, _ratio(error, spread))
+
+    def _just_gained(self, iteration: int) -> bool:
+        """Whether a held-out score was above the base's within the last `window` iterations. A plan
+        that moves over the run, like a window's, changes what training samples score."""
+        if not self.last or iteration - self.last[_ITERATION] > self.at.window:
+            return False
+        return any(self._gain(name, self.last).size > 0 for name in self._judges(self.last))
 
     def _fall(self, gain: Gain) -> list[Sign]:
         at = self.at

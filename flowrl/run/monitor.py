@@ -45,7 +45,7 @@ def guard(
     if session.run.train.alarms == "off":
         return
     lost = alarms.unscored(metrics, unscored or {})
-    signs = alarms.watch(metrics)
+    signs = alarms.watch(metrics, progress.iteration)
     constant = alarms.constant(metrics)
     metrics["alarms"] = float(len(lost) + len(signs) + len(constant))
     silent = [

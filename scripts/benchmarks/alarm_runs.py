@@ -99,10 +99,12 @@ def replay(name: str, hacked: bool, lines: list[dict[str, float]]) -> Replayed:
     alarms, first, sentence = Alarms(), None, ""
     held = {line["iteration"]: line[ACCURACY] for line in lines if ACCURACY in line}
     for line in lines:
-        signs = [] if line["iteration"] == 0 else [*alarms.unscored(line, {}), *alarms.watch(line)]
-        signs += alarms.compare(line, int(line["iteration"])) if ACCURACY in line else []
+        at, signs = int(line["iteration"]), list[str]()
+        if at > 0:
+            signs = [*alarms.unscored(line, {}), *alarms.watch(line, at)]
+        signs += alarms.compare(line, at) if ACCURACY in line else []
         if signs and first is None:
-            first, sentence = int(line["iteration"]), "; ".join(signs)
+            first, sentence = at, "; ".join(signs)
     lost = next((int(at) for at, score in held.items() if score < LOST * held[0]), None)
     scores = [*held.values()]
     accuracy = (scores[0], max(scores), scores[-1])

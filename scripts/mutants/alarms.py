@@ -17,6 +17,8 @@ ROWS = (
     ("alarms-rise", ALARMS, " and self._rises()", "", TESTS),
     ("alarms-excuse", ALARMS, "if not any(gain.errors > self.at.gain for gain in gains):",
      "if True:", TESTS),
+    ("alarms-just-gained", ALARMS, "[] if self._just_gained(iteration) else", "", TESTS),
+    ("alarms-gained-when", ALARMS, "iteration - self.last[_ITERATION] > self.at.window", "False", TESTS),
     ("alarms-one-shift", ALARMS, "shifted: int = 2", "shifted: int = 1", TESTS),
     ("alarms-speed-noise", ALARMS, "max(self.at.speed * iterations, noise)",
      "self.at.speed * iterations", TESTS),
