@@ -1,0 +1,104 @@
+"""One short run of every recipe on its demo, for the curves of the methods' pages.
+
+    python scripts/benchmarks/method_curves.py --jobs 2      about 45 minutes of one core
+    python scripts/benchmarks/method_curves.py --methods nft text_grpo
+    python scripts/benchmarks/method_curves.py --jobs 0      only writes docs/curves.json
+
+Recipes of images have the settings, first trial and length of configs/compare/demo.yaml, those of
+text the ones of configs/compare/text.yaml, and those of several turns those of turns.yaml; the seed
+is 0. A stopped run continues from its last checkpoint, and a finished one is not repeated.
+docs/curves.json has the held-out score of each evaluation. One seed says that a method learns, and
+not which is better: docs/methods.md compares.
+"""
+
+import inspect
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+import yaml
+from compare import Job, read, work
+
+from flowrl.recipes.table import IMAGE_RECIPES, RECIPES
+from flowrl.settings.inherit import merged
+
+PROJECT = Path(__file__).resolve().parents[2]
+TABLES = PROJECT / "configs" / "compare"
+CURVES = PROJECT / "docs" / "curves.json"
+TURNS = ("text_gigpo", "text_turns", "text_rebn")
+LOOKS = 8  # evaluations after the base's
+SAMPLES = {"demo": 256, "text": 800, "turns": 480}  # of an evaluation
+
+
+@dataclass
+class Arguments:
+    folder: Path = Path("runs/curves")
+    methods: tuple[str, ...] = ()
+    """Only these; all recipes if not given."""
+    jobs: int = 2
+    """Runs at a time; 0 only writes the curves of finished runs."""
+
+
+def table_of(name: str) -> str:
+    if name in IMAGE_RECIPES:
+        return "demo"
+    return "turns" if name in TURNS else "text"
+
+
+def recipe_of(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The table's own settings of a recipe, or those of its first method that the recipe has."""
+    own = table["methods"].get(name)
+    if own is not None:
+        return {"name": name, **own["settings"]["recipe"]}
+    first = next(iter(table["methods"].values()))["settings"]["recipe"]
+    known = inspect.signature(RECIPES[name]).parameters
+    return {"name": name, **{key: value for key, value in first.items() if key in known}}
+
+
+def job_of(name: str, root: Path) -> Job:
+    table: dict[str, Any] = yaml.safe_load((TABLES / f"{table_of(name)}.yaml").read_text())
+    row = table["methods"].get(name) or next(iter(table["methods"].values()))
+    length = row["trial_iterations"]
+    every = max(1, length // LOOKS)
+    tree = merged(table["common"], row["settings"]) | {"recipe": recipe_of(name, table)}
+    lengths = {
+        "train": {"iterations": length, "seed": 0},
+        "evaluate": {"every": every, "samples": SAMPLES[table_of(name)]},
+        "checkpoint": {"every": every, "keep": 1},
+    }
+    return Job(name, "seed-0", merged(tree, lengths), root)
+
+
+def curve(job: Job) -> dict[str, Any]:
+    """A finished run's held-out scores, and what was spent until each."""
+    table = yaml.safe_load((TABLES / f"{table_of(job.method)}.yaml").read_text())
+    metric, spent, points = table["looks"]["metric"], 0.0, []
+    for line in read(job.folder):
+        spent += line.get("count/sampling", 0.0)
+        if metric in line:
+            points.append([int(line["iteration"]), round(line[metric], 4), round(spent)])
+    samples = job.settings["evaluate"]["samples"]
+    return {"score": metric.removeprefix("held_out/"), "samples": samples, "points": points}
+
+
+def main() -> None:
+    given = tyro.cli(Arguments, description=__doc__)
+    if wrong := set(given.methods) - set(RECIPES):
+        sys.exit(f"no recipe is called {', '.join(sorted(wrong))}: see docs/recipes.md")
+    names = [name for name in RECIPES if not given.methods or name in given.methods]
+    jobs = [job_of(name, given.folder.resolve()) for name in names if name != "text"]
+    kept = json.loads(CURVES.read_text()) if CURVES.exists() else {}
+    for job in work(jobs, given.jobs) if given.jobs else [job for job in jobs if job.done]:
+        kept[job.method] = curve(job)
+        ordered = {name: kept[name] for name in RECIPES if name in kept}
+        lines = [f"{json.dumps(name)}: {json.dumps(each)}" for name, each in ordered.items()]
+        CURVES.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        print(f"{job.method}: {kept[job.method]['points'][0][1]} -> "
+              f"{kept[job.method]['points'][-1][1]}", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
