@@ -11,6 +11,7 @@ from torch import nn
 from flowrl.cli.given_model import TEXT_ADAPTER, device_of, weights_folder
 from flowrl.cli.hub import check_upload, upload
 from flowrl.cli.model_card import CardSubject, write_card
+from flowrl.cli.out_folder import out_folder
 from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora import LORA_FILE, SECOND
@@ -72,7 +73,7 @@ def export_run(given: Export) -> None:
         raise UserError("export: key formats are for images and videos: leave --formats out")
     denoisers = _denoisers(run) if adapter else []
     forms = _formats(given.formats, weights, denoisers) if adapter else ()
-    out = _out_folder(given)
+    out = out_folder(numbered(given.run, "export") if given.out is None else given.out)
     written = [out / path.name for path in _copied(weights, out, forms, adapter)]
     for form in CONVERTED:
         if form in forms:
@@ -98,17 +99,6 @@ def _weights(given: Export) -> Path:
             "programs: name last, best or their folder"
         )
     return weights
-
-
-def _out_folder(given: Export) -> Path:
-    out = numbered(given.run, "export") if given.out is None else given.out
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"--out: {out} exists and is not an empty folder: name a new one")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: cannot make the folder {out}: {error.strerror}") from error
-    return out
 
 
 def _denoisers(run: Run) -> list[nn.Module]:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
+from flowrl.cli.out_folder import out_folder
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
@@ -21,29 +22,13 @@ from flowrl.settings.sentences import plain_message
 from flowrl.settings.strict_yaml import parse_yaml
 
 
-def samples_folder(run_folder: Path, out: Path | None) -> Path:
-    """The folder for samples. UserError for one that holds files, since samples would replace
-    them."""
-    if out is None:
-        return numbered(run_folder / "samples", "sample")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out: {out} is a file, and samples need a folder: name another one")
-    if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out: {out} already holds files: name a new folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: cannot make the folder {out}: {error.strerror}") from error
-    return out
-
-
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     """Generate and score samples of prompts, and write them with a page of all."""
     specs = parse_rewards(given.rewards)
-    out = None if given.out is None else samples_folder(Path(), given.out)
+    out = None if given.out is None else out_folder(given.out)
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
-    out = out or samples_folder(chosen.folder or Path(), None)
+    out = out or numbered((chosen.folder or Path()) / "samples", "sample")
     rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
     if given.steer != "no" and not rewards:
         raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")

@@ -5,6 +5,7 @@ Links of a page are as they are in the repository (`../README.md`, `../flowrl/ru
 that they work there, too. Here each is rewritten to the page that shows its target.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
+
+from flowrl.pages.line_chart import Chart, Curve, chart_figure
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOP = {
@@ -123,11 +126,12 @@ def source_text(target: str) -> str:
 
 
 def method_pages() -> Iterator[tuple[str, str]]:
-    """(name, text): a recipe's section of docs/recipes.md, its figures and its configurations."""
+    """(name, text): a recipe's section of docs/recipes.md, its figures, its curve on the demo and
+    its configurations."""
     recipes = (PROJECT / "docs" / "recipes.md").read_text()
     figures = (PROJECT / "docs" / "methods.md").read_text().splitlines()
     head = next(i for i, line in enumerate(figures) if line.startswith("| method |"))
-    used = configurations()
+    used, curves = configurations(), json.loads((PROJECT / "docs" / "curves.json").read_text())
     for section in re.split(r"^## ", recipes, flags=re.MULTILINE)[1:]:
         name, _, text = section.partition("\n")
         row = next((line for line in figures if line.startswith(f"| {name} |")), None)
@@ -135,11 +139,36 @@ def method_pages() -> Iterator[tuple[str, str]]:
         if row is not None:
             table = "\n".join([*figures[head : head + 2], row])
             parts.append(f"## On the demo\n\n{table}\n\nAll methods: [methods.md](methods.md).\n")
+        if name in curves:
+            parts.append(curve_text(name, curves[name]))
         links = "".join(f"* [{path}](../{path})\n" for path in used.get(name, ()))
         if links:
             parts.append(f"## Configurations\n\n{links}")
         parts.append("\nWhen to use it: [choosing.md](choosing.md).\n")
         yield name, "\n".join(parts)
+
+
+WORLDS = {
+    "shapes.strict": ("the demo's images", "demo.md"),
+    "exact_answer": ("the demo's sums", "text_demo.md"),
+    "reached": ("the demo's maze", "language.md"),
+}
+
+
+def curve_text(name: str, curve: dict[str, Any]) -> str:
+    """A chart of one short run, and how it was made."""
+    world, page = WORLDS[curve["score"]]
+    points = [(float(at), float(score)) for at, score, _ in curve["points"]]
+    chart = Chart(
+        f"Held-out {curve['score']}", [Curve(name, points, marks=True)], base=points[0][1]
+    )
+    return (
+        f"## Its curve\n\n{chart_figure(chart)}\n\nOne short run on [{world}]({page}), over "
+        f"iterations: seed 0, {curve['samples']} held-out samples, "
+        f"{curve['points'][-1][2]:,} network evaluations in sampling "
+        f"(`python scripts/benchmarks/method_curves.py --methods {name}`). It shows that the "
+        "method learns; [methods.md](methods.md) compares methods over seeds.\n"
+    )
 
 
 def configurations() -> dict[str, list[str]]:

@@ -112,7 +112,7 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
         (("--weights", "base"), "the base's weights are the model's own"),
         (("--weights", "checkpoints/000002"), "is a checkpoint"),
         (("--formats", "gguf"), "--formats"),
-        (("--out", "."), "is not an empty folder"),
+        (("--out", "."), "already holds files: name a new folder"),
         (("--push-to-hub", "a/b/c"), "is not owner/name"),
         (("--push-to-hub", "me/new"), "no token"),
     ],
