@@ -11,12 +11,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Required, TypedDict
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from diffusers import WanTransformer3DModel
@@ -41,6 +42,7 @@ class Job(TypedDict, total=False):
     poison: bool  # gradients of the second process are not numbers
     stops: bool  # a UserError is expected of every process
     unrounded: bool  # networks that turn float64 to float32 inside are kept from it
+    counts: bool  # bytes of collectives are counted, of the last iteration
 
 
 @contextmanager
@@ -52,6 +54,30 @@ def unrounded() -> Iterator[None]:
         torch.Tensor, "float", lambda t: t if t.dtype == torch.float64 else rounds(t)
     )
     with kept, exact:
+        yield
+
+
+@contextmanager
+def counted(sent: dict[str, float]) -> Iterator[None]:
+    """Count the bytes that collectives of large tensors send; a sum over processes sends twice."""
+    share = 1 - 1 / dist.get_world_size()
+    sizes = {"all_gather_single": (0, 1.0), "reduce_scatter_single": (1, 1.0)}
+    sizes |= {"all_reduce": (0, 2.0)}
+    with ExitStack() as patches:
+        for name, (place, times) in sizes.items():
+            real = getattr(dist, name)
+
+            def call(*args: Any, real=real, name=name, place=place, times=times, **how: Any) -> Any:
+                keys = ("output_tensor", "input_tensor", "output", "input", "output_list")
+                given = [*args, *(how[key] for key in keys if key in how)]
+                tensors = [each for each in given if isinstance(each, torch.Tensor)]
+                large = tensors[place]
+                if large.numel() > 64:
+                    bytes_sent = share * times * large.numel() * large.element_size()
+                    sent[name] = sent.get(name, 0.0) + bytes_sent
+                return real(*args, **how)
+
+            patches.enter_context(patch.object(dist, name, call))
         yield
 
 
@@ -71,10 +97,13 @@ def _train(job: Job, out: Path, name: str) -> None:
             parameter.register_hook(lambda grad: grad * float("nan"))
     progress, alarms, first = Progress(), Alarms(), kept.learner.policies.state()
     metrics, replayed, norms = dict[str, float](), 0.0, list[float]()
-    for _ in range(job["iterations"]):
-        metrics = iterate(kept, progress, alarms)
-        replayed += metrics.get("budget/replayed", 0.0)
-        norms.append(metrics["grad_norm"])
+    sent = dict[str, float]()
+    with counted(sent) if job.get("counts") else nullcontext():
+        for _ in range(job["iterations"]):
+            sent.clear()  # the first iteration checks ratios, too
+            metrics = iterate(kept, progress, alarms)
+            replayed += metrics.get("budget/replayed", 0.0)
+            norms.append(metrics["grad_norm"])
     weights = kept.learner.policies.state()
     company = kept.parallel.lockstep.company if kept.parallel.lockstep else 0
     every = gather_object([company])
@@ -83,7 +112,7 @@ def _train(job: Job, out: Path, name: str) -> None:
         moved = max(float((weights[n] - first[n]).abs().max()) for n in first if "current/" in n)
         told = {"metrics": metrics, "processes": str(kept.parallel), "company": every}
         # the latter two over all iterations
-        told |= {"moved": moved, "replayed": replayed, "norms": norms}
+        told |= {"moved": moved, "replayed": replayed, "norms": norms, "sent": sent}
         (out / f"{name}.json").write_text(json.dumps(told))
 
 
