@@ -1,12 +1,12 @@
 """Start a run at the true size of SD3.5-medium's or Wan 2.1 1.3B's denoiser, on a CPU.
 
-    python scripts/benchmarks/real_sizes.py sd35 --guidance 5 --side 512
-    python scripts/benchmarks/real_sizes.py wan --guidance 5 --frames 5
+    python scripts/benchmarks/real_sizes.py sd35 --guidance 5 --height 512 --width 512
+    python scripts/benchmarks/real_sizes.py wan --guidance 5 --height 160 --frames 5
     python scripts/benchmarks/real_sizes.py sd35 --neighbours 0.01     must be refused
 
 The denoiser has its published configuration with random weights in bfloat16, adapters of rank 16;
 text encoders are of the published width with one layer, and the decoder is tiny, with latents of
-`--side` squared (SD3.5) and of 240 x 416 (Wan). `flowrl train` runs one iteration: its lines
+that many pixels of the published one. `flowrl train` runs one iteration of few steps: its lines
 show the proof and the noise floor. `--neighbours` adds a share of another row's output to each.
 """
 
@@ -95,10 +95,10 @@ def settings(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     texts = ("a red ball", "a blue cube on the table left of a cat")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     call: dict[str, Any] = {"max_sequence_length": TOKENS}
-    size = {"height": given.side // 4, "width": given.side // 4}
+    shrunk = 4 if given.model == "sd35" else 2  # the tiny decoder's side beside the published one's
+    size = {"height": given.height // shrunk, "width": given.width // shrunk}
     if given.model == "wan":
         call |= {"num_frames": given.frames}
-        size = {"height": 120, "width": 208}
     return {
         "recipe": {"name": "flow_grpo", "steps": given.steps, "group": 2},
         "model": {
@@ -140,7 +140,8 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--frames", type=int, default=5)
-    parser.add_argument("--side", type=int, default=256, help="pixels of SD3.5's images")
+    parser.add_argument("--height", type=int, default=256, help="pixels")
+    parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--neighbours", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     given = parser.parse_args()

@@ -1,0 +1,85 @@
+"""Estimate an iteration on many GPUs: operations, bytes over the wire and seconds, without any GPU.
+
+    python scripts/benchmarks/scale.py --page docs/scale.md
+
+Seconds of arithmetic are those of `flowrl plan --devices`, bytes those of `flowrl/run/traffic.py`.
+The wire has NVLINK within a machine of eight, and NETWORK beyond.
+"""
+
+import argparse
+from pathlib import Path
+
+from flowrl.models import sizes
+from flowrl.models.devices import parse_devices
+from flowrl.run.time_estimate import estimate_time, iteration_work
+from flowrl.run.traffic import traffic
+from flowrl.settings import Run
+from flowrl.settings.read import override, read_run
+
+NVLINK = 450e9  # bytes/s of an H100 in one direction, NVIDIA's H100 white paper
+NETWORK = 50e9  # bytes/s of a 400 Gbit/s port for each GPU
+GPUS = (8, 64, 512)
+RUNS = {
+    "FLUX.1-dev, Flow-GRPO": ("configs/papers/flow_grpo_flux_pickscore.yaml", []),
+    "the same, 512 draws": (
+        "configs/papers/flow_grpo_flux_pickscore.yaml",
+        ["--prompts.per-iteration", "512"],
+    ),
+    "Wan 2.1 14B": ("configs/models/wan21_14b.yaml", []),
+    "Wan 2.1 14B, 512 draws": (
+        "configs/models/wan21_14b.yaml",
+        ["--prompts.per-iteration", "512"],
+    ),
+}
+HEAD = """| run | GPUs | draws | PFLOP an iteration | arithmetic | DDP sends | on the wire | FSDP2 sends | on the wire |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def short(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
+
+
+def volume(count: float) -> str:
+    return f"{count / 1e12:.1f} TB" if count >= 1e12 else f"{count / 1e9:.1f} GB"
+
+
+def row(name: str, run: Run, gpus: int) -> str:
+    model = sizes.of(run.model, run.algorithm().steps)
+    devices = parse_devices(f"{gpus}xH100")
+    time = estimate_time(run, devices, 0.4)
+    assert model is not None and time is not None
+    sent = traffic(run, model, gpus)
+    assert sent is not None
+    work, rate = iteration_work(run), NVLINK if gpus <= 8 else NETWORK
+    count = time.count
+    passes = (3 if run.model.lora is None else 2) + int(run.train.gradient_checkpointing)
+    total = work.sampling * count.state + (work.training * passes + work.frozen) * count.trained
+    total += work.samples * (count.decode or 0.0)
+    return (
+        f"| {name} | {gpus} | {run.prompts.per_iteration} | {total / 1e15:.0f} | "
+        f"{short(time.total)} | {volume(sent.ddp)} | {short(sent.ddp / rate)} | "
+        f"{volume(sent.fsdp2)} | {short(sent.fsdp2 / rate)} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    page = parser.parse_args().page
+    rows = [
+        row(name, override(read_run(Path(file)), changes), gpus)
+        for name, (file, changes) in RUNS.items()
+        for gpus in GPUS
+    ]
+    table = "\n".join([HEAD, *rows])
+    print(table)
+    if page is not None:
+        before, rest = page.read_text().split("<!-- scale -->\n")
+        _, after = rest.split("<!-- end of scale -->")
+        page.write_text(f"{before}<!-- scale -->\n{table}\n<!-- end of scale -->{after}")
+
+
+if __name__ == "__main__":
+    main()
