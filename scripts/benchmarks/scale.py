@@ -31,8 +31,9 @@ RUNS = {
         ["--prompts.per-iteration", "512"],
     ),
 }
-HEAD = """| run | GPUs | draws | PFLOP an iteration | arithmetic | DDP sends | on the wire | FSDP2 sends | on the wire |
-|---|---|---|---|---|---|---|---|---|"""
+COLUMNS = ("run", "GPUs", "draws", "PFLOP an iteration", "arithmetic", "DDP sends", "on the wire",
+           "FSDP2 sends", "on the wire")  # fmt: skip
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def short(seconds: float) -> str:
