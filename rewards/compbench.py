@@ -30,7 +30,7 @@ from rewards.perception.media import expect
 from rewards.settings import Inline
 from rewards.types import Reward, Samples, cell
 
-COLUMN = "noun_phrases"
+PHRASE_COLUMN = "noun_phrases"
 MOST_PHRASES = 8
 Phrases = Callable[[str], list[str]]
 
@@ -53,11 +53,11 @@ class CompBench:
         return torch.tensor(scores, dtype=torch.float64)
 
     def _phrases(self, prompt: str, row: Mapping[str, Any]) -> list[str]:
-        given = cell(row, COLUMN)
+        given = cell(row, PHRASE_COLUMN)
         if given is None:
             given = self.phrases(prompt) if self.phrases is not None else []
         if not isinstance(given, list):
-            raise ValueError(f"compbench: {COLUMN} must be a list of texts, not {given!r}")
+            raise ValueError(f"compbench: {PHRASE_COLUMN} must be a list of texts, not {given!r}")
         return [str(phrase) for phrase in given[:MOST_PHRASES]]
 
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
@@ -66,7 +66,7 @@ class CompBench:
             if not self._phrases(prompt, meta[row] if meta else {}):
                 raise ValueError(
                     f"compbench: row {row + 1} of the prompts has no noun phrases: add a column "
-                    f"{COLUMN!r} (a list), or pip install spacy and python -m spacy download "
+                    f"{PHRASE_COLUMN!r} (a list), or pip install spacy and python -m spacy download "
                     "en_core_web_sm"
                 )
 

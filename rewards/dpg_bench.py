@@ -24,13 +24,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rewards.judging.panel import Panel, PanelSettings
-from rewards.judging.tally import Tally
+from rewards.judging.tally import AnswerTally
 from rewards.judging.yes_no import yes_of_each
 from rewards.perception.media import expect
 from rewards.settings import Inline
 from rewards.types import Reward, Samples, cell
 
-COLUMN = "dpg_questions"
+DPG_COLUMN = "dpg_questions"
 NO_PARENT = 0
 Question = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ def dependent(questions: Sequence[Question], yes: Sequence[bool]) -> list[float]
 class DpgBench:
     panel: Panel
     one_call: ClassVar[bool] = True
-    tally: Tally = field(default_factory=Tally, repr=False)
+    tally: AnswerTally = field(default_factory=AnswerTally, repr=False)
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "dpg_bench", "image")
@@ -70,18 +70,20 @@ class DpgBench:
         for row in range(len(prompts)):
             if not _questions(meta[row] if meta else {}, row):
                 raise ValueError(
-                    f"dpg_bench: row {row + 1} of the prompts has no column {COLUMN!r}: read the "
+                    f"dpg_bench: row {row + 1} of the prompts has no column {DPG_COLUMN!r}: read the "
                     "official file as a suite, flowrl suites dpg_bench:FILE --out prompts.jsonl"
                 )
 
 
 def _questions(row: Mapping[str, Any], number: int) -> list[Question]:
-    questions = cell(row, COLUMN) or []
+    questions = cell(row, DPG_COLUMN) or []
     keys = {"id", "parents", "tuple", "question"}
     if not isinstance(questions, list) or not all(
         isinstance(q, Mapping) and keys <= set(q) for q in questions
     ):
-        raise ValueError(f"dpg_bench: row {number + 1}: {COLUMN} must be a list of {sorted(keys)}")
+        raise ValueError(
+            f"dpg_bench: row {number + 1}: {DPG_COLUMN} must be a list of {sorted(keys)}"
+        )
     known = {q["id"] for q in questions}
     if lost := [p for q in questions for p in q["parents"] if p != NO_PARENT and p not in known]:
         raise ValueError(

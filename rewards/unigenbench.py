@@ -32,14 +32,14 @@ from torch import Tensor
 from rewards.judging import chat
 from rewards.judging.checkpoint_question import CheckpointQuestion
 from rewards.judging.panel import LONG_ANSWER, Messages, Panel, PanelSettings
-from rewards.judging.tally import Tally
+from rewards.judging.tally import AnswerTally
 from rewards.perception.media import expect, items
 from rewards.serving.requests import Malformed
 from rewards.settings import Inline
 from rewards.types import Reward, Samples, cell
+from rewards.unified_reward import JPEG_QUALITY
 
 POINTS, DESCRIPTIONS = "testpoints", "testpoint_descriptions"
-JPEG_QUALITY = 95
 
 
 def points_in(answer: chat.Completion, size: int) -> list[float]:
@@ -67,7 +67,7 @@ class UniGenBench:
     question: CheckpointQuestion
     image_first: bool
     one_call: ClassVar[bool] = True
-    tally: Tally = field(default_factory=lambda: Tally(overall=True), repr=False)
+    tally: AnswerTally = field(default_factory=lambda: AnswerTally(overall=True), repr=False)
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "unigenbench", "image")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from flowrl.cli.help import COMMANDS, command_help, overview
+from flowrl.cli.installed import check_torchvision
 from flowrl.errors import Stopped, UserError
-from flowrl.installed import check_torchvision
 
 _HELP = ("-h", "--help", "help")
 WITHOUT_MODELS = ("doctor", "suites")  # commands that import no transformers

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from packaging.requirements import Requirement
 
-from flowrl.installed import torchvision_misfit
+from flowrl.cli.installed import torchvision_misfit
 
 Verdict = Literal["ok", "note", "missing"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rewards.judging.tally import Count, Tallies, by_primary, primary
+from rewards.judging.tally import AnswerCount, Tallies, by_primary, primary
 
 
 def dimension_lines(now: Tallies, base: Tallies | None = None) -> list[str]:
@@ -19,7 +19,7 @@ def dimension_lines(now: Tallies, base: Tallies | None = None) -> list[str]:
 
 
 def _lines(
-    label: str, now: Mapping[str, Count], base: Mapping[str, Count], overall: bool
+    label: str, now: Mapping[str, AnswerCount], base: Mapping[str, AnswerCount], overall: bool
 ) -> list[str]:
     if not now:
         return []
@@ -36,10 +36,10 @@ def _lines(
     return lines
 
 
-def _mean(counts: Mapping[str, Count]) -> float:
+def _mean(counts: Mapping[str, AnswerCount]) -> float:
     return sum(count.right / count.asked for count in counts.values()) / len(counts)
 
 
-def _accuracy(count: Count, base: Count | None) -> str:
+def _accuracy(count: AnswerCount, base: AnswerCount | None) -> str:
     text = f"{count.right / count.asked:.4f} of {count.asked} answers"
     return text if base is None else f"{text}; base {base.right / base.asked:.4f}"

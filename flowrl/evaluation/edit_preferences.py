@@ -43,7 +43,7 @@ def _editscore(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
 
 
 def _editreward(row: PreferenceRow, _dimension: str, place: str) -> JudgedRow:
-    """Of three or four edits every two are a row; the letters are those of all edits, and
+    """Every two of three or four edits are a row; the letters are those of all edits, and
     candidate_1 has the earlier one."""
     ranks = ranks_in(row["ranking"], place)
     if len(ranks) != 2:

@@ -109,7 +109,7 @@ LAYOUTS = {
     **EDIT_LAYOUTS,
 }
 
-PROMPT_COLUMNS = {  # the others: prompt
+PROMPT_COLUMN_OF = {  # the others: prompt
     "pickapic": "caption",
     "editscore_bench": "instruction",
     "editreward_bench": "instruction",
@@ -232,7 +232,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         raise UserError(
             f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
-    prompt = PROMPT_COLUMNS.get(name, "prompt")
+    prompt = PROMPT_COLUMN_OF.get(name, "prompt")
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))
     wanted = set(texts)
     if choice.prompts is not None and choice.prompts < len(texts):

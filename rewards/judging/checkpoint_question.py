@@ -15,7 +15,7 @@ FILLED = ("prompt", "testpoint", "explanation", "test_explanation")
 LINE_FIELDS = ("point", "explanation_dict[point]", "test_desc[idx]")
 LISTS = ("explanation", "test_explanation")
 
-Pieces = tuple[tuple[str, bool], ...]  # texts, and names of fields (True)
+TextPieces = tuple[tuple[str, bool], ...]  # texts, and names of fields (True)
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PointList:
     """A list of test points inside the question: its opening, a line per point, its closing."""
 
     opening: str
-    line: Pieces
+    line: TextPieces
     closing: str
 
     def filled(self, rows: Sequence[Mapping[str, str]]) -> str:
@@ -36,7 +36,7 @@ class CheckpointQuestion:
 
     definitions: Mapping[str, str]
     lists: Mapping[str, PointList]
-    whole: Pieces
+    whole: TextPieces
 
     @classmethod
     def read(cls, reward: str, given: str) -> "CheckpointQuestion":
@@ -69,11 +69,11 @@ class CheckpointQuestion:
         return _joined(self.whole, {"prompt": prompt, "testpoint": str(list(points)), **listed})
 
 
-def _joined(pieces: Pieces, values: Mapping[str, str]) -> str:
+def _joined(pieces: TextPieces, values: Mapping[str, str]) -> str:
     return "".join(values[text] if is_field else text for text, is_field in pieces)
 
 
-def _pieces(string: ast.JoinedStr) -> Pieces:
+def _pieces(string: ast.JoinedStr) -> TextPieces:
     return tuple(
         (str(part.value), False)
         if isinstance(part, ast.Constant)
@@ -82,7 +82,7 @@ def _pieces(string: ast.JoinedStr) -> Pieces:
     )
 
 
-def _strings_with_fields(tree: ast.AST) -> Iterator[Pieces]:
+def _strings_with_fields(tree: ast.AST) -> Iterator[TextPieces]:
     """The f-strings that are assigned to a name and need no other field than the question's."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr):
@@ -106,7 +106,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _list(tree: ast.AST, name: str) -> PointList | None:
-    """What is assigned to a name, and what is added to it: a line, then the closing."""
+    """The text assigned to a name, and the texts added to it: a line, then the closing."""
     opening, lines, closing = "", [], ""
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []

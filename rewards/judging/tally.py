@@ -13,21 +13,21 @@ from rewards.reports import parts_of
 from rewards.types import Judge, Reward
 
 
-class Count(NamedTuple):
+class AnswerCount(NamedTuple):
     """right: of the questions asked, those whose answer was yes."""
 
     right: float
     asked: int
 
-    def plus(self, right: float, asked: int) -> "Count":
-        return Count(self.right + right, self.asked + asked)
+    def plus(self, right: float, asked: int) -> "AnswerCount":
+        return AnswerCount(self.right + right, self.asked + asked)
 
 
-NONE = Count(0.0, 0)
+NO_ANSWERS = AnswerCount(0.0, 0)
 
 
 @dataclass
-class Tally:
+class AnswerTally:
     """Counts by dimension. A dimension such as `Attribute - Color` belongs to the primary one that
     is named before the first hyphen.
 
@@ -36,37 +36,37 @@ class Tally:
     """
 
     overall: bool = False
-    counts: dict[str, Count] = field(default_factory=dict, repr=False)
+    counts: dict[str, AnswerCount] = field(default_factory=dict, repr=False)
 
     def add(self, dimension: str, right: float) -> None:
-        self.counts[dimension] = self.counts.get(dimension, NONE).plus(right, 1)
+        self.counts[dimension] = self.counts.get(dimension, NO_ANSWERS).plus(right, 1)
 
-    def take(self) -> dict[str, Count]:
+    def take(self) -> dict[str, AnswerCount]:
         """The counts since the last call."""
         taken = dict(self.counts)
         self.counts.clear()
         return taken
 
 
-Tallies = dict[str, list[tuple[Tally, dict[str, Count]]]]  # by a reward's label
+Tallies = dict[str, list[tuple[AnswerTally, dict[str, AnswerCount]]]]  # by a reward's label
 
 
 def primary(dimension: str) -> str:
     return dimension.partition("-")[0].strip()
 
 
-def by_primary(counts: Mapping[str, Count]) -> dict[str, Count]:
+def by_primary(counts: Mapping[str, AnswerCount]) -> dict[str, AnswerCount]:
     """The counts of the primary dimensions: every answer counts once."""
-    found: dict[str, Count] = {}
+    found: dict[str, AnswerCount] = {}
     for dimension, count in counts.items():
-        found[primary(dimension)] = found.get(primary(dimension), NONE).plus(*count)
+        found[primary(dimension)] = found.get(primary(dimension), NO_ANSWERS).plus(*count)
     return found
 
 
 def take_tallies(rewards: Mapping[str, Reward | Judge]) -> Tallies:
     """The counts of every tally in the rewards, by label; labels without a tally are left out."""
     found = {
-        label: [(tally, tally.take()) for tally in parts_of(reward, Tally)]
+        label: [(tally, tally.take()) for tally in parts_of(reward, AnswerTally)]
         for label, reward in rewards.items()
     }
     return {label: tallies for label, tallies in found.items() if tallies}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl import installed
+from flowrl.cli import installed
 
 CPU = "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
 CUDA = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"

@@ -15,7 +15,7 @@ from rewards import load
 from rewards.compbench import CompBench
 from rewards.dpg_bench import dependent
 from rewards.judging.checkpoint_question import CheckpointQuestion
-from rewards.judging.tally import Count, Tally, by_primary, take_tallies
+from rewards.judging.tally import AnswerCount, AnswerTally, by_primary, take_tallies
 from rewards.serving.requests import Malformed
 from rewards.unigenbench import points_in
 from tests.rewards.test_judge import images, said
@@ -120,7 +120,9 @@ def test_unigenbench_is_the_share_of_right_points_and_counts_each_once(tmp_path)
     wanted = {"Style": (1, 1), "Attribute - Color": (0, 2), "Attribute - Size": (1, 1)}
     assert counts == wanted and tally.take() == {}
     assert by_primary(counts) == {"Style": (1, 1), "Attribute": (1, 3)}
-    lines = dimension_lines({"u": [(tally, counts)]}, {"u": [(tally, {"Style": Count(0.0, 1)})]})
+    lines = dimension_lines(
+        {"u": [(tally, counts)]}, {"u": [(tally, {"Style": AnswerCount(0.0, 1)})]}
+    )
     assert lines[:2] == [
         "u: 0.6667 (mean of 2 primary dimensions); base 0.0000",
         "  Style: 1.0000 of 1 answers; base 0.0000",
@@ -260,7 +262,7 @@ def test_official_files_of_the_benchmarks(tmp_path):
 
 
 def test_a_tally_is_empty_after_it_was_taken():
-    tally = Tally()
+    tally = AnswerTally()
     tally.add("Text Generation", 1.0)
-    assert tally.take() == {"Text Generation": Count(1.0, 1)} and tally.take() == {}
+    assert tally.take() == {"Text Generation": AnswerCount(1.0, 1)} and tally.take() == {}
     assert dimension_lines({"x": [(tally, {})]}) == [] and take_tallies({"x": len}) == {}
