@@ -55,6 +55,11 @@ BEFORE, BEHIND = f"{CHAT_OPENING} USER: ", "\n{} ASSISTANT: "
 LONGEST = 2048  # tokens of a question
 PROJECTOR = "mm_projector."
 TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+KNOWN_VISION = {  # entries of the configuration, and the only values that are known here
+    "mm_projector_type": "mlp2x_gelu",
+    "mm_vision_select_layer": -2,
+    "mm_vision_select_feature": "patch",
+}
 NOT_READ = ("vision_tower.", "embed_tokens.")  # loaded from the tower; another name of `shared`
 
 
@@ -96,7 +101,7 @@ class ClipFlanT5:
         mask = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
         for row, vectors in enumerate(rows):
             mask[row, : len(vectors)] = 1
-        labels = self._ids(ANSWER).expand(len(rows), -1)
+        labels = self._ids(ANSWER).repeat(len(rows), 1)
         logits = self.language(
             inputs_embeds=nn.utils.rnn.pad_sequence(rows, batch_first=True),
             attention_mask=mask.to(self.place.device),
@@ -160,9 +165,9 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
     given = json.loads((folder / "config.json").read_text())
     if given.get("model_type") != "clip_t5":
         raise ValueError(f"clip_flant5: {folder} is a {given.get('model_type')!r}, not a clip_t5")
-    odd = {name: given[name] for name in WANTED if given.get(name, WANTED[name]) != WANTED[name]}
+    odd = {name: given.get(name) for name in KNOWN_VISION if given.get(name) != KNOWN_VISION[name]}
     if odd:
-        raise ValueError(f"clip_flant5: {folder} has {odd}; only {WANTED} is known here")
+        raise ValueError(f"clip_flant5: {folder} has {odd}; only {KNOWN_VISION} is known here")
     own = {k: v for k, v in given.items() if k != "model_type" and not k.startswith("mm_")}
     with init_empty_weights(include_buffers=False):
         model = T5ForConditionalGeneration(T5Config.from_dict(own))
@@ -175,13 +180,6 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
         first = " ".join(str(error).split())[:200]
         raise ValueError(f"clip_flant5: {folder} has weights of another model: {first}") from error
     return model
-
-
-WANTED = {
-    "mm_projector_type": "mlp2x_gelu",
-    "mm_vision_select_layer": -2,
-    "mm_vision_select_feature": "patch",
-}
 
 
 def projector_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:

@@ -66,8 +66,8 @@ class CompBench:
             if not self._phrases(prompt, meta[row] if meta else {}):
                 raise ValueError(
                     f"compbench: row {row + 1} of the prompts has no noun phrases: add a column "
-                    f"{PHRASE_COLUMN!r} (a list), or pip install spacy and python -m spacy download "
-                    "en_core_web_sm"
+                    f"{PHRASE_COLUMN!r} (a list), or pip install spacy and python -m spacy "
+                    "download en_core_web_sm"
                 )
 
 

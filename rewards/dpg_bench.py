@@ -70,8 +70,8 @@ class DpgBench:
         for row in range(len(prompts)):
             if not _questions(meta[row] if meta else {}, row):
                 raise ValueError(
-                    f"dpg_bench: row {row + 1} of the prompts has no column {DPG_COLUMN!r}: read the "
-                    "official file as a suite, flowrl suites dpg_bench:FILE --out prompts.jsonl"
+                    f"dpg_bench: row {row + 1} of the prompts has no column {DPG_COLUMN!r}: read "
+                    "the official file as a suite: flowrl suites dpg_bench:FILE --out prompts.jsonl"
                 )
 
 

@@ -107,9 +107,9 @@ def prepared(image: Tensor) -> Tensor:
 @torch.no_grad()
 def by_hand(parts, image: Tensor, prompt: str) -> float:
     tower, projector, language = parts
-    x = tower.vision_model.embeddings(prepared(image)[None])
-    x = tower.vision_model.pre_layrnorm(x)
-    for layer in tower.vision_model.encoder.layers[:-1]:  # the second last layer's states
+    network = getattr(tower, "vision_model", tower)  # transformers 4 has a level more
+    x = network.pre_layrnorm(network.embeddings(prepared(image)[None]))
+    for layer in network.encoder.layers[:-1]:  # the second last layer's states
         out = layer(x, attention_mask=None)
         x = out[0] if isinstance(out, tuple) else out
     patches = projector(x[:, 1:])

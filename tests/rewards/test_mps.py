@@ -99,11 +99,13 @@ def tiny(tmp_path_factory):
     whole = module.Whole(clip).eval()
     mark = folder / "ran"
     whole.note = Program(f"touch {mark}")
-    sys.modules["trainer.models.clip_model"] = module
+    names = ("trainer", "trainer.models", module.__name__)
+    sys.modules |= {name: module for name in names}
     try:
         torch.save(whole, folder / "MPS_overall_checkpoint.pth")
     finally:
-        del sys.modules["trainer.models.clip_model"]
+        for name in names:
+            del sys.modules[name]
     return folder, folder / "MPS_overall_checkpoint.pth", whole, mark
 
 
