@@ -100,7 +100,7 @@ def tiny(tmp_path_factory):
     mark = folder / "ran"
     whole.note = Program(f"touch {mark}")
     names = ("trainer", "trainer.models", module.__name__)
-    sys.modules |= {name: module for name in names}
+    sys.modules |= dict.fromkeys(names, module)
     try:
         torch.save(whole, folder / "MPS_overall_checkpoint.pth")
     finally:
