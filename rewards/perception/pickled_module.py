@@ -8,18 +8,31 @@ object that keeps what it was given, and the tree of modules is walked for its t
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+
+def _parameter(data: Any, *_: Any) -> Any:
+    """The tensor of a parameter, without its hooks and attributes."""
+    return data
+
+
+def _of_type(rebuild: Callable[..., Any], _kind: Any, arguments: Sequence[Any], *_: Any) -> Any:
+    """The tensor of a subclass, or of one with attributes, as a plain tensor."""
+    return rebuild(*arguments)
+
+
 REAL = {  # module and name: what rebuilds tensors and plain containers
     ("collections", "OrderedDict"): OrderedDict,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
     ("torch", "Size"): torch.Size,
 }
 
@@ -55,7 +68,8 @@ class _Reader(pickle.Unpickler):
         return type(global_name, (_Inert,), {})
 
 
-_AS_MODULE = SimpleNamespace(Unpickler=_Reader)
+_AS_MODULE = ModuleType("flowrl_reader")  # torch.load takes a module with an Unpickler
+vars(_AS_MODULE)["Unpickler"] = _Reader
 
 
 def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
