@@ -143,6 +143,7 @@ def test_the_score_is_the_geometric_mean_of_yes_and_the_end(parts, folders, shap
     torch.testing.assert_close(alone, wanted, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factory", [images, mixed_images])
 def test_the_contract_holds(folders, factory):
     check_contract(load("clip_flant5", **folders, **CPU), factory, tolerance=1e-5)

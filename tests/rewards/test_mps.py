@@ -183,6 +183,7 @@ def test_safetensors_of_the_same_names_will_do(tiny, tmp_path):
     assert one.tolist() == other.tolist()
 
 
+@pytest.mark.slow
 def test_the_contract_holds(tiny):
     folder, file, _, _ = tiny
     reward = load("mps", checkpoint=str(file), clip=str(folder), **CPU)
