@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 CODE = samplers rewards flowrl scripts tests
 
-.PHONY: setup demo demo-text test lint check format docs
+.PHONY: setup demo demo-text test test-open-clip lint check format docs
 
 setup:
 	@$(PYTHON) scripts/make_venv.py --venv $(VENV)
@@ -19,6 +19,11 @@ demo-text: setup
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=30
 
+# Tests with open_clip and the torchvision that it needs, in an environment of their own.
+test-open-clip: setup
+	@$(BIN)/python scripts/make_open_clip_venv.py --base $(VENV) --venv $(VENV)-open-clip
+	@OMP_NUM_THREADS=1 $(VENV)-open-clip/bin/python -m pytest tests/rewards/test_reward_models_open_clip.py
+
 # The one list of static checks: for hands, for pre-commit and for CI.
 lint: setup
 	@$(BIN)/ruff format --check $(CODE)
@@ -26,7 +31,7 @@ lint: setup
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 
-check: lint test
+check: lint test test-open-clip
 
 format: setup
 	@$(BIN)/ruff format $(CODE)

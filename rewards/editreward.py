@@ -23,23 +23,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rewards.hpsv3 import INSTRUCTION_TAIL, PIXELS, PLACES, TOKEN
 from rewards.judging.published_texts import PublishedText
 from rewards.perception.embedding import in_batches
 from rewards.perception.hub import HubName, model_path
 from rewards.perception.media import expect, items, to_pil
-from rewards.perception.qwen import (
-    QwenBackbone,
-    QwenSettings,
-    Turn,
-    image_patches,
-    linear_layers,
-    open_backbone,
-    refuse_others,
-    split_names,
-    weights_of_file,
-)
+from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patches
 from rewards.perception.references import check_image_column, column_images
+from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scalar_model
 from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
@@ -48,7 +38,7 @@ FOLLOWING_TEXT = PublishedText(
     "EditReward's text on instruction following", 1820, "da5bfc26898cc8e0", _SOURCE
 )
 QUALITY_TEXT = PublishedText("EditReward's text on quality", 1724, "89bbc5c2ac1bbea9", _SOURCE)
-HEADS = "rm_heads."
+HEADS = ("rm_heads.head_0.", "rm_heads.head_1.")
 Pooling = Literal["mean", "min", "sum", "following", "quality"]
 
 
@@ -122,11 +112,7 @@ def load(
         FOLLOWING_TEXT.read("editreward", "following", following),
         QUALITY_TEXT.read("editreward", "quality", quality),
     )
-    network, others = split_names(weights_of_file("editreward", there[0]))
-    refuse_others("editreward", others, HEADS)
-    first, second = (
-        linear_layers("editreward", others, f"{HEADS}head_{i}.", PLACES, 2).to(common.place.device)
-        for i in (0, 1)
+    backbone, (first, second) = open_scalar_model(
+        "editreward", there[0], folder, HEADS, common.place
     )
-    backbone = open_backbone("editreward", folder, (TOKEN,), network, common.place)
     return EditReward(backbone, (first, second), texts, kind, column, common.batch)

@@ -25,25 +25,13 @@ from rewards.judging.published_texts import PublishedText
 from rewards.perception.embedding import in_batches, pil_images
 from rewards.perception.frames import Aggregate, Frames, OverFrames
 from rewards.perception.hub import HubName, model_path, weights_file
-from rewards.perception.qwen import (
-    QwenBackbone,
-    QwenSettings,
-    Turn,
-    image_patches,
-    linear_layers,
-    open_backbone,
-    refuse_others,
-    split_names,
-    weights_of_file,
-)
+from rewards.perception.qwen import QwenBackbone, QwenSettings, Turn, image_patches
+from rewards.perception.scalar_heads import INSTRUCTION_TAIL, PIXELS, open_scalar_model
 from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
 REPOSITORY, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
-TOKEN = "<|Reward|>"
-INSTRUCTION_TAIL = f"\nPlease provide the overall ratings of this image: {TOKEN}\n\nEND\n"
-PIXELS = 448 * 448
-HEAD, PLACES = "rm_head.", (0, 3, 5)  # places of the linear layers; 2 is the dropout
+RM_HEAD = "rm_head."
 INSTRUCTION = PublishedText(
     "HPSv3's instruction",
     2590,
@@ -90,8 +78,5 @@ def load(
     place, folder = common.place, model_path(base)
     text = INSTRUCTION.read("hpsv3", "instruction", instruction)
     file = Path(weights_file("hpsv3", "checkpoint", checkpoint, (REPOSITORY, FILE)))
-    network, others = split_names(weights_of_file("hpsv3", file))
-    refuse_others("hpsv3", others, HEAD)
-    head = linear_layers("hpsv3", others, HEAD, PLACES, 2).to(place.device)
-    backbone = open_backbone("hpsv3", folder, (TOKEN,), network, place)
+    backbone, (head,) = open_scalar_model("hpsv3", file, folder, (RM_HEAD,), place)
     return OverFrames(Hpsv3(backbone, head, text, common.batch), "hpsv3", frames, aggregate)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from flowrl.cli.help import COMMANDS, command_help, overview
+from flowrl.cli.installed import check_torchvision
 from flowrl.errors import Stopped, UserError
 
 _HELP = ("-h", "--help", "help")
+WITHOUT_MODELS = ("doctor", "suites")  # commands that import no transformers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,6 +80,8 @@ def command(name: str) -> Callable[[list[str]], int]:
         from flowrl.cli.completion import completion_command
 
         return completion_command
+    if name not in WITHOUT_MODELS:
+        check_torchvision()
     from flowrl.cli import commands  # after the first word is known, since torch takes seconds
 
     return commands.COMMAND_FUNCTIONS[name]

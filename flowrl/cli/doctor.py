@@ -14,6 +14,8 @@ from urllib.request import Request, urlopen
 
 from packaging.requirements import Requirement
 
+from flowrl.cli.installed import torchvision_misfit
+
 Verdict = Literal["ok", "note", "missing"]
 
 # the versions that the tests ran with, and that docs/pipelines.md was measured with
@@ -61,6 +63,7 @@ class Doctor:
 def findings() -> Iterator[Finding]:
     yield _python()
     yield from _packages()
+    yield from _torchvision()
     yield _memory()
     yield from _devices()
     yield _compiler()
@@ -69,7 +72,8 @@ def findings() -> Iterator[Finding]:
     yield from _optional()
     yield from _hub()
     yield _write_access("disk", Path.cwd(), "runs go to ./runs")
-    yield from _proof_cache()
+    if torchvision_misfit() is None:  # the cache's module imports transformers
+        yield from _proof_cache()
     yield _launchers()
 
 
@@ -117,6 +121,13 @@ def _packages() -> Iterator[Finding]:
             continue
         detail = f"{here}; proven with {proven}. Each start compares the pipeline with its own call"
         yield Finding("note", wanted.name, detail)
+
+
+def _torchvision() -> Iterator[Finding]:
+    if (sentence := torchvision_misfit()) is not None:
+        yield Finding("missing", "torchvision", sentence)
+    elif _installed("torchvision"):
+        yield Finding("ok", "torchvision", f"{version('torchvision')}, for open_clip")
 
 
 def _memory() -> Finding:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from flowrl.cli.given_model import GivenModel, load_into
 from flowrl.cli.sample import parse_rewards
 from flowrl.errors import UserError
+from flowrl.evaluation.dimensions import dimension_lines
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
@@ -27,6 +28,7 @@ from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.strict_yaml import parse_yaml
+from rewards.judging.tally import take_tallies
 
 METRIC_NAMES = {
     "image/diversity": "diversity within a prompt",
@@ -65,12 +67,16 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     sampler: EvaluationSampler = policy
     if given.base_steps:
         sampler = chosen.ended_by_base(policy, given.base_steps, "evaluate")
+    take_tallies(rewards)  # those of the self-test
     base = scored(policy) if chosen.weights is not None and not given.alone else None
+    of_base = take_tallies(rewards)
     load_into(model, run, chosen.weights)
     result = scored(sampler)
     print("\n".join(table_lines(EvaluationTable(result, base))))
     if suite is not None:
         print(suite_summary(suite, result.scores, result.samples.meta))
+    if lines := dimension_lines(take_tallies(rewards), None if base is None else of_base):
+        print("\n".join(lines))
     if given.out is not None:
         write_scores(given.out, result, base)
 

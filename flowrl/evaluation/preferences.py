@@ -8,46 +8,28 @@ hpdv2_pairs  prompt, file_path, human_preference; HPDv2's training set
 genai        left_output_image, right_output_image, vote_type; GenAI-Bench, arXiv:2406.04485
 genai_video  left_video, right_video, vote_type
 videogen     prompt, path_A, path_B, and a column of A, B, same; VideoGen-RewardBench, 2501.13918
+and HPDv3 and sets of edits: `flowrl.evaluation.edit_preferences`
 
 The columns determine the layout. A row may have a `category`; rewards get all other columns
 unchanged. Ranks begin with the best; equal ranks are ties.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
+from flowrl.evaluation.edit_preferences import EDIT_LAYOUTS, with_more
 from flowrl.evaluation.measure import Item
+from flowrl.evaluation.preference_rows import JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import Source
 from flowrl.evaluation.tables import rows_of
-
-PreferenceRow = Mapping[str, Any]
-
-
-class JudgedRow(NamedTuple):
-    """A row of a file: samples of one prompt, and a label (of two) or ranks."""
-
-    prompt: Any
-    media: Sequence[Any]
-    label: float | None = None
-    ranks: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class PreferenceLayout:
-    columns: tuple[str, ...]
-    read: Callable[
-        [PreferenceRow, str, str], JudgedRow | None
-    ]  # row, dimension, place; None if there is no judgement
-    dimension: str = ""  # the column with the labels, if there is a choice
-
 
 PREFERENCE_WORDS = {
     "a": 1.0, "left": 1.0, "leftvote": 1.0, "b": 0.0, "right": 0.0, "rightvote": 0.0, "tie": 0.5,
@@ -98,7 +80,9 @@ def _hpdv2_pairs(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow 
 def _sides(left: str, right: str) -> Callable[[PreferenceRow, str, str], JudgedRow | None]:
     def read(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
         prompt = row.get("prompt") or row.get("instruct_prompt")
-        return JudgedRow(prompt, (row[left], row[right]), preference_label(row[dimension], place))
+        label = preference_label(row[dimension], place)
+        more = {"source": row["source_image"]} if row.get("source_image") else {}
+        return JudgedRow(prompt, (row[left], row[right]), label, more=more)
 
     return read
 
@@ -122,6 +106,13 @@ LAYOUTS = {
         ("prompt", "path_A", "path_B"), _sides("path_A", "path_B"), "Overall"
     ),
     "plain": PreferenceLayout(("prompt", "a", "b", "label"), _plain, "label"),
+    **EDIT_LAYOUTS,
+}
+
+PROMPT_COLUMN_OF = {  # the others: prompt
+    "pickapic": "caption",
+    "editscore_bench": "instruction",
+    "editreward_bench": "instruction",
 }
 
 
@@ -161,6 +152,7 @@ class _Builder:
     def add(self, judged: JudgedRow, row: PreferenceRow, folder: Path, place: str) -> None:
         if not isinstance(judged.prompt, str) or not judged.prompt.strip():
             raise UserError(f"{place}: the prompt is empty")
+        row = with_more(row, judged, folder, place)
         sources = [Source.of(m, folder, f"{place}, {i + 1}") for i, m in enumerate(judged.media)]
         number = self.prompts.setdefault(judged.prompt, len(self.prompts))
         group = len(self.ranks) if judged.ranks else number
@@ -240,7 +232,7 @@ def load_preferences(source: Path, choice: ReadOptions) -> Preferences:
         raise UserError(
             f"{source}: layout {name} needs {', '.join(lacking)}; the file has {', '.join(columns)}"
         )
-    prompt = "caption" if name == "pickapic" else "prompt"
+    prompt = PROMPT_COLUMN_OF.get(name, "prompt")
     texts = list(dict.fromkeys(str(row.get(prompt)) for row in rows))
     wanted = set(texts)
     if choice.prompts is not None and choice.prompts < len(texts):

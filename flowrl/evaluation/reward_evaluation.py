@@ -47,7 +47,7 @@ class EvaluateRewards:
 
     dataset: Word[Path]
     """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
-    ImageReward, GenAI-Bench or VideoGen-RewardBench."""
+    HPDv3, ImageReward, GenAI-Bench, VideoGen-RewardBench or one of EditReward-Bench."""
     rewards: tuple[str, ...] = ()
     """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
     judges: tuple[str, ...] = ()

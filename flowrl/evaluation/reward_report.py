@@ -27,7 +27,12 @@ from flowrl.evaluation.perturb import ScoredPairs, robustness, spread
 from flowrl.evaluation.preferences import Preferences
 
 TIE_MODES: tuple[Ties, ...] = ("half", "excluded", "calibrated")
-HEADLINE: Mapping[str, Ties] = {"pickapic": "half", "plain": "half"}  # the others: excluded
+HEADLINE: Mapping[str, Ties] = {  # the others: excluded
+    "pickapic": "half",
+    "plain": "half",
+    "editreward_bench": "calibrated",
+    "editreward_files": "calibrated",
+}
 
 ReportTree = dict[str, Any]
 

@@ -1,5 +1,6 @@
-"""Official prompt files of GenEval 2 and VBench, as rows of a suite."""
+"""Official prompt files of GenEval 2, VBench, UniGenBench and DPG-Bench, as rows of a suite."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ VBENCH_DIMENSIONS = (
     *("subject_consistency", "background_consistency"),
     *("temporal_flickering", "motion_smoothness", "dynamic_degree"),
 )
+
+UNIGENBENCH_KEYS = {  # of the prompt files, by language: theme, test points, descriptions
+    "en": ("Primary Categories", "Testpoints", "Testpoint Description"),
+    "zh": ("一级垂类", "考点", "考点对应描述"),
+}
 
 
 def geneval2_rows(path: Path) -> list[dict[str, Any]]:
@@ -29,6 +35,50 @@ def vbench_rows(path: Path) -> list[dict[str, Any]]:
         for row in _with_columns(path, "prompt_en", "dimension")
         if (own := sorted(set(row["dimension"]) & set(VBENCH_DIMENSIONS)))
     ]
+
+
+def unigenbench_rows(path: Path) -> list[dict[str, Any]]:
+    """test_prompts_en.csv and the like: index, prompt_en, sub_dims_en; _zh in Chinese.
+
+    The third column is JSON with the test points and descriptions for the reward unigenbench.
+    """
+    rows, _ = rows_of(path)
+    language = next((each for each in UNIGENBENCH_KEYS if f"prompt_{each}" in rows[0]), "en")
+    theme, points, descriptions = UNIGENBENCH_KEYS[language]
+    text, dimensions = f"prompt_{language}", f"sub_dims_{language}"
+    found = []
+    for number, row in enumerate(_with_columns(path, text, dimensions), 1):
+        try:
+            about = json.loads(row[dimensions])
+            lists = {"testpoints": about[points], "testpoint_descriptions": about[descriptions]}
+            found.append({"prompt": row[text], "category": str(about[theme]), **lists})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"{path}: row {number}: {dimensions} is not JSON with {theme}, {points} and "
+                f"{descriptions} ({error})"
+            ) from error
+        if len(about[points]) != len(about[descriptions]):
+            raise UserError(f"{path}: row {number}: {points} and {descriptions} differ in length")
+    return found
+
+
+def dpg_rows(path: Path) -> list[dict[str, Any]]:
+    """dpg_bench.csv: a row per question; those of one item_id are one prompt."""
+    columns = ("item_id", "text", "proposition_id", "dependency", "tuple")
+    found: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(_with_columns(path, *columns, "question_natural_language"), 1):
+        prompt = {"prompt": row["text"], "category": "all", "item_id": row["item_id"]}
+        own = found.setdefault(row["item_id"], prompt | {"dpg_questions": []})
+        try:
+            place = int(row["proposition_id"])
+            parents = [int(each) for each in row["dependency"].split(",")]
+        except (ValueError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"{path}: row {number}: proposition_id and dependency must be numbers: {error}"
+            ) from error
+        question = {"question": row["question_natural_language"], "tuple": row["tuple"]}
+        own["dpg_questions"].append({"id": place, "parents": parents, **question})
+    return list(found.values())
 
 
 def _with_columns(path: Path, *needed: str) -> list[dict[str, Any]]:

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 
 from flowrl.errors import UserError
+from flowrl.evaluation import suite_layouts as layouts
 from flowrl.evaluation.official_files import OFFICIAL_FILES, download_official
 from flowrl.evaluation.outputs import check_output_file
-from flowrl.evaluation.suite_layouts import geneval2_rows, vbench_rows
 from flowrl.evaluation.tables import rows_of
 from flowrl.paths import find
 from flowrl.prompts import PromptSet
@@ -149,17 +149,29 @@ SUITES: dict[str, SuiteKind] = {
         "GenEval 2, arXiv:2512.16853: 800 prompts of 3 to 10 atoms, for the reward soft_tifa",
         (),
         "prompts",
-        geneval2_rows,
+        layouts.geneval2_rows,
+    ),
+    "unigenbench": SuiteKind(
+        "UniGenBench, arXiv:2510.18701: 600 prompts, 10 dimensions, for the reward unigenbench",
+        (),
+        "prompts",
+        layouts.unigenbench_rows,
+    ),
+    "dpg_bench": SuiteKind(
+        "DPG-Bench, arXiv:2403.05135: 1,065 long prompts with questions, for the reward dpg_bench",
+        (),
+        "prompts",
+        layouts.dpg_rows,
     ),
     "vbench": SuiteKind(
         "VBench, arXiv:2311.17982: its dimensions of motion and consistency, by stand-ins",
         ("flicker", "smoothness", "motion", "consistency", "{name: consistency, kind: clip}"),
         "prompts",
-        vbench_rows,
+        layouts.vbench_rows,
     ),
     "t2i_compbench": SuiteKind(
         "T2I-CompBench, arXiv:2307.06350: colour, shape, texture, space, number, complex. Scored "
-        "by CLIP; its own metrics (BLIP-VQA, UniDet) are not here",
+        "by CLIP; the reward compbench has its rule for attributes",
         ("clip",),
         "categories",
         _compbench,

@@ -48,6 +48,38 @@ class Panel:
 
         seed: of the first vote, for a body that sets a temperature even for one vote.
         """
+        given = self.client.ask(
+            self._requests(about, body, seed), lambda _, answer: read(chat.completion(answer))
+        )
+        flat = [torch.nan if isinstance(value, Failure) else value for value in given]
+        return torch.tensor(flat, dtype=torch.float64).reshape(len(about), self.votes)
+
+    def lists(
+        self,
+        about: Sequence[Messages],
+        read: Callable[[chat.Completion, int], list[float]],
+        sizes: Sequence[int],
+        body: Mapping[str, Any],
+    ) -> list[list[float]]:
+        """Several numbers from each answer: the mean of a question's votes, empty without any.
+
+        sizes: how many numbers each question's answer must have; `read` gets the number.
+        """
+        given = self.client.ask(
+            self._requests(about, body),
+            lambda ask, answer: read(chat.completion(answer), sizes[ask.note["question"]]),
+        )
+        found = []
+        for place in range(len(about)):
+            own = given[place * self.votes : (place + 1) * self.votes]
+            votes = [vote for vote in own if not isinstance(vote, Failure)]
+            columns = zip(*votes, strict=True) if 2 * len(votes) > self.votes else ()
+            found.append([sum(column) / len(votes) for column in columns])
+        return found
+
+    def _requests(
+        self, about: Sequence[Messages], body: Mapping[str, Any], seed: int | None = None
+    ) -> list[Ask]:
         sampling: dict[str, Any] = {"temperature": 0.0}
         asks: list[Ask] = []
         for place, messages in enumerate(about):
@@ -59,9 +91,7 @@ class Panel:
                 fixed = {"model": self.model, "messages": messages}
                 request = {**fixed, **sampling, **body, **self.body}
                 asks.append(Ask("/chat/completions", request, {"question": place, "vote": vote}))
-        given = self.client.ask(asks, lambda _, answer: read(chat.completion(answer)))
-        flat = [torch.nan if isinstance(value, Failure) else value for value in given]
-        return torch.tensor(flat, dtype=torch.float64).reshape(len(about), self.votes)
+        return asks
 
     def values(
         self, about: Sequence[Messages], read: AnswerReader, body: Mapping[str, Any]

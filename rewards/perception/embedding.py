@@ -174,10 +174,17 @@ def image_processor(source: str) -> Any:
 
 
 def open_clip_library() -> Any:
-    """The module open_clip. ValueError if it is not installed."""
+    """The module open_clip. ValueError if it is absent or torchvision does not fit torch."""
     if importlib.util.find_spec("open_clip") is None:
         raise ValueError("this reward needs open_clip: pip install 'flowrl[rewards]'")
-    return importlib.import_module("open_clip")
+    try:
+        return importlib.import_module("open_clip")
+    except (ImportError, RuntimeError) as error:  # torchvision's operators are not in torch
+        raise ValueError(
+            f"open_clip cannot be imported ({error}); mostly torchvision is of another build than "
+            f"torch {torch.__version__}: pip install --force-reinstall --no-deps torchvision from "
+            "the index that torch came from"
+        ) from error
 
 
 def open_clip_towers(model: str, place: Placement) -> Towers:

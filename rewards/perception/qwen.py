@@ -258,7 +258,7 @@ def linear_layers(
     return torch.nn.Sequential(*layers[:-1]).float().eval().requires_grad_(False)
 
 
-def refuse_others(who: str, others: Mapping[str, Tensor], head: str) -> None:
+def refuse_others(who: str, others: Mapping[str, Tensor], head: str | tuple[str, ...]) -> None:
     """ValueError for entries that are neither the network's, the head's nor the language head's."""
     extra = sorted(n for n in others if not n.startswith(head) and n != "lm_head.weight")
     if extra:

@@ -48,7 +48,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. `note` is for the log only."""
+    """One request. `note` names it in the log and for the reader of its answer."""
 
     path: str
     body: Mapping[str, Any]

@@ -7,6 +7,10 @@ HEADS = "rewards/test_scalar_heads.py"
 JUDGES = "rewards/test_published_judges.py"
 VIDEO = "rewards/test_video_rewards.py"
 SAFE = "rewards/test_safety.py"
+BENCH = "rewards/test_benchmark_judges.py"
+MPS = "rewards/test_mps.py"
+FLANT5 = "rewards/test_clip_flant5.py"
+EDITS = "evaluation/test_edit_preferences.py"
 
 # fmt: off
 ROWS = (
@@ -46,4 +50,20 @@ ROWS = (
      "rewards/test_dreamsim.py::test_dreamsim_is_its_second_computation"),
     ("safety-special", "rewards/safety.py", "+ SPECIAL * special[:, None]", "",
      f"{SAFE}::test_concepts_are_flagged_as_by_diffusers"),
+    ("dpg-order", "rewards/dpg_bench.py", "if any(value[parent] == 0 for", "if all(value[parent] == 0 for",
+     f"{BENCH}::test_dpg_zeroes_what_depends_on_a_no_and_counts_before"),
+    ("compbench-product", "rewards/compbench.py", "math.prod(each) if each", "min(each) if each",
+     f"{BENCH}::test_compbench_multiplies_the_chances_of_its_noun_phrases"),
+    ("tally-primary", "rewards/judging/tally.py", 'dimension.partition("-")[0]', 'dimension.rpartition("-")[0]',
+     f"{BENCH}::test_unigenbench_is_the_share_of_right_points_and_counts_each_once"),
+    ("mps-mask", "rewards/mps.py", "(words @ condition.T).amax(1)", "(words @ condition.T).amin(1)",
+     f"{MPS}::test_the_score_is_its_second_computation"),
+    ("mps-rotation", "rewards/mps.py", "torch.cat([-second, first], -1)", "torch.cat([second, first], -1)",
+     f"{MPS}::test_halves"),
+    ("clip-flant5-layer", "rewards/clip_flant5.py", "states[-2][:, 1:]", "states[-1][:, 1:]",
+     f"{FLANT5}::test_the_score_is_the_geometric_mean_of_yes_and_the_end"),
+    ("clip-flant5-mean", "rewards/clip_flant5.py", "chances.mean(1).exp()", "chances.sum(1).exp()",
+     f"{FLANT5}::test_the_score_is_the_geometric_mean_of_yes_and_the_end"),
+    ("edit-ranks", "flowrl/evaluation/edit_preferences.py", "float(first < second)", "float(first > second)",
+     f"{EDITS}::test_editreward_bench_of_the_hub_and_of_its_files"),
 )

@@ -10,7 +10,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from rewards import load
 from rewards.editreward import FOLLOWING_TEXT, QUALITY_TEXT
-from rewards.hpsv3 import INSTRUCTION_TAIL
+from rewards.perception.scalar_heads import INSTRUCTION_TAIL
 from tests.support.tiny_qwen import base_folder, head, new_names, tiny_model, whole_tokenizer
 from tests.support.tiny_rewards import bytes_of, pixels, samples
 

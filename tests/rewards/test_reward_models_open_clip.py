@@ -1,6 +1,7 @@
 """HPSv2 and open_clip's CLIP on tiny random weights, against raw open_clip and torchvision calls.
 
-Skipped where open_clip is not installed: it needs a torchvision that fits torch.
+Skipped where open_clip is not installed; `make test-open-clip` runs them in an environment that has
+it, and so does CI.
 """
 
 import importlib.util
@@ -109,7 +110,8 @@ def test_imagerewards_square_is_torchvisions(open_clip):
     """Odd cuts too, where torchvision rounds a half to even."""
     from torchvision import transforms
 
-    from rewards.imagereward import OPENAI_MEAN, OPENAI_STD, middle
+    from rewards.imagereward import middle
+    from rewards.perception.embedding import OPENAI_MEAN, OPENAI_STD
 
     whole = transforms.Compose(
         [

@@ -50,6 +50,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("editreward", "hpsv3", "videoalign"),
     *("consistency", "dreamsim", "safety"),
     *("deqa", "editscore", "soft_tifa", "unified_reward", "vqascore"),
+    *("clip_flant5", "compbench", "dpg_bench", "mps", "unigenbench"),
     *("code_tests", "math_answer", "sequence_classifier"),
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
     "moving_shapes",  # which scores its own world's prompts alone

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rewards import Samples, load
-from rewards.hpsv3 import INSTRUCTION, INSTRUCTION_TAIL
+from rewards.hpsv3 import INSTRUCTION
 from rewards.perception.qwen import image_patches, resized, video_patches
+from rewards.perception.scalar_heads import INSTRUCTION_TAIL
 from rewards.videoalign import VIDEO_INSTRUCTION, DataFields, frame_places
 from tests.support.reward_contract import check_contract, images
 from tests.support.tiny_qwen import (

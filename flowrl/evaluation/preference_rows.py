@@ -1,0 +1,30 @@
+"""A row of a preference data set: its samples and what people said of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+PreferenceRow = Mapping[str, Any]
+
+
+class JudgedRow(NamedTuple):
+    """A row of a file: samples of one prompt, and a label (of two) or ranks.
+
+    more    columns that are added to the row's own: `category`, and `source`, the image that was
+            edited, as a cell of a table
+    """
+
+    prompt: Any
+    media: Sequence[Any]
+    label: float | None = None
+    ranks: Sequence[float] = ()
+    more: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class PreferenceLayout:
+    columns: tuple[str, ...]
+    read: Callable[
+        [PreferenceRow, str, str], JudgedRow | None
+    ]  # row, dimension, place; None if there is no judgement
+    dimension: str = ""  # the column with the labels, if there is a choice

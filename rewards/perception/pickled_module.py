@@ -1,0 +1,104 @@
+"""The tensors of a pickled torch module, read without running any code of the file.
+
+`torch.save(model)` stores a program: loading it as its authors do runs whatever the file says. Here
+only the functions that rebuild tensors are real. Every other name of the file becomes an inert
+object that keeps what it was given, and the tree of modules is walked for its tensors.
+"""
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _parameter(data: Any, *_: Any) -> Any:
+    """The tensor of a parameter, without its hooks and attributes."""
+    return data
+
+
+def _of_type(rebuild: Callable[..., Any], _kind: Any, arguments: Sequence[Any], *_: Any) -> Any:
+    """The tensor of a subclass, or of one with attributes, as a plain tensor."""
+    return rebuild(*arguments)
+
+
+REAL = {  # module and name: what rebuilds tensors and plain containers
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
+    ("torch._tensor", "_rebuild_from_type_v2"): _of_type,
+    ("torch", "Size"): torch.Size,
+}
+
+
+class _Inert:
+    """Stands for a class or function of the file: called or not, it only keeps its state."""
+
+    state: Mapping[str, Any] = MappingProxyType({})
+
+    def __new__(cls, *_: Any, **__: Any) -> "_Inert":
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state if isinstance(state, dict) else {}
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, value: Any) -> None:
+        pass
+
+    def extend(self, values: Any) -> None:
+        pass
+
+    def add(self, value: Any) -> None:
+        pass
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) in REAL:
+            return REAL[module_name, global_name]
+        return type(global_name, (_Inert,), {})
+
+
+_AS_MODULE = ModuleType("flowrl_reader")  # torch.load takes a module with an Unpickler
+vars(_AS_MODULE)["Unpickler"] = _Reader
+
+
+def tensors_of(who: str, file: Path) -> dict[str, Tensor]:
+    """Parameters and buffers of the pickled module, by the names of its `state_dict`.
+
+    ValueError, one sentence, if the file is damaged or holds no module.
+    """
+    try:
+        with zipfile.ZipFile(file) as parts:
+            if any(name.endswith("constants.pkl") for name in parts.namelist()):
+                raise ValueError(f"{who}: {file} is a TorchScript program, not a pickled module")
+        whole = torch.load(file, map_location="cpu", pickle_module=_AS_MODULE, weights_only=False)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{who}: {file} is no whole file of torch.save since torch 1.6") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"{who}: {file} cannot be read: {why}") from error
+    found = dict(_walk(whole, ""))
+    if not found:
+        raise ValueError(f"{who}: {file} holds no module of torch")
+    return found
+
+
+def _walk(thing: Any, start: str) -> Iterator[tuple[str, Tensor]]:
+    if not isinstance(thing, _Inert):
+        return
+    for group in ("_parameters", "_buffers"):
+        for name, value in (thing.state.get(group) or {}).items():
+            if isinstance(value, Tensor):
+                yield start + name, value.detach()
+    for name, module in (thing.state.get("_modules") or {}).items():
+        yield from _walk(module, f"{start}{name}.")

@@ -1,0 +1,38 @@
+"""Qwen-VLs whose state at one token goes through a small network to (mu, log sigma).
+
+HPSv3 has one such head and EditReward two, each of three linear layers with ReLUs. They read images
+of about 448 x 448 pixels and the token `<|Reward|>` at the end of the instruction.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from rewards.perception.embedding import Placement
+from rewards.perception.qwen import (
+    QwenBackbone,
+    linear_layers,
+    open_backbone,
+    refuse_others,
+    split_names,
+    weights_of_file,
+)
+
+TOKEN = "<|Reward|>"
+INSTRUCTION_TAIL = f"\nPlease provide the overall ratings of this image: {TOKEN}\n\nEND\n"
+PIXELS = 448 * 448
+PLACES, OUTPUTS = (0, 3, 5), 2  # places of the linear layers; 2 is the dropout
+
+
+def open_scalar_model(
+    who: str, file: Path, base: str, heads: Sequence[str], place: Placement
+) -> tuple[QwenBackbone, tuple[nn.Sequential, ...]]:
+    """The network of a file, and its heads by the start of their names, in float32.
+
+    ValueError, one sentence, if the file has another layout.
+    """
+    network, others = split_names(weights_of_file(who, file))
+    refuse_others(who, others, tuple(heads))
+    made = [linear_layers(who, others, head, PLACES, OUTPUTS).to(place.device) for head in heads]
+    return open_backbone(who, base, (TOKEN,), network, place), tuple(made)
