@@ -15,6 +15,7 @@ from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.run import start as starting
+from flowrl.run.given_check import check_given
 from flowrl.run.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.inherit import read_tree
@@ -202,6 +203,7 @@ def train(  # noqa: PLR0913 one call has all of a run
                 raise UserError(f"{PLACE}: a resumed run has a folder: leave `folder` out")
             run, objects = given.resume(Path(resume))
             live = Live(objects, tuple(callbacks))
+            check_given(run)
             check_run(run, objects)
             result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
@@ -215,6 +217,7 @@ def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
     """A new run's settings, checked. Errors name files without the folder that is gone later."""
     try:
         run, objects = given.start(files)
+        check_given(run)
         check_run(run, objects)
     except UserError as error:
         raise UserError(str(error).replace(f"{files}/", "")) from error

@@ -17,12 +17,12 @@ from flowrl.errors import UserError
 from flowrl.run.atomic import reason
 from flowrl.run.footer import Footer, suits
 from flowrl.run.panel import (
-    given_line,
     HEIGHT,
     MOST_REWARDS,
     HeldOutScore,
     PanelFacts,
     clock,
+    given_line,
     panel_lines,
 )
 

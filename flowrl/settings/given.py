@@ -7,6 +7,7 @@ from pydantic import Field
 
 from flowrl.settings.base import Settings
 
+OF_GIVEN = "given"  # name of the data set of prompts that the file of given samples is
 GivenKind = Literal["pairs", "images", "texts"]
 
 
@@ -46,14 +47,18 @@ class GivenSettings(Settings):
 
 def with_prompts(tree: Any) -> Any:
     """A run's settings; where all samples are given, their file has the prompts, unless
-    `prompts.train` names another."""
+    `prompts.train` names another. Its data set is then called `given`, by which it is known again
+    when an option names another file."""
     if not isinstance(tree, Mapping) or not isinstance(tree.get("given"), Mapping):
         return tree
     given, prompts = tree["given"], tree.get("prompts", {})
     alone = given.get("share", 1.0) == 1.0 and isinstance(given.get("file"), str)
-    if not alone or not isinstance(prompts, Mapping) or "train" in prompts:
+    if not alone or not isinstance(prompts, Mapping):
+        return tree
+    train = prompts.get("train")
+    if train is not None and not (isinstance(train, Mapping) and train.get("name") == OF_GIVEN):
         return tree
     column = given.get("column") or prompts.get("column") or "prompt"
     column = "caption" if given.get("layout") == "pickapic" else column
-    source = {"source": given["file"], "column": column}
+    source = {"source": given["file"], "column": column, "name": OF_GIVEN}
     return {**tree, "prompts": {**prompts, "train": source}}

@@ -1,4 +1,4 @@
-"""Given images and videos as clean samples: the pipeline's own VAE, and the inverse of its decoding.
+"""Given images and videos as clean samples: the pipeline's own VAE, and its decoding inverted.
 
 A pipeline's call ends with an unpacking of its latents, a scale and a shift (of all latents, or of
 each channel), and `vae.decode`. The first part is found by trial calls: which latent each number of
