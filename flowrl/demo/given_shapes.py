@@ -1,6 +1,7 @@
 """Given samples of the demo's world: preference pairs, and images of the world itself.
 
-    python -m flowrl.demo.given_shapes FOLDER [--prompts 600] [--samples 6] [--seed 0]
+    python -m flowrl.demo.given_shapes FOLDER [--prompts 600] [--samples 6]
+        [--scenes 4000] [--seed 0]
 
 pairs.jsonl   prompt, chosen, rejected: samples of the demo's own pipeline, where the rules of the
               reward `shapes` (strict) find one right and the other wrong
@@ -85,7 +86,7 @@ def write_lines(path: Path, rows: Sequence[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_given(folder: Path, prompts: int, samples: int, seed: int) -> tuple[int, int]:
+def write_given(folder: Path, prompts: int, samples: int, drawn: int, seed: int) -> tuple[int, int]:
     """Write the files; return the numbers of pairs and of scenes."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(f"given {seed}")
@@ -98,7 +99,7 @@ def write_given(folder: Path, prompts: int, samples: int, seed: int) -> tuple[in
         {"prompt": asked[a], "chosen": best, "rejected": worst} for (a, _), best, worst in sides
     ]
     write_lines(folder / "pairs.jsonl", rows)
-    wanted = draw_prompts(len(rows), rng)
+    wanted = draw_prompts(drawn, rng)
     scenes = write_sheet(render_images(wanted, rng), folder / "scenes.png")
     each = zip(wanted, scenes, strict=True)
     write_lines(folder / "images.jsonl", [{"prompt": p, "image": name} for p, name in each])
@@ -113,9 +114,12 @@ def write_from_words() -> None:
     words.add_argument("folder", type=Path)
     words.add_argument("--prompts", type=int, default=600)
     words.add_argument("--samples", type=int, default=6)
+    words.add_argument("--scenes", type=int, default=4000)
     words.add_argument("--seed", type=int, default=0)
     given = words.parse_args()
-    pairs, scenes = write_given(given.folder, given.prompts, given.samples, given.seed)
+    pairs, scenes = write_given(
+        given.folder, given.prompts, given.samples, given.scenes, given.seed
+    )
     print(f"{given.folder}: pairs.jsonl with {pairs} pairs, images.jsonl with {scenes} scenes")
 
 

@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file
 
 from flowrl.losses.base import reduced
 from flowrl.run.deal import share_of
 from flowrl.run.experience import experience_of
 from flowrl.run.update import chunk_loss, denominators
 from samplers.noise import generator
-from tests.support import runs, text_runs, tiny_lm
+from tests.run.test_metrics_page import undocumented
+from tests.support import process_runs, runs, text_runs, tiny_lm
 
 DPO = {"name": "dpo", "steps": 4, "group": 2, "draws": 2, "beta": 20.0}
 MATCHING = {"name": "rwr", "steps": 4, "group": 2, "draws": 2, "anchor": 0.0}
@@ -280,3 +282,40 @@ def test_progress_is_of_given_samples_alone(pairs) -> None:
     assert experience.metrics["given/epochs"] == 2.0
     assert experience.metrics["count/given"] == 6.0
     assert len(experience.samples.prompts) == 0
+
+
+@pytest.mark.slow
+def test_two_processes_and_other_calls_change_nothing_but_rounding(pipeline, tmp_path) -> None:
+    jobs = {}
+    for name, recipe, share in (("pairs", DPO, 1.0), ("mix", MATCHING, 0.4)):
+        folder = tmp_path / name
+        folder.mkdir()
+        tree = settings(pipeline, folder, recipe, {"share": share}, updates=1, lr=1e-3)
+        if share < 1:
+            tree["prompts"] |= {"train": str(folder / "prompts.jsonl"), "per_iteration": 5}
+        tree["model"]["dtype"] = "float64"
+        jobs[name] = {"settings": tree, "iterations": 2}
+    both = process_runs.together(process_runs.DDP, jobs, tmp_path / "two")
+    for name, job in jobs.items():
+        one = process_runs.alone(job, tmp_path / f"{name}_one", rows_per_call=3)
+        assert process_runs.apart(one, both[name]) < 1e-9
+        assert process_runs.told(tmp_path / "two", name)["moved"] > 1e-4
+
+
+@pytest.mark.slow
+def test_a_resumed_run_makes_the_same_bits(pipeline, tmp_path, capsys) -> None:
+    path = runs.write(settings(pipeline, tmp_path, DPO, {}), tmp_path)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert runs.flowrl("train", path, "--folder", whole) == 0
+    words = ("--train.iterations", "2", "--folder", parts)
+    assert runs.flowrl("train", path, *words) == 0
+    assert runs.flowrl("train", "--resume", parts, "--train.iterations", "3") == 0
+    said = capsys.readouterr().out
+    assert "given: 6 pairs of 4 prompts" in said
+    assert "given: loss 0.6931" in said
+    left, right = (
+        load_file(f / "pipeline/transformer/diffusion_pytorch_model.safetensors")
+        for f in (whole, parts)
+    )
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert not undocumented(whole)
