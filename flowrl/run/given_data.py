@@ -30,7 +30,7 @@ from samplers import Plan, Rollout, steps_of
 
 GIVEN_INDEX = -1  # in place of the plan's index, in the keys of given samples' noise
 KEPT_BYTES = 2**31  # of encoded samples, on the CPU; others are encoded again
-SHOWN = 4  # given samples that are decoded again at the start
+ROUND_TRIPS = 4  # given samples that are decoded again at the start
 
 
 @dataclass
@@ -158,7 +158,7 @@ class GivenData:
     def proofs(self) -> list[str]:
         """Check the given samples with the model; a sentence per finding. UserError if the pipeline
         cannot encode them, or if a completion is too long."""
-        shown = [*range(min(SHOWN, len(self.file.rows)))]
+        shown = [*range(min(ROUND_TRIPS, len(self.file.rows)))]
         said = [self.file.described(self.settings, self.learner.run.prompts.per_iteration)]
         if not isinstance(self.learner.policy, PipelinePolicy):
             batch = self.open_batch(shown)
@@ -169,7 +169,7 @@ class GivenData:
         encode = self.kept.encode(batch)
         items = list(dict.fromkeys(item for row in shown for item in self.file.rows[row]))
         loss: list[float] = []
-        for item in items[:SHOWN]:
+        for item in items[:ROUND_TRIPS]:
             media = self.media(self.file.items[item], encode)
             loss.append(encode.round_trip(batch, media, self.encoded(batch, item)))
         return [*said, f"given samples, encoded and decoded again: {min(loss):.1f} dB or better"]

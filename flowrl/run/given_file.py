@@ -19,9 +19,9 @@ from flowrl.settings import Run
 from flowrl.settings.given import GivenSettings
 from rewards.types import cell
 
-PLACE = "given.file"
+GIVEN_FILE = "given.file"
 DECODED = 200  # files that are decoded before a run starts; of the others the header is read
-TIE = 0.5
+TIED = 0.5
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ def _pairs(given: GivenSettings) -> GivenFile:
     try:
         read = load_preferences(find(given.file), ReadOptions(given.layout, given.label, folder))
     except UserError as error:
-        raise UserError(f"{PLACE}: {error}") from error
-    above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != TIE]
+        raise UserError(f"{GIVEN_FILE}: {error}") from error
+    above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != TIED]
     if not above:
-        raise UserError(f"{PLACE}: {given.file}: all its pairs are ties, which teach nothing")
-    rows = tuple((int(i), int(j)) if p > TIE else (int(j), int(i)) for i, j, p in above)
+        raise UserError(f"{GIVEN_FILE}: {given.file}: all its pairs are ties, which teach nothing")
+    rows = tuple((int(i), int(j)) if p > TIED else (int(j), int(i)) for i, j, p in above)
     texts = tuple(read.items[row[0]].prompt for row in rows)
     meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)
     items = tuple(GivenItem(item.source, _place(item.meta)) for item in read.items)
@@ -97,11 +97,11 @@ def _row_of(read: Preferences, item: int, folder: Path) -> PromptRow:
 
 
 def _place(meta: Any) -> str:
-    return meta.place if isinstance(meta, PromptRow) else PLACE
+    return meta.place if isinstance(meta, PromptRow) else GIVEN_FILE
 
 
 def _prompts(given: GivenSettings) -> PromptSet:
-    return PromptSet.of(DataSource(given.file, given.column, columns=given.columns), PLACE)
+    return PromptSet.of(DataSource(given.file, given.column, columns=given.columns), GIVEN_FILE)
 
 
 def _media(given: GivenSettings) -> GivenFile:
@@ -109,7 +109,7 @@ def _media(given: GivenSettings) -> GivenFile:
     prompts = _prompts(given)
     columns = prompts.columns
     name = given.media or next((n for n in ("image", "video") if n in columns), "image")
-    check_column(prompts.meta, name, f"{PLACE}: {given.file}", "given.media")  # type: ignore[arg-type]
+    check_column(prompts.meta, name, f"{GIVEN_FILE}: {given.file}", "given.media")  # type: ignore[arg-type]
     folder = find(given.file).parent if given.folder is None else find(given.folder)
     items = [
         GivenItem(Source.of(cell(row, name), folder, f"{_place(row)}, {name}"), _place(row))
@@ -125,7 +125,7 @@ def _texts(given: GivenSettings) -> GivenFile:
     names = ("chosen", "rejected") if pairs else (given.media or "completion",)
     setting = "given.columns" if pairs else "given.media"
     for name in names:
-        check_column(prompts.meta, name, f"{PLACE}: {given.file}", setting)  # type: ignore[arg-type]
+        check_column(prompts.meta, name, f"{GIVEN_FILE}: {given.file}", setting)  # type: ignore[arg-type]
     items, rows, same = list[GivenItem](), list[tuple[int, ...]](), 0
     kept: list[int] = []
     for i, row in enumerate(prompts.meta):
@@ -137,7 +137,7 @@ def _texts(given: GivenSettings) -> GivenFile:
         rows.append(tuple(range(len(items), len(items) + len(names))))
         items += [GivenItem(text, _place(row)) for text in texts]
     if not rows:
-        raise UserError(f"{PLACE}: {given.file}: chosen and rejected are the same in all rows")
+        raise UserError(f"{GIVEN_FILE}: {given.file}: chosen and rejected are the same in all rows")
     texts, meta = prompts.take(kept)
     return GivenFile(PromptSet(tuple(texts), tuple(meta)), tuple(rows), tuple(items), same)
 

@@ -99,18 +99,19 @@ def velocity(session, rows):
 def plain_dpo(session, every, start):
     """Diffusion-DPO, arXiv:2311.12908 eq. 14 in velocity space: the mean over pairs and levels of
     -log sigmoid(-beta / 2 ((e_w - e_w_ref) - (e_l - e_l_ref))), e the mean squared error."""
-    losses = []
     network = session.learner.policy.pipe.transformer
-    for rows in every:
+    own = {name: p.detach().clone() for name, p in network.state_dict().items()}
+
+    def errors(rows):
         target = rows.noise - rows.x0
-        now = (velocity(session, rows) - target).square().flatten(1).mean(1)
-        own = {name: p.detach().clone() for name, p in network.named_parameters()}
-        with torch.no_grad():
-            network.load_state_dict(start)
-            before = (velocity(session, rows) - target).square().flatten(1).mean(1)
-            network.load_state_dict(own)
-        moved = now - before
-        losses.append(-F.logsigmoid(-DPO["beta"] / 2 * (moved[::2] - moved[1::2])))
+        return (velocity(session, rows) - target).square().flatten(1).mean(1)
+
+    network.load_state_dict(start)
+    with torch.no_grad():
+        before = [errors(rows) for rows in every]
+    network.load_state_dict(own)
+    moved = [errors(rows) - ref for rows, ref in zip(every, before, strict=True)]
+    losses = [-F.logsigmoid(-DPO["beta"] / 2 * (m[::2] - m[1::2])) for m in moved]
     return torch.cat(losses).mean()
 
 

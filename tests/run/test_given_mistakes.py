@@ -134,8 +134,17 @@ def test_the_prompts_are_those_of_the_file_unless_others_are_named(folder) -> No
     other = write(folder, "other.jsonl", [ROW | {"prompt": "a cube"}])
     moved = override(run, ["--given.file", str(other)])
     assert moved.prompts.read("train").texts == ("a cube",)
-    with pytest.raises(UserError, match="prompts.train"):
+    with pytest.raises(UserError, match=r"prompts\.train"):
         run_from(tree(file, share=0.5), "run.yaml")
+
+
+def test_the_better_sample_is_first_whatever_the_side_of_the_label(folder) -> None:
+    sides = {"prompt": "a ball", "a": "a.png", "b": "b.png"}
+    rows = [sides | {"label": "b"}, sides | {"label": 0.5}, sides | {"label": 1}]
+    read = GivenFile.read(run_from(tree(write(folder, "pairs.jsonl", rows)), "run.yaml"))
+    names = [[read.items[item].sample.name for item in row] for row in read.rows]
+    assert names == [["b.png", "a.png"], ["a.png", "b.png"]]
+    assert read.left_out == 1
 
 
 def test_a_line_says_what_is_given(folder) -> None:
