@@ -1,7 +1,7 @@
 """Given samples of the demo's world: preference pairs, and images of the world itself.
 
-    python -m flowrl.demo.given_shapes FOLDER [--prompts 600] [--samples 6]
-        [--scenes 4000] [--seed 0]
+    python -m flowrl.demo.given_shapes FOLDER [--prompts 360] [--samples 6]
+        [--scenes 2400] [--seed 0]
 
 pairs.jsonl   prompt, chosen, rejected: samples of the demo's own pipeline, where the rules of the
               reward `shapes` (strict) find one right and the other wrong
@@ -79,8 +79,8 @@ def pairs_of(right: Tensor, samples: int) -> list[tuple[int, int]]:
 
 
 def clear_scenes(prompts: Sequence[str], rng: random.Random) -> list[list[PlacedObject]]:
-    """Of ARRANGEMENTS random scenes of each prompt, the one with the largest and farthest objects:
-    quality-tuning on few good images, as in arXiv:2309.15807."""
+    """Draw ARRANGEMENTS random scenes of each prompt; return the one with the largest and farthest
+    objects. Quality-tuning on few good images is that of arXiv:2309.15807."""
     return [
         max((arrange(wanted_shapes(p), rng) for _ in range(ARRANGEMENTS)), key=clearness)
         for p in prompts
@@ -139,9 +139,9 @@ def write_from_words() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     words.add_argument("folder", type=Path)
-    words.add_argument("--prompts", type=int, default=600)
+    words.add_argument("--prompts", type=int, default=360)
     words.add_argument("--samples", type=int, default=6)
-    words.add_argument("--scenes", type=int, default=4000)
+    words.add_argument("--scenes", type=int, default=2400)
     words.add_argument("--seed", type=int, default=0)
     given = words.parse_args()
     pairs, scenes = write_given(

@@ -2,9 +2,9 @@
 
     python -m flowrl.demo.given_sums FOLDER
 
-pairs.jsonl  prompt, chosen, rejected: the sums of training that carry, with the answer, and that of
-             a writer who forgets the carry
-texts.jsonl  prompt, completion: all sums of training with their answers
+sums_pairs.jsonl  prompt, chosen, rejected: the sums of training that carry, with the answer, and that of
+                  a writer who forgets the carry
+sums_texts.jsonl  prompt, completion: sums of training with their answers
 """
 
 import json
@@ -13,11 +13,13 @@ from pathlib import Path
 
 from flowrl.demo.sums import problems
 
+MOST = 2_000  # sums
+
 
 def write_sums(folder: Path) -> tuple[int, int]:
     """Write the files; return their numbers of rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    train = problems("train")
+    train = problems("train")[:MOST]
     pairs = [
         {"prompt": each.prompt, "chosen": each.answer, "rejected": each.careless}
         for each in train
@@ -26,10 +28,12 @@ def write_sums(folder: Path) -> tuple[int, int]:
     texts = [{"prompt": each.prompt, "completion": each.answer} for each in train]
     for name, rows in (("pairs", pairs), ("texts", texts)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(lines)
+        (folder / f"sums_{name}.jsonl").write_text(lines)
     return len(pairs), len(texts)
 
 
 if __name__ == "__main__":
     counts = write_sums(Path(sys.argv[1]))
-    print(f"{sys.argv[1]}: pairs.jsonl with {counts[0]} pairs, texts.jsonl with {counts[1]} texts")
+    print(
+        f"{sys.argv[1]}: sums_pairs.jsonl with {counts[0]} pairs, sums_texts.jsonl with {counts[1]} texts"
+    )

@@ -8,6 +8,7 @@ scaling factors.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,9 @@ class MediaEncoder:
 
         count = int(torch.Size(shape).numel())
         found = DecoderInput.found(reach, count, policy.name)
-        with _patched(RecordedNoise(0.0).patches(policy.pipe)):
+        with ExitStack() as stack:
+            for patch in RecordedNoise(0.0).patches(policy.pipe):
+                stack.enter_context(patch.applied())
             quiet = reach(torch.zeros(count)).flatten().float()
         if not torch.allclose(quiet, reach(torch.zeros(count)).flatten().float()):
             raise UserError(f"given: {policy.name} adds noise before it decodes")
@@ -125,8 +128,8 @@ class MediaEncoder:
 
     @torch.no_grad()
     def __call__(self, media: Tensor) -> Float[Tensor, " *d"]:
-        """Latents of one sample: the mode of the VAE's posterior. One sample a call, so that
-        neither batches nor processes change a bit. UserError for another size."""
+        """Return the latents of one sample: the mode of the VAE's posterior. One sample a call, so
+        that neither batches nor processes change a bit. UserError where the VAE cannot encode."""
         assert tuple(media.shape) == self.media, (tuple(media.shape), self.media)
         vae: Any = self.policy.pipe.vae
         own = next(vae.parameters()).dtype
@@ -183,7 +186,7 @@ def _decoded(batch: Painting, policy: PipelinePolicy, x: Tensor) -> Tensor:
 
 
 def _decoder_input(batch: Painting, policy: PipelinePolicy, vae: nn.Module, x: Tensor) -> Tensor:
-    """What `vae.decode` would get for the latents x [1 *d]."""
+    """Return what `vae.decode` would get for the latents x [1 *d]."""
 
     def end(latents: Tensor, *_: Any, **__: Any) -> Any:
         raise DecoderReached(latents.detach().cpu())
@@ -196,12 +199,3 @@ def _decoder_input(batch: Painting, policy: PipelinePolicy, vae: nn.Module, x: T
     finally:
         policy.frozen.rest()
     raise UserError(f"given: {policy.name} does not decode by vae.decode")
-
-
-def _patched(patches: list[Patch]) -> "Any":
-    from contextlib import ExitStack
-
-    stack = ExitStack()
-    for patch in patches:
-        stack.enter_context(patch.applied())
-    return stack
