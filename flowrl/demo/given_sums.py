@@ -2,8 +2,8 @@
 
     python -m flowrl.demo.given_sums FOLDER
 
-sums_pairs.jsonl  prompt, chosen, rejected: the sums of training that carry, with the answer, and that of
-                  a writer who forgets the carry
+sums_pairs.jsonl  prompt, chosen, rejected: sums of training that carry, with the answer, and that
+                  of a writer who forgets the carry
 sums_texts.jsonl  prompt, completion: sums of training with their answers
 """
 
@@ -33,7 +33,5 @@ def write_sums(folder: Path) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    counts = write_sums(Path(sys.argv[1]))
-    print(
-        f"{sys.argv[1]}: sums_pairs.jsonl with {counts[0]} pairs, sums_texts.jsonl with {counts[1]} texts"
-    )
+    pairs_and_texts = write_sums(Path(sys.argv[1]))
+    print(f"{sys.argv[1]}: {pairs_and_texts[0]} pairs, {pairs_and_texts[1]} texts")

@@ -25,8 +25,7 @@ from samplers.noise import generator
 
 DIGITS = 16  # exact in half precision, under any scale
 PROBES = 8  # random latents, over which the rounding of half precision averages out
-CLOSE = {torch.float32: 1e-4, torch.float64: 1e-4}  # relative error of the map
-CLOSE_HALF = 3e-2
+CLOSE, CLOSE_HALF = 1e-4, 3e-2  # relative errors of the map, in float32 and in half precision
 
 
 class DecoderReached(Exception):
@@ -59,7 +58,7 @@ class DecoderInput:
         UserError where a number of the input is not one latent times a scale plus a shift.
         """
         first = reach(torch.zeros(count))
-        shift, dtype = first.flatten().double(), first.dtype
+        shift = first.flatten().double()
         scale = reach(torch.ones(count)).flatten().double() - shift
         where = f"{owner}: given images cannot be encoded: its decoder's input"
         if len(shift) != count or bool((scale == 0).any()):
@@ -73,11 +72,15 @@ class DecoderInput:
         if not torch.equal(place.sort().values, torch.arange(count)):
             raise UserError(f"{where} is no rearrangement of its latents")
         draws = torch.randn(PROBES, count, generator=generator("given", count))
-        seen = torch.stack([reach(row).flatten().double() for row in draws])
-        if dtype not in CLOSE:
-            scale, shift = _fitted(draws.double()[:, place], seen)
-        away = (scale * draws.double()[:, place] + shift - seen).abs().max() / seen.abs().max()
-        if not float(away) <= CLOSE.get(dtype, CLOSE_HALF):
+        draws = draws.bfloat16().double()  # exact in any type
+        seen = torch.stack([reach(row.float()).flatten().double() for row in draws])
+
+        def away() -> float:
+            return float((scale * draws[:, place] + shift - seen).abs().max() / seen.abs().max())
+
+        if away() > CLOSE:
+            scale, shift = _fitted(draws[:, place], seen)
+        if not away() <= CLOSE_HALF:
             raise UserError(f"{where} is not its latents times a scale plus a shift")
         return cls(place, scale.float(), shift.float(), tuple(first.shape))
 
