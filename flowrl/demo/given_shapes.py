@@ -1,14 +1,14 @@
 """Given samples of the demo's world: preference pairs, and images of the world itself.
 
-    python -m flowrl.demo.given_shapes FOLDER [--prompts 360] [--samples 6]
-        [--scenes 2400] [--seed 0]
+    python -m flowrl.demo.given_shapes FOLDER [--prompts 600] [--samples 6]
+        [--pairs 512] [--scenes 4000] [--seed 0]
 
 pairs.jsonl   prompt, chosen, rejected: samples of the demo's own pipeline, where the rules of the
               reward `shapes` (strict) find one right and the other wrong
 images.jsonl  prompt, image: scenes of the world, drawn without a network, the clearest of 16 each
 sheet.png     all samples of pairs, and scenes.png all scenes; a row names a piece of one
 
-Only prompts of training are sampled. Equal arguments make equal files.
+Only prompts of training are sampled. On one machine, equal arguments make equal files.
 """
 
 import argparse
@@ -43,6 +43,7 @@ STEPS = 8
 ROWS_PER_CALL = 96
 SHEET_COLUMNS = 32
 ARRANGEMENTS = 16
+COUNTS = {"prompts": 600, "samples": 6, "pairs": 512, "scenes": 4000, "seed": 0}
 
 
 def sampled_images(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"]:
@@ -113,42 +114,40 @@ def write_lines(path: Path, rows: Sequence[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_given(folder: Path, prompts: int, samples: int, drawn: int, seed: int) -> tuple[int, int]:
-    """Write the files; return the numbers of pairs and of scenes."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_pairs(folder: Path, prompts: int, samples: int, most: int, seed: int) -> int:
+    """Write pairs.jsonl and sheet.png; return the number of pairs."""
     rng = random.Random(f"given {seed}")
     asked = [prompt for prompt in draw_prompts(prompts, rng) for _ in range(samples)]
     images = sampled_images(asked, seed)
-    pairs = pairs_of(strict(images, asked), samples)
+    pairs = pairs_of(strict(images, asked), samples)[:most]
     names = write_sheet(images[[i for pair in pairs for i in pair]], folder / "sheet.png")
     sides = zip(pairs, names[::2], names[1::2], strict=True)
     rows = [
         {"prompt": asked[a], "chosen": best, "rejected": worst} for (a, _), best, worst in sides
     ]
     write_lines(folder / "pairs.jsonl", rows)
-    wanted = draw_prompts(drawn, rng)
-    scenes = write_sheet(render(clear_scenes(wanted, rng)), folder / "scenes.png")
-    each = zip(wanted, scenes, strict=True)
+    return len(rows)
+
+
+def write_scenes(folder: Path, count: int, seed: int) -> int:
+    """Write images.jsonl and scenes.png; return the number of scenes."""
+    rng = random.Random(f"given {seed} scenes")
+    prompts = draw_prompts(count, rng)
+    names = write_sheet(render(clear_scenes(prompts, rng)), folder / "scenes.png")
+    each = zip(prompts, names, strict=True)
     write_lines(folder / "images.jsonl", [{"prompt": p, "image": name} for p, name in each])
-    return len(rows), len(wanted)
+    return count
 
 
-def write_from_words() -> None:
-    """The command line."""
+if __name__ == "__main__":
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     words.add_argument("folder", type=Path)
-    words.add_argument("--prompts", type=int, default=360)
-    words.add_argument("--samples", type=int, default=6)
-    words.add_argument("--scenes", type=int, default=2400)
-    words.add_argument("--seed", type=int, default=0)
+    for name, number in COUNTS.items():
+        words.add_argument(f"--{name}", type=int, default=number)
     given = words.parse_args()
-    pairs, scenes = write_given(
-        given.folder, given.prompts, given.samples, given.scenes, given.seed
-    )
+    given.folder.mkdir(parents=True, exist_ok=True)
+    pairs = write_pairs(given.folder, given.prompts, given.samples, given.pairs, given.seed)
+    scenes = write_scenes(given.folder, given.scenes, given.seed)
     print(f"{given.folder}: pairs.jsonl with {pairs} pairs, images.jsonl with {scenes} scenes")
-
-
-if __name__ == "__main__":
-    write_from_words()
