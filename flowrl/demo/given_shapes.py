@@ -43,7 +43,7 @@ STEPS = 8
 ROWS_PER_CALL = 96
 SHEET_COLUMNS = 32
 ARRANGEMENTS = 16
-COUNTS = {"prompts": 600, "samples": 6, "pairs": 512, "scenes": 4000, "seed": 0}
+DEFAULT_COUNTS = {"prompts": 600, "samples": 6, "pairs": 512, "scenes": 4000, "seed": 0}
 
 
 def sampled_images(prompts: Sequence[str], seed: int) -> Float[Tensor, "n 3 h w"]:
@@ -144,7 +144,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     words.add_argument("folder", type=Path)
-    for name, number in COUNTS.items():
+    for name, number in DEFAULT_COUNTS.items():
         words.add_argument(f"--{name}", type=int, default=number)
     given = words.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
