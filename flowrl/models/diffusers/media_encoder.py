@@ -61,8 +61,10 @@ class DecoderInput:
         shift = first.flatten().double()
         scale = reach(torch.ones(count)).flatten().double() - shift
         where = f"{owner}: given images cannot be encoded: its decoder's input"
-        if len(shift) != count or bool((scale == 0).any()):
+        if len(shift) != count:
             raise UserError(f"{where} has {len(shift)} numbers, of {count} latents")
+        if bool((scale == 0).any()):
+            raise UserError(f"{where} does not depend on all of its latents")
         place, power = torch.zeros(count, dtype=torch.long), 1
         while power < count:
             digit = torch.arange(count) // power % DIGITS
