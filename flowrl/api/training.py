@@ -15,6 +15,7 @@ from flowrl.api.untouched import untouched
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.run import start as starting
+from flowrl.run.given_check import check_given
 from flowrl.run.live import Callback, Live
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.inherit import read_tree
@@ -49,6 +50,7 @@ class Given:
     lora: int | Mapping[str, Any] | bool | None
     train: Mapping[str, Any]
     settings: Mapping[str, Any] | str | Path | None
+    samples: Mapping[str, Any] | None = None
 
     def start(self, files: Path) -> tuple[Run, dict[str, Any]]:
         """The settings of a new run, and its rewards that are objects. Writes into `files`."""
@@ -63,6 +65,8 @@ class Given:
             for key in {"pipeline", "language"} & set(chosen):
                 del chosen[key]
             tree["model"] = named | chosen
+        if self.samples is not None:
+            tree["given"] = dict(self.samples)
         self._lay_over(tree)
         column = _section(tree, "prompts").get("column", "prompt")
         for place, given in (("train", self.prompts), ("held_out", self.held_out)):
@@ -84,8 +88,9 @@ class Given:
 
     def resume(self, folder: Path) -> tuple[Run, dict[str, Any]]:
         """The settings of a run that goes on, and its rewards that are objects."""
-        for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora"):
+        for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
             if getattr(self, name) is not None:
+                name = "given" if name == "samples" else name
                 raise UserError(
                     f"{PLACE}: a resumed run has its {name} already: leave {name} out, or begin a "
                     "new run"
@@ -148,6 +153,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     held_out: GivenPrompts | None = None,
     held_out_rewards: Sequence[GivenReward] = (),
     recipe: str | Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
     lora: int | Mapping[str, Any] | bool | None = None,
     iterations: int | None = None,
     lr: float | None = None,
@@ -169,6 +175,8 @@ def train(  # noqa: PLR0913 one call has all of a run
                       {"source": ...} with the settings of a data set
     held_out          prompts of evaluations, in the same forms; none: no evaluations
     held_out_rewards  rewards of evaluations; none: those of training
+    given             samples to learn from, {"file": ..., "kind": "pairs", ...}: with these alone
+                      no prompts are needed, and rewards judge evaluations
     recipe            a name, or `flowrl.recipe(name, ...)`
     lora              rank of the adapters, or all of their settings; False trains all weights;
                       None: as in `settings`, where the default is rank 16
@@ -186,22 +194,23 @@ def train(  # noqa: PLR0913 one call has all of a run
     process stays as it was: see `flowrl.api.untouched`.
     """
     numbers = {"iterations": iterations, "lr": lr, "seed": seed}
-    given = Given(
+    arguments = Given(
         model, tokenizer, rewards, held_out_rewards, prompts, held_out, recipe, lora,
-        {key: value for key, value in numbers.items() if value is not None}, settings,
+        {key: value for key, value in numbers.items() if value is not None}, settings, given,
     )  # fmt: skip
     with untouched(), TemporaryDirectory() as temporary:
         if resume is None:
             files = Path(temporary).resolve()
-            run, objects = _read(given, files)
+            run, objects = _read(arguments, files)
             live = Live(objects, tuple(callbacks), files)
             name = Path(settings).stem if isinstance(settings, str | Path) else run.recipe.name  # type: ignore[attr-defined]
             result = starting.start(run, name, None if folder is None else Path(folder), live=live)
         else:
             if folder is not None:
                 raise UserError(f"{PLACE}: a resumed run has a folder: leave `folder` out")
-            run, objects = given.resume(Path(resume))
+            run, objects = arguments.resume(Path(resume))
             live = Live(objects, tuple(callbacks))
+            check_given(run)
             check_run(run, objects)
             result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
@@ -215,6 +224,7 @@ def _read(given: Given, files: Path) -> tuple[Run, dict[str, Any]]:
     """A new run's settings, checked. Errors name files without the folder that is gone later."""
     try:
         run, objects = given.start(files)
+        check_given(run)
         check_run(run, objects)
     except UserError as error:
         raise UserError(str(error).replace(f"{files}/", "")) from error

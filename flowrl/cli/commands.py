@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
+from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
 from flowrl.settings.arguments import (
@@ -17,7 +18,7 @@ from flowrl.settings.arguments import (
     SampleArguments,
     parse_arguments,
 )
-from flowrl.settings.read import check_plan, check_run, override, read_run, run_of
+from flowrl.settings.read import check_plan, override, read_run, run_of
 from flowrl.settings.schema import run_schema
 
 NO_CACHE = "--no-cache"
@@ -26,15 +27,14 @@ NO_CACHE = "--no-cache"
 def train_command(arguments: list[str]) -> int:
     """`train CONFIG [overrides]` or `train --resume RUN`."""
     cache = NO_CACHE not in arguments
-    words = [word for word in arguments if word != NO_CACHE]
-    own, rest = _split(words, ("--resume", "--folder"))
+    own, rest = _split([w for w in arguments if w != NO_CACHE], ("--resume", "--folder"))
     if "--resume" in own:
         return _resume(Path(own["--resume"]), rest, cache)
     if not rest or rest[0].startswith("-"):
         raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
     run = override(read_run(path), rest[1:])
-    check_run(run)
+    check_start(run)
     folder = Path(own["--folder"]) if "--folder" in own else None
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists; set another --folder, or --resume {folder}")
@@ -48,7 +48,7 @@ def _resume(folder: Path, rest: Sequence[str], cache: bool) -> int:
     if rest and not rest[0].startswith("-"):
         raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
     run = override(run_of(folder), rest)
-    check_run(run)
+    check_start(run)
     quiet()
     from flowrl.run.start import resume
 

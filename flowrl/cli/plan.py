@@ -7,6 +7,7 @@ from pathlib import Path
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.prompts import PromptSet
+from flowrl.run.given_check import check_given, described_given
 from flowrl.run.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
@@ -22,10 +23,14 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     algorithm = run.algorithm()
     plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
-    body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
+    if run.drawn == 0:
+        body = ": all samples are given, none is drawn in training"
+    else:
+        body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]
     updates = f"optimizer steps per iteration: {run.train.updates}"
     notes = (
+        *described_given(run),
         *_near_zero(run, algorithm, iteration),
         updates,
         *text_length(run, _training_prompts(run)),
@@ -52,7 +57,7 @@ def _near_zero(run: Run, algorithm: Algorithm, iteration: int) -> Iterator[str]:
 def _describe_texts(run: Run, plans: Sequence[TextPlan], svg: Path | None) -> str:
     if svg is not None:
         raise UserError("--svg draws noise levels, and text has none: leave it out")
-    draws = run.prompts.per_iteration
+    draws = run.drawn
     samples, tokens = (draws * sum(getattr(p, of) for p in plans) for of in ("group", "tokens"))
     environment = run.model.environment
     between = "" if environment is None else f"\n{environment.description(plans[0].length)}"
@@ -69,7 +74,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
             svg.write_text(picture.tree_svg(plans), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--svg: cannot write {svg}: {error.strerror}") from error
-    draws = run.prompts.per_iteration
+    draws = run.drawn
     samples = draws * sum(plan.group for plan in plans)
     trained, states = (
         draws * sum(getattr(plan, of) for plan in plans)
@@ -115,6 +120,7 @@ def _check_prompts(run: Run, place: PromptPlace) -> None:
 def open_points(run: Run) -> Iterator[str]:
     """The reasons why this run could not start on this machine, one sentence each."""
     checks = [
+        lambda: check_given(run),
         lambda: check_rewards(run),
         *(
             partial(_check_prompts, run, place)

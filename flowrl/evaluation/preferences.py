@@ -1,6 +1,7 @@
 """Preference data sets: verdicts of people on pairs or orders of samples, in several layouts.
 
 plain        prompt, a, b, label: 1 or "a" (a is better), 0 or "b", 0.5 or "tie"
+chosen       prompt, chosen, rejected: the first is better
 pickapic     caption, jpg_0, jpg_1, label_0; Pick-a-Pic, arXiv:2305.01569
 imagereward  prompt, generations, ranking; ImageReward's test set, arXiv:2304.05977
 hpdv2        prompt, image_path, rank; HPDv2's test set, arXiv:2306.09341
@@ -30,6 +31,7 @@ from flowrl.evaluation.measure import Item
 from flowrl.evaluation.preference_rows import JudgedRow, PreferenceLayout, PreferenceRow
 from flowrl.evaluation.sources import Source
 from flowrl.evaluation.tables import rows_of
+from flowrl.prompts.prompt_set import PromptRow
 
 PREFERENCE_WORDS = {
     "a": 1.0, "left": 1.0, "leftvote": 1.0, "b": 0.0, "right": 0.0, "rightvote": 0.0, "tie": 0.5,
@@ -52,6 +54,10 @@ def preference_label(cell: Any, place: str) -> float:
 
 def _plain(row: PreferenceRow, dimension: str, place: str) -> JudgedRow:
     return JudgedRow(row["prompt"], (row["a"], row["b"]), preference_label(row[dimension], place))
+
+
+def _chosen(row: PreferenceRow, _dimension: str, _place: str) -> JudgedRow:
+    return JudgedRow(row["prompt"], (row["chosen"], row["rejected"]), 1.0)
 
 
 def _pickapic(row: PreferenceRow, dimension: str, place: str) -> JudgedRow | None:
@@ -106,6 +112,7 @@ LAYOUTS = {
         ("prompt", "path_A", "path_B"), _sides("path_A", "path_B"), "Overall"
     ),
     "plain": PreferenceLayout(("prompt", "a", "b", "label"), _plain, "label"),
+    "chosen": PreferenceLayout(("prompt", "chosen", "rejected"), _chosen),
     **EDIT_LAYOUTS,
 }
 
@@ -156,7 +163,7 @@ class _Builder:
         sources = [Source.of(m, folder, f"{place}, {i + 1}") for i, m in enumerate(judged.media)]
         number = self.prompts.setdefault(judged.prompt, len(self.prompts))
         group = len(self.ranks) if judged.ranks else number
-        meta = {k: v for k, v in row.items() if not isinstance(v, bytes)}
+        meta = PromptRow({k: v for k, v in row.items() if not isinstance(v, bytes)}, place)
         rows = []
         for i, source in enumerate(sources):
             self.items.append(Item(source, judged.prompt, group, meta))

@@ -110,7 +110,12 @@ class Alarms:
         return self._new(signs)
 
     def watch(self, metrics: Metrics, iteration: int) -> list[str]:
-        """Add an iteration of training; return the new signs, each as a clause."""
+        """Add an iteration of training; return the new signs, each as a clause.
+
+        Without a reward, where all samples are given, there is nothing to compare.
+        """
+        if "reward" not in metrics:
+            return []
         row = {name: metrics[name] for name in _KEPT if name in metrics}
         row.setdefault("unscored_share", 0.0)
         self.start = [*self.start, row][: self.at.window]

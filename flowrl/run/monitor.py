@@ -252,6 +252,9 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
         session.terminal.warn(warning)
     for sentence in session.parallel.proofs():
         session.terminal.say(sentence)
+    if session.given is not None:
+        for sentence in session.given.proofs():
+            session.terminal.say(sentence)
     kind = made_kind(session.learner.policy)
     for sentence in prove_rewards(session.rewards, session.run, session.prompts, kind):
         session.terminal.say(sentence)

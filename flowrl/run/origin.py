@@ -225,6 +225,9 @@ def _prompts(run: Run) -> Iterator[tuple[str, str]]:
             parts.append(digest if plain else _hash(f"{digest} {data.selection} {data.split}"))
         else:
             yield f"prompts.{place}", parts[0] if len(parts) == 1 else _hash("\n".join(parts))
+    if run.given is not None:
+        digest = _data_digest(DataSource(run.given.file), "given.file")
+        yield from [] if digest is None else [("given.file", digest)]
 
 
 def _data_digest(data: DataSource, place: str) -> str | None:

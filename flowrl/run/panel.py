@@ -91,10 +91,18 @@ def memory_in_use(device: str) -> str:
     return f"{own / _GIB:.1f} GiB of this process, of {whole / _GIB:.1f} on this machine"
 
 
+def given_line(m: Mapping[str, float]) -> str:
+    """The update's numbers in an iteration whose samples are all given, without a reward."""
+    right = f", {100 * m['won']:.0f} % of pairs in order" if "won" in m else ""
+    return f"given: loss {m['loss']:.4f}{right}, epochs {m['given/epochs']:.2f}"
+
+
 def _reward(facts: PanelFacts) -> Text:
     m = facts.metrics
     if not m:
         return Text("the first iteration is on its way", style="dim")
+    if "reward" not in m:
+        return Text(given_line(m))
     colour = {"+": "green", "-": "red"}.get(facts.trend, "")
     text = Text(f"{m['reward']:.3f} ").append(facts.trend, style=colour)
     text.append(f" {curve(facts.rewards)}", style="cyan")

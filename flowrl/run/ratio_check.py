@@ -23,8 +23,8 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
     likelihood = learner.algorithm.likelihood
     for chunk in share_of(learner, experience, 0, 0):
         rows = chunk.rows()
-        if rows.old is None:
-            return None
+        if rows.old is None:  # in a mix, given samples have none
+            continue
         with learner.policies.using(learner.algorithm.behaviour):
             again = likelihood.evaluate(experience.policy, rows)
         difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())

@@ -22,6 +22,7 @@ from flowrl.run.panel import (
     HeldOutScore,
     PanelFacts,
     clock,
+    given_line,
     panel_lines,
 )
 
@@ -156,8 +157,10 @@ class Terminal:
 
         `elapsed`: seconds of all iterations so far.
         """
-        self.rewards = [*self.rewards, m["reward"]][-MOST_REWARDS:]
-        trend = self._trend(m["reward_std"])
+        trend = " "
+        if "reward" in m:  # without one all samples are given
+            self.rewards = [*self.rewards, m["reward"]][-MOST_REWARDS:]
+            trend = self._trend(m["reward_std"])
         line = self._line(done, m, elapsed, trend)
         if self.facts is None:
             self.say(line)
@@ -183,7 +186,9 @@ class Terminal:
         left = elapsed / done * (self.iterations - done)
         parts = [
             f"{done:>4}/{self.iterations}",
-            f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})",
+            f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})"
+            if "reward" in m
+            else given_line(m),
         ]
         if "ratio" in m:
             clipped = m.get("clipped_low", 0.0) + m.get("clipped_high", 0.0)

@@ -43,7 +43,7 @@ class Rounds:
         """Sample rounds until the budget has enough."""
         s, spending, seconds = session.run, session.spending, dict[str, float]()
         weights = session.tracker.weights(len(session.prompts))
-        count, seed = s.prompts.per_iteration, s.train.seed
+        count, seed = s.drawn, s.train.seed
         request = DrawRequest(session.prompts, count, seed, iteration, weights)
         each: list[Round] = []
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:

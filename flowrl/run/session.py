@@ -14,6 +14,7 @@ from flowrl.credit.trackers import Tracker
 from flowrl.errors import UserError
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
+from flowrl.run.given_data import GivenData
 from flowrl.run.learner import Learner
 from flowrl.run.live import NOTHING_LIVE, Live
 from flowrl.run.origin import Origin
@@ -44,6 +45,7 @@ class Session:
     spending: Spending
     origin: Origin | None  # on the main process, which writes it into checkpoints
     live: Live = NOTHING_LIVE
+    given: GivenData | None = None
 
     @property
     def run(self) -> Run:
@@ -131,6 +133,7 @@ def open_session(
         spending=spending.open_spending(run.budget, learner.algorithm.group),
         origin=Origin.of(run, learner.parallel.processes) if learner.parallel.main else None,
         live=live,
+        given=GivenData.open(learner),
     )
 
 

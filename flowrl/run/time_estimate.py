@@ -47,7 +47,7 @@ def iteration_work(
     """Count the evaluations of one iteration, as `count/...` of metrics.jsonl does for images.
     `levels` are the model's: without them `run.levels` stands in, and the steps that E-GRPO merges
     may be others. At most, for DGPO, whose samples of a group are one input where sigma is 1."""
-    algorithm, draws = run.algorithm(), run.prompts.per_iteration
+    algorithm, draws = run.algorithm(), run.drawn
     levels = run.levels(algorithm.steps) if levels is None else levels
     plans = algorithm.plan(levels, iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
@@ -58,6 +58,7 @@ def iteration_work(
     else:
         images = [plan for plan in plans if isinstance(plan, Plan)]
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
+    rows += _given_inputs(run)
     frozen = rows * (len(algorithm.loss.roles - {"old"}) + algorithm.reads_reference)
     if "old" in algorithm.loss.roles:
         frozen += rows * _old_share(run)
@@ -65,11 +66,20 @@ def iteration_work(
 
 
 def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
-    draws, likelihood = run.prompts.per_iteration, run.algorithm().likelihood
+    draws, likelihood = run.drawn, run.algorithm().likelihood
     if isinstance(likelihood, Matching):
         kept = sum(2 if likelihood.paired else plan.group for plan in plans)
         return float(draws * kept * likelihood.draws)
     return float(draws * sum(plan.trained_states for plan in plans))
+
+
+def _given_inputs(run: Run) -> float:
+    if run.given is None:
+        return 0.0
+    likelihood = run.algorithm().likelihood
+    levels = likelihood.draws if isinstance(likelihood, Matching) else 1
+    count = run.prompts.per_iteration - run.drawn
+    return float(count * levels * (2 if run.given.kind == "pairs" else 1))
 
 
 def _old_share(run: Run) -> float:

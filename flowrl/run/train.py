@@ -10,7 +10,7 @@ from pathlib import Path
 from flowrl.run import checkpoint, memory, ratio_check, record
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience import experience_of
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
 from flowrl.run.histograms import IterationValues
@@ -162,7 +162,7 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
     seen = IterationValues() if {*session.run.track.trackers} & {*SHOW_HISTOGRAMS} else None
-    experience = collect(session, progress.iteration)
+    experience = experience_of(session, progress.iteration)
     if progress.optimizer_steps == 0:
         with session.parallel.together():
             ratio_check.check_ratio(session.learner, experience, session.terminal)

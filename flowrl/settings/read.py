@@ -128,7 +128,7 @@ def check_plan(run: Run) -> None:
         raise UserError(f"recipe: {error}") from error
     if run.model.sigmas is not None:
         _check_levels(run, algorithm)
-    if run.train.updates > run.prompts.per_iteration * algorithm.group:
+    if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
         raise UserError("train.updates: more optimizer steps than samples in an iteration")
     check_kind(run, algorithm)
 

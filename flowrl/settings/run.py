@@ -11,6 +11,7 @@ from flowrl.errors import UserError
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
+from flowrl.settings.given import GivenSettings, with_prompts
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.recipe import OwnRecipe, Recipe, RecipeSettings, recipe_kind
@@ -61,12 +62,18 @@ class Run(Settings):
     """Rewards of training; their weighted sum is what samples are compared by."""
     held_out_rewards: tuple[RewardSpec, ...] = ()
     """Rewards of evaluations; those of training if empty."""
+    given: GivenSettings | None = None
     budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
     steer: Steer | None = None
     evaluate: EvaluateSettings = EvaluateSettings()
     checkpoint: Checkpoint = Checkpoint()
     track: Track = Track()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts_of_given(cls, tree: Any) -> Any:
+        return with_prompts(tree)
 
     @field_validator("recipe", mode="wrap")
     @classmethod
@@ -105,6 +112,12 @@ class Run(Settings):
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         return self.budget.around(algorithm)
+
+    @property
+    def drawn(self) -> int:
+        """Prompts of an iteration that samples are drawn for; the others are given."""
+        draws = self.prompts.per_iteration
+        return draws if self.given is None else draws - self.given.count(draws)
 
     @property
     def judges(self) -> tuple[RewardSpec, ...]:
@@ -165,6 +178,12 @@ class Run(Settings):
             raise ValueError(
                 "budget.replay: a replayed sample keeps its old log-probabilities, which "
                 "train.recompute_old would replace: leave one of the two out"
+            )
+        if self.given is not None and self.given.share < 1 and self.drawn == 0:
+            raise ValueError(
+                f"given.share: {self.given.share:g} of prompts.per_iteration "
+                f"{self.prompts.per_iteration} leaves no prompt to draw samples for: raise "
+                "per_iteration, lower the share, or set it to 1"
             )
         best = self.checkpoint.best
         if best is not None and best not in [spec.label for spec in self.judges]:

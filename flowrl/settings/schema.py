@@ -15,9 +15,11 @@ def run_schema() -> dict[str, Any]:
     """The schema of all settings. What a file must have is asked of files without a base only."""
     schema = Run.model_json_schema(by_alias=True)
     prompts = schema["$defs"]["PromptFiles"]
+    drawn = {"properties": {"prompts": {"required": prompts.pop("required")}}}
     whole = {
         "required": schema.pop("required"),
-        "properties": {"prompts": {"required": prompts.pop("required")}},
+        "anyOf": [{"required": ["given"]}, drawn],  # given samples have prompts
+        "properties": {},
     }
     recipes = schema["properties"]["recipe"]
     for part in recipes["anyOf"]:  # without its name, a recipe's settings fit several recipes

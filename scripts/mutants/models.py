@@ -16,8 +16,17 @@ EPSILON = "models/test_pipeline_epsilon.py"
 HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
 FORMATS = "models/test_lora_formats.py"
 
+ENCODED = "models/test_media_encoder.py"
+
 # fmt: off
 ROWS = (
+    ("given-shift", "flowrl/models/diffusers/media_encoder.py", ".to(self.scale) - self.shift)",
+     ".to(self.scale) + self.shift)", ENCODED),
+    ("given-scale", "flowrl/models/diffusers/media_encoder.py", "- self.shift) / self.scale",
+     "- self.shift) * self.scale", ENCODED),
+    ("given-place", "flowrl/models/diffusers/media_encoder.py", "x[self.place] = (z", "x[:] = (z", ENCODED),
+    ("given-pixels", "flowrl/models/diffusers/media_encoder.py", "(2 * media - 1).to(", "(media).to(",
+     ENCODED),
     ("levels-unshifted", "flowrl/models/diffusers/own_levels.py", '"use_dynamic_shifting": False,', "",
      LEVELS),
     ("levels-whole", "flowrl/models/diffusers/whole_sample.py", "self.policy.loop.driver.real",

@@ -10,6 +10,12 @@ PRESETS = "flowrl/recipes/text_presets.py"
 
 # fmt: off
 ROWS = (
+    ("given-better-first", "flowrl/run/given_data.py", "each = [1.0, -1.0] if group == 2",
+     "each = [-1.0, 1.0] if group == 2", "run/test_given.py"),
+    ("given-end", "flowrl/models/language/given_texts.py", "return [*ids, *ends][:length]",
+     "return [*ids][:length]", "run/test_given.py"),
+    ("given-label", "flowrl/run/given_file.py", "(int(i), int(j)) if p > TIED else (int(j), int(i))",
+     "(int(i), int(j))", "run/test_given_mistakes.py"),
     ("recipes-guard-h", GRPO, 'Clip(), ScaleSteps("1/h"))', "Clip())", PINS),
     ("recipes-guard-ratio", GRPO, 'Transition("ratio_norm")', "Transition()", PINS),
     ("recipes-awm-trust", "flowrl/recipes/matching.py",

@@ -1,0 +1,37 @@
+"""Given completions of the text demo's world: pairs of a right and a careless answer.
+
+    python -m flowrl.demo.given_sums FOLDER
+
+sums_pairs.jsonl  prompt, chosen, rejected: sums of training that carry, with the answer, and that
+                  of a writer who forgets the carry
+sums_texts.jsonl  prompt, completion: sums of training with their answers
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from flowrl.demo.sums import problems
+
+MOST = 2_000  # sums
+
+
+def write_sums(folder: Path) -> tuple[int, int]:
+    """Write the files; return their numbers of rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    train = problems("train")[:MOST]
+    pairs = [
+        {"prompt": each.prompt, "chosen": each.answer, "rejected": each.careless}
+        for each in train
+        if each.carries
+    ]
+    texts = [{"prompt": each.prompt, "completion": each.answer} for each in train]
+    for name, rows in (("pairs", pairs), ("texts", texts)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"sums_{name}.jsonl").write_text(lines)
+    return len(pairs), len(texts)
+
+
+if __name__ == "__main__":
+    pairs_and_texts = write_sums(Path(sys.argv[1]))
+    print(f"{sys.argv[1]}: {pairs_and_texts[0]} pairs, {pairs_and_texts[1]} texts")

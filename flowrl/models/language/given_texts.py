@@ -1,0 +1,60 @@
+"""Given completions as tokens, as the model would have written them."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import TokenRows
+from flowrl.models.language.batch import Writing
+
+
+def completion_tokens(batch: Writing, text: str, length: int) -> list[int]:
+    """The tokens of a completion and of its end, as `batch` would have sampled them.
+
+    The end is the tokenizer's end token if the model stops at it, else the first stop token. A
+    completion of more than `length` tokens has the first `length` of them, and no end.
+    """
+    ids = list(batch.tokenizer(text, add_special_tokens=False).input_ids)
+    own = batch.tokenizer.eos_token_id
+    ends = [own] if own in batch.stop else list(batch.stop[:1])
+    return [*ids, *ends][:length]
+
+
+def check_length(batch: Writing, text: str, length: int, place: str) -> None:
+    """UserError, beginning with `place`, for a completion without tokens or of more than
+    `length`."""
+    count = len(completion_tokens(batch, text, 10**9))
+    if not batch.tokenizer(text, add_special_tokens=False).input_ids:
+        raise UserError(f"{place}: the completion {text!r:.50} has no tokens")
+    if count > length:
+        raise UserError(
+            f"{place}: the completion has {count} tokens, its end among them, and recipe.length is "
+            f"{length}: raise it, or set given.fit: crop"
+        )
+
+
+def completion_rows(
+    batch: Writing,
+    texts: Sequence[str],
+    prompt: Int[torch.Tensor, " b"],
+    advantage: Float[torch.Tensor, " b"],
+) -> TokenRows:
+    """Rows of given completions: all of their tokens are in the loss, at temperature 1."""
+    ids = [completion_tokens(batch, text, batch.steps) for text in texts]
+    lengths = torch.tensor([len(each) for each in ids])
+    width = int(lengths.max())
+    padded = torch.tensor([[*each, *[0] * (width - len(each))] for each in ids])
+    mask = torch.arange(width) < lengths[:, None]
+    device = batch.model.device
+    return TokenRows(
+        prompt=prompt.to(device),
+        advantage=(advantage[:, None] * mask).to(device),
+        mask=mask.to(device),
+        old=None,
+        ids=padded.to(device),
+        lengths=lengths.to(device),
+        temperature=1.0,
+        kept=None,
+    )

@@ -1,0 +1,210 @@
+"""The file of given samples, as rows: a prompt with a pair, or with one sample."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.evaluation.preferences import LAYOUTS, Preferences, ReadOptions, load_preferences
+from flowrl.evaluation.sources import Source, read_media
+from flowrl.paths import find
+from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import PromptRow, resolved
+from flowrl.prompts.source import DataSource, check_column
+from flowrl.settings import Run
+from flowrl.settings.given import GivenSettings
+from rewards.types import cell
+
+GIVEN_FILE = "given.file"
+DECODED = 200  # files that are decoded before a run starts; of the others the header is read
+TIED = 0.5
+
+
+@dataclass(frozen=True)
+class GivenItem:
+    """One given sample: its source or its text, and its place in the file for messages."""
+
+    sample: Source | str
+    place: str
+
+
+@dataclass(frozen=True)
+class GivenFile:
+    """Rows of a prompt with `group` samples: the better and the worse one, or a single one.
+
+    rows      the samples of each prompt, as places in `items`
+    left_out  ties, and rows without a judgement
+    """
+
+    prompts: PromptSet
+    rows: tuple[tuple[int, ...], ...]
+    items: tuple[GivenItem, ...]
+    left_out: int = 0
+
+    @property
+    def group(self) -> int:
+        return len(self.rows[0])
+
+    @classmethod
+    def read(cls, run: Run) -> "GivenFile":
+        """Read `given.file`. UserError, with the file and the line or row, where it cannot be."""
+        given = run.given
+        assert given is not None
+        if run.model.language is not None:
+            return _texts(given)
+        return _pairs(given) if given.kind == "pairs" else _media(given)
+
+    def described(self, given: GivenSettings, draws: int) -> str:
+        """A line on the file, and on an iteration with `draws` prompts in all."""
+        pairs = given.kind == "pairs"
+        what, count = "pairs" if pairs else given.kind, given.count(draws)
+        less = f", {self.left_out} ties and rows without a judgement left out" * bool(self.left_out)
+        rest = "" if given.share == 1 else f"; samples are drawn for {draws - count} prompts"
+        return (
+            f"given: {len(self.rows)} {what} of {len(set(self.prompts.texts))} prompts in "
+            f"{given.file}{less}; {count} an iteration, so an epoch is "
+            f"{len(self.rows) / count:.3g} iterations{rest}"
+        )
+
+
+def _pairs(given: GivenSettings) -> GivenFile:
+    """Pairs of images or videos, by the readers of `flowrl evaluate-rewards`."""
+    if given.layout is not None and given.layout not in LAYOUTS:
+        raise UserError(f"given.layout: {given.layout!r} is not known; one of {', '.join(LAYOUTS)}")
+    folder = None if given.folder is None else find(given.folder)
+    try:
+        read = load_preferences(find(given.file), ReadOptions(given.layout, given.label, folder))
+    except UserError as error:
+        raise UserError(f"{GIVEN_FILE}: {error}") from error
+    above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != TIED]
+    if not above:
+        raise UserError(f"{GIVEN_FILE}: {given.file}: all its pairs are ties, which teach nothing")
+    rows = tuple((int(i), int(j)) if p > TIED else (int(j), int(i)) for i, j, p in above)
+    texts = tuple(read.items[row[0]].prompt for row in rows)
+    meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)
+    items = tuple(GivenItem(item.source, _place(item.meta)) for item in read.items)
+    ties = len(read.label) - len(rows)
+    return GivenFile(PromptSet(texts, meta), rows, items, ties + read.unlabelled)
+
+
+def _row_of(read: Preferences, item: int, folder: Path) -> PromptRow:
+    meta = read.items[item].meta
+    return PromptRow(resolved(meta, folder), _place(meta))
+
+
+def _place(meta: Any) -> str:
+    return meta.place if isinstance(meta, PromptRow) else GIVEN_FILE
+
+
+def _prompts(given: GivenSettings) -> PromptSet:
+    return PromptSet.of(DataSource(given.file, given.column, columns=given.columns), GIVEN_FILE)
+
+
+def _media(given: GivenSettings) -> GivenFile:
+    """Images or videos, each with its prompt."""
+    prompts = _prompts(given)
+    columns = prompts.columns
+    name = given.media or next((n for n in ("image", "video") if n in columns), "image")
+    check_column(prompts.meta, name, f"{GIVEN_FILE}: {given.file}", "given.media")  # type: ignore[arg-type]
+    folder = find(given.file).parent if given.folder is None else find(given.folder)
+    items = [
+        GivenItem(Source.of(cell(row, name), folder, f"{_place(row)}, {name}"), _place(row))
+        for row in prompts.meta
+    ]
+    return GivenFile(prompts, tuple((i,) for i in range(len(items))), tuple(items))
+
+
+def _texts(given: GivenSettings) -> GivenFile:
+    """Completions of a language model: `chosen` and `rejected`, or one in `completion`."""
+    prompts = _prompts(given)
+    pairs = given.kind == "pairs"
+    names = ("chosen", "rejected") if pairs else (given.media or "completion",)
+    setting = "given.columns" if pairs else "given.media"
+    for name in names:
+        check_column(prompts.meta, name, f"{GIVEN_FILE}: {given.file}", setting)  # type: ignore[arg-type]
+    items, rows, same = list[GivenItem](), list[tuple[int, ...]](), 0
+    kept: list[int] = []
+    for i, row in enumerate(prompts.meta):
+        texts = [_completion(cell(row, name), f"{_place(row)}, {name}") for name in names]
+        if pairs and texts[0] == texts[1]:
+            same += 1
+            continue
+        kept.append(i)
+        rows.append(tuple(range(len(items), len(items) + len(names))))
+        items += [GivenItem(text, _place(row)) for text in texts]
+    if not rows:
+        raise UserError(f"{GIVEN_FILE}: {given.file}: chosen and rejected are the same in all rows")
+    texts, meta = prompts.take(kept)
+    return GivenFile(PromptSet(tuple(texts), tuple(meta)), tuple(rows), tuple(items), same)
+
+
+def _completion(value: Any, at: str) -> str:
+    """A text, or the assistant's message at the end of a chat."""
+    if isinstance(value, list) and value and isinstance(value[-1], dict):
+        if value[-1].get("role") != "assistant":
+            raise UserError(f"{at}: the chat does not end with the assistant's message")
+        value = value[-1].get("content")
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{at} is {value!r:.50}, not a text")
+    return value
+
+
+def read_sample(item: GivenItem, frames: int) -> Tensor:
+    """An image [3 h w], or a video [f 3 h w] of at most `frames` frames, in 0..1.
+
+    UserError, with the file and the row, if it cannot be read."""
+    assert isinstance(item.sample, Source)
+    read = read_media([item.sample], frames)
+    if read.media[0] is None:
+        raise UserError(f"{item.place}: {next(iter(read.broken.values()))}")
+    return read.media[0]
+
+
+def check_samples_of(file: GivenFile, given: GivenSettings, size: tuple[int | None, ...]) -> None:
+    """UserError for a sample that is missing, damaged or, with `fit: exact`, not of the `size`
+    (height, width), where that is known. The first DECODED files are decoded whole."""
+    seen = set[object]()
+    for item in file.items:
+        source = item.sample
+        assert isinstance(source, Source)
+        key = source.path if source.data is None else id(source.data)
+        if key in seen and source.box is None:
+            continue
+        seen.add(key)
+        if source.data is None and (source.path is None or not source.path.is_file()):
+            raise UserError(f"{item.place}: {source.name}: no such file")
+        height, width = _decoded_size(item) if len(seen) <= DECODED else _header_size(item)
+        wrong = any(a not in (None, b) for a, b in zip(size, (height, width), strict=True))
+        if wrong and height and given.fit == "exact":
+            raise UserError(wrong_size(item, (height, width), size))
+
+
+def wrong_size(item: GivenItem, have: Sequence[int], want: Sequence[int | None]) -> str:
+    """The sentence on a given sample of another size (height, width) than the run's."""
+    assert isinstance(item.sample, Source)
+    return (
+        f"{item.place}: {item.sample.name} has {have[1]} x {have[0]} pixels, and the run's samples "
+        f"{want[1]} x {want[0]}: set model.width and model.height, or given.fit: crop"
+    )
+
+
+def _decoded_size(item: GivenItem) -> tuple[int, int]:
+    media = read_sample(item, 1)
+    return media.shape[-2], media.shape[-1]
+
+
+def _header_size(item: GivenItem) -> tuple[int, int]:
+    """The size in a file's header; (0, 0) for videos and pieces of files, whose header is none."""
+    source = item.sample
+    assert isinstance(source, Source)
+    if source.path is None or source.box is not None:
+        return 0, 0
+    try:
+        with Image.open(source.path) as image:
+            return image.height, image.width
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return 0, 0  # a video: it is read when it is due

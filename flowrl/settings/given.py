@@ -1,0 +1,64 @@
+"""Given samples: preference pairs, images, videos or texts to learn from."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from flowrl.settings.base import Settings
+
+OF_GIVEN = "given"  # name of the data set of prompts that the file of given samples is
+GivenKind = Literal["pairs", "images", "texts"]
+
+
+class GivenSettings(Settings):
+    """Samples that are given, instead of drawn ones or beside them: see docs/given_data.md."""
+
+    file: str = Field(min_length=1)
+    """A file (jsonl, json, csv, tsv, parquet) or a folder of them. Paths in it begin at its
+    folder."""
+    kind: GivenKind
+    """pairs (a better and a worse sample of a prompt), images (or videos), or texts."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Part of each iteration's prompts that is given; samples are drawn for the others."""
+    weight: float = Field(default=1.0, gt=0)
+    """Weight of given images and texts in the loss: their advantage. Pairs have none."""
+    column: str = "prompt"
+    """Column of the prompts of images and texts; layouts of pairs have their own."""
+    media: str | None = None
+    """Column of the images or videos, or of the completions of texts; null: image or video, or
+    completion."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Further names of columns, such as {chosen: response_a}, of all kinds but pairs of images."""
+    layout: str | None = None
+    """Layout of pairs of images, as in `flowrl evaluate-rewards`; null: by the columns."""
+    label: str | None = None
+    """Column of the labels of pairs of images; null: that of the layout."""
+    folder: str | None = None
+    """Folder where relative paths of images begin; null: that of the file."""
+    fit: Literal["exact", "crop"] = "exact"
+    """Images of another size than the run's: an error, or scaled and cut around their centre. Texts
+    of more than recipe.length tokens: an error, or cut."""
+
+    def count(self, draws: int) -> int:
+        """The given prompts among the `draws` of an iteration: at least one."""
+        return max(1, round(self.share * draws))
+
+
+def with_prompts(tree: Any) -> Any:
+    """A run's settings; where all samples are given, their file has the prompts, unless
+    `prompts.train` names another. Its data set is then called `given`, by which it is known again
+    when an option names another file."""
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("given"), Mapping):
+        return tree
+    given, prompts = tree["given"], tree.get("prompts", {})
+    alone = given.get("share", 1.0) == 1.0 and isinstance(given.get("file"), str)
+    if not alone or not isinstance(prompts, Mapping):
+        return tree
+    train = prompts.get("train")
+    if train is not None and not (isinstance(train, Mapping) and train.get("name") == OF_GIVEN):
+        return tree
+    column = given.get("column") or prompts.get("column") or "prompt"
+    column = "caption" if given.get("layout") == "pickapic" else column
+    source = {"source": given["file"], "column": column, "name": OF_GIVEN}
+    return {**tree, "prompts": {**prompts, "train": source}}

@@ -1,0 +1,322 @@
+"""Training on given samples: their rows, losses and gradients beside plain re-computations."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file
+
+from flowrl.losses.base import reduced
+from flowrl.run.deal import share_of
+from flowrl.run.experience import experience_of
+from flowrl.run.update import chunk_loss, denominators
+from samplers.noise import generator
+from tests.run.test_metrics_page import undocumented
+from tests.support import process_runs, runs, text_runs, tiny_lm
+
+DPO = {"name": "dpo", "steps": 4, "group": 2, "draws": 2, "beta": 20.0}
+MATCHING = {"name": "rwr", "steps": 4, "group": 2, "draws": 2, "anchor": 0.0}
+WORDS = ("a red ball", "a blue cube", "two dogs", "a cat")
+
+
+def pixels(number: int, side: int = 16) -> Image.Image:
+    values = torch.randint(0, 256, (side, side, 3), generator=generator("pixels", number))
+    return Image.fromarray(values.to(torch.uint8).numpy())
+
+
+def write_pairs(folder, count=6):
+    rows = []
+    for i in range(count):
+        for side in (0, 1):
+            pixels(2 * i + side).save(folder / f"{i}_{side}.png")
+        rows.append({"prompt": WORDS[i % 4], "chosen": f"{i}_0.png", "rejected": f"{i}_1.png"})
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "images.jsonl").write_text(
+        "".join(json.dumps({"prompt": r["prompt"], "image": r["chosen"]}) + "\n" for r in rows)
+    )
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
+
+
+def settings(pipeline, folder, recipe, given, **train):
+    write_pairs(folder)
+    tree = runs.tree(pipeline, folder, recipe, **train)
+    del tree["prompts"]["train"]
+    tree["prompts"]["per_iteration"] = 3
+    tree["model"] |= {"height": 16, "width": 16, "lora": None}
+    kind = "pairs" if recipe is DPO else "images"
+    tree["given"] = {"file": str(folder / f"{kind}.jsonl"), "kind": kind, **given}
+    return tree
+
+
+def opened(pipeline, folder, recipe, given=(), **train):
+    return runs.opened(settings(pipeline, folder, recipe, dict(given), **train), folder)
+
+
+@pytest.fixture(scope="module")
+def pairs(pipeline, tmp_path_factory):
+    """A session of given pairs, whose weights no test changes."""
+    return opened(pipeline, tmp_path_factory.mktemp("pairs"), DPO)
+
+
+def gradients(session, experience):
+    """The loss of the iteration's first optimizer step, and its gradients."""
+    learner, total = session.learner, 0.0
+    learner.optimizer.zero_grad(set_to_none=True)
+    share = share_of(learner, experience, 0, 0)
+    counts = denominators(learner, share)
+    for chunk in share:
+        loss = reduced(*chunk_loss(learner, experience, chunk.rows(), True), counts)
+        loss.backward()
+        total += loss.item()
+    named = learner.policies.parameters.items()
+    return total, {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def velocity(session, rows):
+    """The transformer's own call, without flowrl."""
+    pipe = session.learner.policy.pipe
+    texts = [session.given.file.prompts.texts[row] for row in session.given.draws(0).rows]
+    with torch.no_grad():
+        embedded, _, pooled, _ = pipe.encode_prompt(
+            texts, texts, texts, do_classifier_free_guidance=False,
+            **{"max_sequence_length": 256},
+        )  # fmt: skip
+    return pipe.transformer(
+        hidden_states=rows.x, timestep=1000 * rows.sigma,
+        encoder_hidden_states=embedded[rows.prompt], pooled_projections=pooled[rows.prompt],
+        return_dict=False,
+    )[0]  # fmt: skip
+
+
+def plain_dpo(session, every, start):
+    """Diffusion-DPO, arXiv:2311.12908 eq. 14 in velocity space: the mean over pairs and levels of
+    -log sigmoid(-beta / 2 ((e_w - e_w_ref) - (e_l - e_l_ref))), e the mean squared error."""
+    network = session.learner.policy.pipe.transformer
+    own = {name: p.detach().clone() for name, p in network.state_dict().items()}
+
+    def errors(rows):
+        target = rows.noise - rows.x0
+        return (velocity(session, rows) - target).square().flatten(1).mean(1)
+
+    network.load_state_dict(start)
+    with torch.no_grad():
+        before = [errors(rows) for rows in every]
+    network.load_state_dict(own)
+    moved = [errors(rows) - ref for rows, ref in zip(every, before, strict=True)]
+    losses = [-F.logsigmoid(-DPO["beta"] / 2 * (m[::2] - m[1::2])) for m in moved]
+    return torch.cat(losses).mean()
+
+
+def test_the_first_loss_is_log_2_and_gradients_are_those_of_a_plain_loop(pipeline, tmp_path):
+    session = opened(pipeline, tmp_path, DPO)
+    network = session.learner.policy.pipe.transformer
+    start = {name: p.detach().clone() for name, p in network.state_dict().items()}
+    experience = experience_of(session, 0)
+    loss, _ = gradients(session, experience)
+    assert loss == float(torch.tensor(2.0).log())  # of float32, to the bit
+    with torch.no_grad():  # the policy moves away from the start
+        for number, p in enumerate(session.learner.policies.parameters.values()):
+            p += 0.05 * torch.randn(p.shape, generator=generator("moved", number))
+    loss, ours = gradients(session, experience)
+    network.zero_grad(set_to_none=True)
+    plain = plain_dpo(session, experience.rows, start)
+    plain.backward()
+    assert loss == pytest.approx(float(plain), rel=1e-5)
+    assert loss != pytest.approx(math.log(2), abs=1e-3)
+    theirs = {f"transformer.{n}": p.grad for n, p in network.named_parameters()}
+    scale = max(float(g.abs().max()) for g in ours.values())
+    for name, gradient in ours.items():
+        assert torch.allclose(gradient, theirs[name], atol=1e-5 * scale), name
+
+
+def test_a_pair_has_one_noise_and_level_and_its_better_sample_first(pairs) -> None:
+    session = pairs
+    experience = experience_of(session, 0)
+    for rows in experience.rows:
+        assert torch.equal(rows.noise[::2], rows.noise[1::2])
+        assert torch.equal(rows.sigma[::2], rows.sigma[1::2])
+        assert rows.advantage.flatten().tolist() == [1.0, -1.0] * 3
+        for place, row in enumerate(session.given.draws(0).rows):
+            for side in (0, 1):
+                latents = session.given.kept.latents[session.given.file.rows[row][side]]
+                assert torch.equal(rows.x0[2 * place + side], latents)
+    better = session.given.file.items[session.given.file.rows[0][0]]
+    assert better.sample.name == "0_0.png"
+
+
+@pytest.mark.slow
+def test_images_are_matched_with_weight_one(pipeline, tmp_path) -> None:
+    session = opened(pipeline, tmp_path, MATCHING)
+    experience = experience_of(session, 0)
+    loss, _ = gradients(session, experience)
+    errors = [
+        (velocity(session, rows) - (rows.noise - rows.x0)).square().flatten(1).mean(1)
+        for rows in experience.rows
+    ]
+    assert loss == pytest.approx(float(torch.cat(errors).mean()), rel=1e-5)
+
+
+def test_an_epoch_has_each_sample_once_and_its_order_is_its_own(pairs) -> None:
+    given = pairs.given
+    epochs = [tuple(given.draws(i).rows + given.draws(i + 1).rows) for i in (0, 2, 4)]
+    assert all(sorted(epoch) == list(range(6)) for epoch in epochs)
+    assert len(set(epochs)) > 1
+
+
+def test_a_sample_is_encoded_once_and_alone(pairs) -> None:
+    session = pairs
+    session.given.kept.latents.clear()
+    vae, seen = session.learner.policy.pipe.vae, Counter()
+    real = vae.encode
+
+    def counted(x, *more, **named):
+        seen[tuple(x.shape), float(x.double().sum())] += 1
+        return real(x, *more, **named)
+
+    vae.encode = counted
+    for iteration in range(4):
+        experience_of(session, iteration)
+    vae.encode = real
+    assert len(seen) == 12
+    assert set(seen.values()) == {1}
+    assert {shape[0] for shape, _ in seen} == {1}
+
+
+@pytest.mark.slow
+def test_rows_per_call_change_nothing_but_rounding(pipeline, tmp_path) -> None:
+    losses = []
+    for rows in (2, 4):
+        session = opened(pipeline, tmp_path, MATCHING, rows_per_call=rows)
+        losses.append(gradients(session, experience_of(session, 0)))
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-6)
+    for name, gradient in losses[0][1].items():
+        assert torch.allclose(gradient, losses[1][1][name], rtol=1e-3, atol=1e-6), name
+
+
+@pytest.mark.slow
+def test_a_mix_has_the_rows_of_both_and_each_with_its_own_prompts(pipeline, tmp_path) -> None:
+    tree = settings(pipeline, tmp_path, MATCHING, {"share": 0.34})
+    tree["prompts"]["train"] = str(tmp_path / "prompts.jsonl")
+    session = runs.opened(tree, tmp_path)
+    both = experience_of(session, 0)
+    assert len(both.draws) == 3
+    assert [len(rows.prompt) for rows in both.rows] == [1, 1, 4, 4]
+    assert [set(rows.prompt.tolist()) for rows in both.rows] == [{2}, {2}, {0, 1}, {0, 1}]
+    assert both.metrics["count/given"] == 1
+    alone = session.given.rows(0)
+    theirs = alone.policy(alone.rows[0].x, alone.rows[0].sigma, alone.rows[0].prompt)
+    rows = both.rows[0]
+    assert torch.equal(both.policy(rows.x, rows.sigma, rows.prompt), theirs)
+    loss, found = gradients(session, both)
+    assert math.isfinite(loss)
+    assert found
+
+
+PAIRS = (
+    {"prompt": "ab", "chosen": "cde", "rejected": "fg"},
+    {"prompt": "abc", "chosen": "d", "rejected": "hij"},
+)
+
+
+def text_session(folder, **given):
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    tree = text_runs.tree(tiny_lm.write(folder / "lm"), folder, {"name": "text_dpo", "length": 6})
+    tree["recipe"] |= {"beta": 0.3}
+    tree["model"]["lora"] = None
+    tree["prompts"] |= {"per_iteration": 2}
+    tree["prompts"].pop("train")
+    tree["given"] = {"file": str(folder / "texts.jsonl"), "kind": "pairs", **given}
+    return runs.opened(tree, folder)
+
+
+def sequence_logp(model, tokenizer, prompt, completion):
+    """The sum of the tokens' log-probabilities, with that of the end token."""
+    context, ids = tokenizer(prompt).input_ids, tokenizer(completion).input_ids
+    ids = [*ids, tokenizer.eos_token_id]
+    logits = model(torch.tensor([[*context, *ids]])).logits[0].log_softmax(-1)
+    return sum(logits[len(context) + i - 1, token] for i, token in enumerate(ids))
+
+
+def test_texts_have_the_dpo_loss_of_trl(tmp_path) -> None:
+    """arXiv:2305.18290 eq. 7, as `trl.DPOTrainer` computes it with loss_type sigmoid."""
+    session = text_session(tmp_path)
+    policy, experience = session.learner.policy, experience_of(session, 0)
+    assert gradients(session, experience)[0] == pytest.approx(math.log(2), rel=1e-7)
+    reference = {}
+    for row in PAIRS:
+        for side in ("chosen", "rejected"):
+            with torch.no_grad():
+                reference[row["prompt"], side] = sequence_logp(
+                    policy.model, policy.tokenizer, row["prompt"], row[side]
+                )
+    with torch.no_grad():
+        for number, p in enumerate(session.learner.policies.parameters.values()):
+            p += 0.1 * torch.randn(p.shape, generator=generator("moved", number))
+    loss, ours = gradients(session, experience)
+    policy.model.zero_grad(set_to_none=True)
+    losses = []
+    for row in PAIRS:
+        new = {
+            side: sequence_logp(policy.model, policy.tokenizer, row["prompt"], row[side])
+            - reference[row["prompt"], side]
+            for side in ("chosen", "rejected")
+        }
+        losses.append(-F.logsigmoid(0.3 * (new["chosen"] - new["rejected"])))
+    plain = torch.stack(losses).mean()
+    plain.backward()
+    assert loss == pytest.approx(float(plain), rel=1e-5)
+    for name, p in policy.model.named_parameters():
+        if name in ours:
+            assert torch.allclose(ours[name], p.grad, rtol=1e-3, atol=1e-6), name
+
+
+def test_progress_is_of_given_samples_alone(pairs) -> None:
+    experience = experience_of(pairs, 3)
+    assert experience.metrics["given/epochs"] == 2.0
+    assert experience.metrics["count/given"] == 6.0
+    assert len(experience.samples.prompts) == 0
+
+
+@pytest.mark.slow
+def test_two_processes_and_other_calls_change_nothing_but_rounding(pipeline, tmp_path) -> None:
+    jobs = {}
+    for name, recipe, share in (("pairs", DPO, 1.0), ("mix", MATCHING, 0.4)):
+        folder = tmp_path / name
+        folder.mkdir()
+        tree = settings(pipeline, folder, recipe, {"share": share}, updates=1, lr=1e-3)
+        if share < 1:
+            tree["prompts"] |= {"train": str(folder / "prompts.jsonl"), "per_iteration": 5}
+        tree["model"]["dtype"] = "float64"
+        jobs[name] = {"settings": tree, "iterations": 2}
+    both = process_runs.together(process_runs.DDP, jobs, tmp_path / "two")
+    for name, job in jobs.items():
+        one = process_runs.alone(job, tmp_path / f"{name}_one", rows_per_call=3)
+        assert process_runs.apart(one, both[name]) < 1e-9
+        assert process_runs.told(tmp_path / "two", name)["moved"] > 1e-4
+
+
+@pytest.mark.slow
+def test_a_resumed_run_makes_the_same_bits(pipeline, tmp_path, capsys) -> None:
+    path = runs.write(settings(pipeline, tmp_path, DPO, {}), tmp_path)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert runs.flowrl("train", path, "--folder", whole) == 0
+    words = ("--train.iterations", "2", "--folder", parts)
+    assert runs.flowrl("train", path, *words) == 0
+    assert runs.flowrl("train", "--resume", parts, "--train.iterations", "3") == 0
+    said = capsys.readouterr().out
+    assert "given: 6 pairs of 4 prompts" in said
+    assert "given: loss 0.6931" in said
+    left, right = (
+        load_file(f / "pipeline/transformer/diffusion_pytorch_model.safetensors")
+        for f in (whole, parts)
+    )
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert not undocumented(whole)

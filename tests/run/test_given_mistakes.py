@@ -1,0 +1,155 @@
+"""Mistakes in given samples are one sentence each, before any weights load."""
+
+import pytest
+from PIL import Image
+
+from flowrl.errors import UserError
+from flowrl.run.given_check import check_given, described_given
+from flowrl.run.given_file import GivenFile
+from flowrl.settings.read import dump, override, run_from
+from tests.evaluation.test_preferences import write
+
+DPO = {"name": "dpo", "steps": 4}
+
+
+def tree(file, kind="pairs", recipe=DPO, model="pipeline", **given):
+    return {
+        "recipe": recipe,
+        "model": {model: "flowrl/demo/shapes-sd3"},
+        "prompts": {"per_iteration": 4},
+        "rewards": ["brightness"],
+        "given": {"file": str(file), "kind": kind, **given},
+    }
+
+
+def refused(settings) -> str:
+    with pytest.raises(UserError) as found:
+        check_given(run_from(settings, "run.yaml"))
+    return str(found.value)
+
+
+def image(folder, name, size=(8, 8)):
+    Image.new("RGB", size).save(folder / name)
+    return name
+
+
+ROW = {"prompt": "a ball", "chosen": "a.png", "rejected": "b.png"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    image(tmp_path, "a.png")
+    image(tmp_path, "b.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([ROW, ROW | {"rejected": "c.png"}], ["pairs.jsonl, row 2", "c.png: no such file"]),
+        ([ROW, ROW | {"prompt": ""}], ["pairs.jsonl, row 2", "prompt is empty"]),
+        ([ROW | {"rejected": None}], ["row 1", "neither a path nor the bytes"]),
+        ([{"prompt": "a ball", "image": "a.png"}], ["match no known layout", "prompt, image"]),
+        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": "tie"}], ["ties, which teach"]),
+        ([{"prompt": "x", "a": "a.png", "b": "b.png", "label": 7}], ["row 1", "the label is 7"]),
+    ],
+)
+def test_pairs_name_the_file_and_the_row(folder, rows, words) -> None:
+    said = refused(tree(write(folder, "pairs.jsonl", rows)))
+    assert all(word in said for word in ["given.file", *words] if word != "given.file"), said
+
+
+def test_a_damaged_image_and_one_of_another_size_are_named(folder) -> None:
+    (folder / "b.png").write_bytes((folder / "b.png").read_bytes()[:40])
+    file = write(folder, "pairs.jsonl", [ROW])
+    assert "pairs.jsonl, row 1: b.png: not readable" in refused(tree(file))
+    image(folder, "b.png", (8, 6))
+    settings = tree(file)
+    settings["model"] |= {"height": 8, "width": 8}
+    said = refused(settings)
+    assert "row 1: b.png has 8 x 6 pixels, and the run's samples 8 x 8" in said
+    assert "fit: crop" in said
+    settings["given"]["fit"] = "crop"
+    check_given(run_from(settings, "run.yaml"))
+
+
+def test_files_and_columns_that_are_not_there(folder) -> None:
+    assert "given.file: " in refused(tree(folder / "no.jsonl"))
+    rwr = {"name": "rwr", "steps": 4, "anchor": 0.0}
+    file = write(folder, "images.jsonl", [{"prompt": "a ball", "picture": "a.png"}])
+    said = refused(tree(file, "images", rwr))
+    assert "images.jsonl has no column 'image' (given.media); it has prompt, picture" in said
+    assert GivenFile.read(run_from(tree(file, "images", rwr, media="picture"), "x")).group == 1
+    missing = write(folder, "images.jsonl", [{"prompt": "a ball", "image": "z.png"}])
+    assert "images.jsonl, line 1: z.png: no such file" in refused(tree(missing, "images", rwr))
+
+
+def test_completions_that_are_no_texts(folder) -> None:
+    dpo = {"name": "text_dpo", "length": 6}
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    file = write(folder, "texts.jsonl", [pair, pair | {"chosen": 3}])
+    assert "texts.jsonl, line 2, chosen is 3, not a text" in refused(
+        tree(file, recipe=dpo, model="language")
+    )
+    chat = [{"role": "user", "content": "a"}]
+    file = write(folder, "texts.jsonl", [pair | {"chosen": chat}])
+    assert "does not end with the assistant's" in refused(tree(file, recipe=dpo, model="language"))
+    both = [*chat, {"role": "assistant", "content": "b"}]
+    file = write(folder, "texts.jsonl", [pair | {"chosen": both}])
+    read = GivenFile.read(run_from(tree(file, recipe=dpo, model="language"), "x"))
+    assert [item.sample for item in read.items] == ["b", "c"]
+    file = write(folder, "texts.jsonl", [pair | {"rejected": "b"}])
+    assert "the same in all rows" in refused(tree(file, recipe=dpo, model="language"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "words"),
+    [
+        ("flow_grpo", "pairs", "pairs need a loss of pairs, and flow_grpo has none: set recipe: d"),
+        ("dpo", "images", "images need a loss on clean samples, one by one, and dpo has none"),
+        ("dgpo", "images", "one by one, and dgpo has none"),
+        ("awm", "texts", "texts are not what model.pipeline makes"),
+    ],
+)
+def test_recipes_that_cannot_train_on_them(folder, recipe, kind, words) -> None:
+    assert words in refused(tree(write(folder, "p.jsonl", [ROW]), kind, {"name": recipe}))
+
+
+def test_settings_that_nothing_reads(folder) -> None:
+    file = write(folder, "pairs.jsonl", [ROW])
+    assert "given.media is not for pairs" in refused(tree(file, media="image"))
+    assert "budget has nothing to choose" in refused(tree(file) | {"budget": {"flat": "resample"}})
+    assert "given.layout: 'hpd' is not known; one of" in refused(tree(file, layout="hpd"))
+    few = tree(file, share=0.9)
+    few["prompts"] |= {"train": "configs/prompts/shapes_train.jsonl", "per_iteration": 2}
+    with pytest.raises(UserError, match="leaves no prompt to draw samples for"):
+        run_from(few, "run.yaml")
+
+
+def test_the_prompts_are_those_of_the_file_unless_others_are_named(folder) -> None:
+    file = write(folder, "pairs.jsonl", [ROW])
+    run = run_from(tree(file), "run.yaml")
+    assert run.prompts.read("train").texts == ("a ball",)
+    assert (run.drawn, run_from(dump(run), "again").prompts) == (0, run.prompts)
+    other = write(folder, "other.jsonl", [ROW | {"prompt": "a cube"}])
+    moved = override(run, ["--given.file", str(other)])
+    assert moved.prompts.read("train").texts == ("a cube",)
+    with pytest.raises(UserError, match=r"prompts\.train"):
+        run_from(tree(file, share=0.5), "run.yaml")
+
+
+def test_the_better_sample_is_first_whatever_the_side_of_the_label(folder) -> None:
+    sides = {"prompt": "a ball", "a": "a.png", "b": "b.png"}
+    rows = [sides | {"label": "b"}, sides | {"label": 0.5}, sides | {"label": 1}]
+    read = GivenFile.read(run_from(tree(write(folder, "pairs.jsonl", rows)), "run.yaml"))
+    names = [[read.items[item].sample.name for item in row] for row in read.rows]
+    assert names == [["b.png", "a.png"], ["a.png", "b.png"]]
+    assert read.left_out == 1
+
+
+def test_a_line_says_what_is_given(folder) -> None:
+    rows = [ROW, ROW | {"prompt": "a cube"}]
+    rows += [{"prompt": "a cube", "chosen": "b.png", "rejected": "a.png"}]
+    (line,) = described_given(run_from(tree(write(folder, "pairs.jsonl", rows)), "run.yaml"))
+    assert "3 pairs of 2 prompts in " in line
+    assert "4 an iteration, so an epoch is 0.75 iterations" in line
