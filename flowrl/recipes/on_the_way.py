@@ -107,7 +107,8 @@ def vgpo(
 
 
 def pro_grpo(
-    *, steps: int = 10, start: int = 48, keep: tuple[int, ...] = (24, 12), at: tuple[int, ...] = (5, 7),
+    *, steps: int = 10, start: int = 48, keep: tuple[int, ...] = (24, 12),
+    at: tuple[int, ...] = (5, 7),
     eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04, scale: Scale = "group",
     kl_form: KlForm = "published", kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
