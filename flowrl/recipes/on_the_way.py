@@ -63,9 +63,10 @@ def turning_point(
 ) -> Algorithm:  # fmt: skip
     """TurningPoint-GRPO, arXiv:2602.06422: steps after which a trajectory goes where it ends have
     more reward. SD3.5-M: Flow-CPS with noise 0.7, 10 steps, all but the last noisy; FLUX: 6 steps,
-    noise 0.8, `window: 5` (the first steps); group 24, clip 1e-5, no KL. `form: released` is that
-    of all released configurations, R_n - R_0 + bonus d_i at turning points, and `paper` that of the
-    paper, d_i but R_n - R_(i-1) at turning points. `strict` and `balanced` are its options.
+    noise 0.8; group 24, clip 1e-5, no KL; `window` leaves noise in the first steps alone.
+    `form: released` is that of all released configurations, R_n - R_0 + bonus d_i at turning
+    points, and `paper` that of the paper, d_i but R_n - R_(i-1) at turning points. `strict` and
+    `balanced` are its options.
 
     Differences: every noisy step has a reward, the last one too.
     """
