@@ -54,6 +54,7 @@ def iteration_work(run: Run, iteration: int = 0) -> IterationWork:
     else:
         images = [plan for plan in plans if isinstance(plan, Plan)]
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
+        samples += draws * sum(plan.looked for plan in images)  # on the way
     frozen = rows * (len(algorithm.loss.roles - {"old"}) + algorithm.reads_reference)
     if "old" in algorithm.loss.roles:
         frozen += rows * _old_share(run)
