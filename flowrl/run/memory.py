@@ -148,7 +148,8 @@ def _activations(run: Run, model: Sizes, rows: int) -> int:
 
 
 def _states(run: Run, model: Sizes, iteration: int) -> int:
-    """Count bytes of the latents of trained steps and of looks on the way, or of clean and noised latents of matching losses."""
+    """Count bytes of the latents of trained steps and of looks on the way, or of clean and noised
+    latents of matching losses."""
     algorithm = run.algorithm()
     if algorithm.text:
         return 0
