@@ -104,7 +104,7 @@ def _table(plan: Plan) -> list[str]:
 
 
 def _looked(plan: Plan, k: int) -> list[str]:
-    """What is asked for before step k."""
+    """Words on the looks before step k."""
     looks, thin = plan.looks, plan.thin
     if looks is not None and k in looks.at:
         steps = 1 + looks.more(plan.sigmas, k)

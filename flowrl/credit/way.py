@@ -71,7 +71,7 @@ def _standard(credit: Credit, context: Context, eps: float) -> Tensor:
 
 @dataclass(frozen=True)
 class StepGain:
-    """What a step gained: DenseGRPO (arXiv:2601.20218).
+    """The gain of each step: DenseGRPO (arXiv:2601.20218).
 
         value_k = V_{k+1} - V_k
 
