@@ -1,4 +1,4 @@
-"""The noise of each step, calibrated by what steps gain: DenseGRPO (arXiv:2601.20218, Alg. 1)."""
+"""The noise of each step, calibrated by what steps gain (DenseGRPO, arXiv:2601.20218)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
