@@ -9,6 +9,7 @@ from flowrl.credit.choices import AnyPlan, AnyPlanner, check_parts, first_plans,
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
+from flowrl.credit.way import reads_way
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
 from flowrl.losses.base import Objective, check_units
@@ -68,6 +69,11 @@ class Algorithm:
     def by_turn(self) -> bool:
         """Whether the turns of a sample can have different credit."""
         return compares_turns(self.transforms)
+
+    @property
+    def by_step(self) -> bool:
+        """Whether credit reads scores on the way, so that steps of a sample differ in it."""
+        return reads_way(self.transforms)
 
     @property
     def roles(self) -> frozenset[str]:

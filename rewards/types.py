@@ -1,8 +1,8 @@
 """The contracts: samples in, one number per sample out. n samples, r rewards, p pairs."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -127,16 +127,49 @@ class Judge(Protocol):
     ) -> Float[Tensor, " p"]: ...
 
 
+class WayScores(NamedTuple):
+    """Scores of the clean samples that states on the way stand for; column k is the state before
+    step k. `values` is 0 where `scored` is False. `weights` are those of rewards that are asked on
+    the way alone; None: the rewards are those of the samples."""
+
+    values: Float[Tensor, "n k r"]
+    scored: Bool[Tensor, "n k r"]
+    weights: Float[Tensor, " r"] | None = None
+
+    def arranged(self, move: Callable[[Tensor], Tensor]) -> "WayScores":
+        """Apply `move` to the rows [n ...] of both columns."""
+        return WayScores(move(self.values), move(self.scored), self.weights)
+
+
 @dataclass(frozen=True)
 class Scores:
-    """Scores, one column per reward. `values` is 0 where `scored` is False."""
+    """Scores, one column per reward. `values` is 0 where `scored` is False.
+
+    way  those of states on the way, by the same rewards, where a plan looks at them
+    """
 
     values: Float[Tensor, "n r"]
     scored: Bool[Tensor, "n r"]
     names: tuple[str, ...]
+    way: WayScores | None = None
 
     @property
     def unscored(self) -> dict[str, int]:
         """The number of samples that each reward could not score."""
         missing = (~self.scored).sum(0).tolist()
         return dict(zip(self.names, missing, strict=True))
+
+    def arranged(self, move: Callable[[Tensor], Tensor]) -> "Scores":
+        """Apply `move` to the rows [n ...] of every column."""
+        way = None if self.way is None else self.way.arranged(move)
+        return Scores(move(self.values), move(self.scored), self.names, way)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Scores]") -> "Scores":
+        """The samples of all parts, one after the other."""
+        ways, way = [part.way for part in parts if part.way is not None], None
+        if ways:
+            both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
+            way = WayScores(*both, ways[0].weights)
+        values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
+        return cls(values, scored, parts[0].names, way)

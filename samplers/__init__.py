@@ -14,6 +14,8 @@ from samplers.kernels import (
     euler,
     mean_log_prob,
 )  # fmt: skip
+from samplers.looking import Looking, Thinned
+from samplers.looks import Looks, Thinning
 from samplers.particles import FeynmanKac
 from samplers.placements import Granular, Guided, Merged, Scattered
 from samplers.plan import Columns, Plan, Step, evaluations, steps_of
@@ -29,6 +31,7 @@ from samplers.planners import (
 )  # fmt: skip
 from samplers.roll import Begin, Edges, Latents, Rollout, Sampling, Velocity, roll
 from samplers.solvers import DPM2M, DPM3M, SA, Euler, Heun, Solver
+from samplers.table_sde import TableSDE
 from samplers.tree_steps import Moving, Prune, Stripes
 from samplers.windows import (
     Decaying,
@@ -66,6 +69,8 @@ __all__ = [
     "Heun",
     "Kernel",
     "Latents",
+    "Looking",
+    "Looks",
     "Merged",
     "Moving",
     "Ode",
@@ -83,6 +88,9 @@ __all__ = [
     "Solver",
     "Step",
     "Stripes",
+    "TableSDE",
+    "Thinned",
+    "Thinning",
     "Tree",
     "Velocity",
     "WanSDE",

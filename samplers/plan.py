@@ -14,6 +14,7 @@ import torch
 
 from samplers.drift import RewardGuide
 from samplers.kernels import Gaussian, Kernel
+from samplers.looks import Looks, Thinning
 from samplers.particles import FeynmanKac
 from samplers.solvers import Euler, Solver
 
@@ -44,6 +45,8 @@ class Plan:
     its own: both then have the same children where they are in the same state.
     `guide` moves the noisy steps that are sampled along a reward; their densities stay the
     kernel's.
+    `looks` asks for rewards of clean samples on the way; `thin` stops samples on the way, and the
+    roots are those that are left.
     Raises ValueError, with the step's index, for steps that do not meet or are impossible.
     """
 
@@ -57,6 +60,8 @@ class Plan:
     steer: FeynmanKac | None = None
     noise_of: int | None = None
     guide: RewardGuide | None = None
+    looks: Looks | None = None
+    thin: Thinning | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -81,6 +86,8 @@ class Plan:
             object.__setattr__(self, "kernel", self.kernel.bound(self.sigmas))
         for k, s in enumerate(self.steps):
             _check(k, s, self.kernel)
+        if problem := _misplaced(self):
+            raise ValueError(problem)
 
     @property
     def sigmas(self) -> tuple[float, ...]:
@@ -146,6 +153,12 @@ class Plan:
         return self.solver if k >= self.solve_from else Euler()
 
     @property
+    def looked(self) -> int:
+        """Clean samples on the way that a draw's rewards are asked for."""
+        looks = () if self.looks is None else self.looks.at
+        return sum(self.states[k] for k in looks) + (self.thin.scored if self.thin else 0)
+
+    @property
     def evaluations(self) -> int:
         """Network evaluations per draw of this plan alone."""
         return evaluations((self,))
@@ -155,7 +168,8 @@ class Plan:
 
         Two plans of an iteration with the same trunk are in the same state there.
         """
-        if self.steer is not None or any(self.stochastic(j) for j in range(k)):
+        own = self.steer or self.looks or self.thin
+        if own is not None or any(self.stochastic(j) for j in range(k)):
             return None
         start = (self.roots, self.shared_noise, self.solver, self.solve_from, len(self.steps))
         return (*start, self.sigmas[: k + 1])
@@ -193,6 +207,27 @@ def _check(k: int, s: Step, kernel: Kernel | None) -> None:
             f"step {k}: {kernel} draws no noise from {s.sigma} to {s.sigma_next}, so it cannot"
             " branch or be trained on there"
         )
+
+
+def _misplaced(plan: Plan) -> str | None:
+    """The reason why a plan cannot be looked at, or thinned, as it asks for."""
+    looks, thin = plan.looks, plan.thin
+    if (looks or thin) and plan.steer is not None:
+        return "particles are weighed on the way by themselves: leave looks and thinning out"
+    if looks is not None and looks.at and not (0 <= looks.at[0] <= looks.at[-1] < len(plan.steps)):
+        return f"looks at the steps {looks.at}, but there are steps 0 to {len(plan.steps) - 1}"
+    if looks is not None and plan.solver != Euler():
+        return f"states on the way are completed by Euler steps, and this plan has {plan.solver}"
+    if thin is None:
+        return None
+    if looks is not None or plan.guide is not None or any(s.branch > 1 for s in plan.steps):
+        return "a group that shrinks on the way has neither branches, guides nor other looks"
+    if plan.shared_noise or plan.roots != thin.keep[-1]:
+        return (
+            f"a group that shrinks to {thin.keep[-1]} needs as many roots, each with its own "
+            f"noise, and this plan has {plan.roots}"
+        )
+    return None
 
 
 def _std(kernel: Kernel | None, step: Step) -> float:
@@ -236,8 +271,10 @@ def evaluations(plans: Iterable[Plan]) -> int:
             here, after = plan.trunk(k), plan.trunk(k + 1)
             alone += 2 * plan.states[k] * plan.guided(k)
             more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
+            alone += looked_evaluations(plan, k)
             if here is None:
-                alone += plan.states[k] * (1 + more)
+                wide = plan.states[k] if plan.thin is None else plan.thin.width(k)
+                alone += wide * (1 + more)
                 continue
             shared[here] = plan.states[k]
             if after is None:
@@ -245,3 +282,14 @@ def evaluations(plans: Iterable[Plan]) -> int:
             else:
                 shared["more", after] = plan.states[k] * more
     return alone + sum(shared.values())
+
+
+def looked_evaluations(plan: Plan, k: int) -> int:
+    """Network evaluations of looks before step k, beside those of the plan: a sample that is
+    stopped there was evaluated to be projected."""
+    looks, thin = plan.looks, plan.thin
+    if thin is not None and k in thin.at:
+        return thin.width(k - 1) - thin.width(k)
+    if looks is None or k not in looks.at:
+        return 0
+    return plan.states[k] * looks.more(plan.sigmas, k)

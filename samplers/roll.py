@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.looks import Seen
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
 from samplers.steering import Steering
+from samplers.thinning import thinned
 from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk
 
 __all__ = ["Begin", "Edges", "Latents", "Rollout", "Sampling", "Velocity", "roll"]
@@ -22,7 +24,7 @@ class Rollout:
     """Leaves of one draw are contiguous: leaf i belongs to row i // plan.group of `draws`.
 
     `seed`, `iteration`, `draws` and `index` (the plan's place among its iteration's plans) key all
-    noise of these samples.
+    noise of these samples. `seen` are clean samples on the way, where the plan looks.
     """
 
     plan: Plan
@@ -33,6 +35,7 @@ class Rollout:
     seed: int
     iteration: int
     index: int
+    seen: tuple[Seen, ...] = ()
 
     @property
     def columns(self) -> Columns:
@@ -75,19 +78,23 @@ class _Trunk:
         if place is not None and place in self.shared:
             self.states[place] = state
 
-    def descend(self, walk: Walk, plan: Plan, index: int) -> tuple[State, tuple[Edges, ...]]:
-        """The plan's leaves, and its trained transitions."""
+    def descend(
+        self, walk: Walk, plan: Plan, index: int
+    ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...]]:
+        """The plan's leaves, its trained transitions, and what it looks at on the way."""
         places = [plan.trunk(k) for k in range(len(plan.steps) + 1)]
         state, start = walk.root(plan), 0
         for k, place in enumerate(places):
             if place is not None and place in self.states:
                 state, start = self.states[place], k
-        edges: list[Edges] = []
+        edges, seen = list[Edges](), list[Seen]()
         for k in range(start, len(plan.steps)):
             self.keep(places[k], state)
+            if plan.looks is not None and k in plan.looks.at:
+                seen.append(walk.completed(plan, k, state))
             state, edge = walk.advance(plan, index, k, state)
             edges += [edge] if edge is not None else []
-        return state, tuple(edges)
+        return state, tuple(edges), tuple(seen)
 
 
 R = TypeVar("R")
@@ -144,12 +151,16 @@ def roll(
     trunk = _Trunk.of(plans)
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):
+        seen: tuple[Seen, ...] = ()
         if plan.steer is not None:
             x0, edges = _steered(plan.steer, plan, walk, index, sampling.score), ()
+        elif plan.thin is not None:
+            x0, edges = thinned(plan, plan.thin, walk, index)
         else:
-            state, edges = trunk.descend(walk, plan, index)
+            state, edges, seen = trunk.descend(walk, plan, index)
             x0 = state.children(plan.group // plan.states[-1]).x
-        rollouts.append(_rollout(plan, x0, walk.prompt(x0), walk, edges, index))
+        made = _rollout(plan, x0, walk.prompt(x0), walk, edges, index)
+        rollouts.append(replace(made, seen=seen))
         sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
 

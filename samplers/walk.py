@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.kernels import Gaussian, mean_log_prob, per_row
+from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
+from samplers.looks import Seen
 from samplers.noise import normal
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
@@ -148,6 +150,18 @@ class Walk:
         point = self.point(plan, index, k, at)
         x, new = plan.solver_at(k)(point, at.past)
         return State(x.to(at.x.dtype), self.remember(plan, at, point, new))
+
+    def completed(self, plan: Plan, k: int, at: State) -> Seen:
+        """The clean samples of the states before step k, by the plan's ODE."""
+        assert plan.looks is not None
+        if at.v is None:
+            at.v = self.look(at.x, plan.steps[k].sigma)
+        x, v = at.x, at.v
+        for sigma, sigma_next in pairwise(plan.looks.levels(plan.sigmas, k)):
+            v = self.look(x, sigma) if v is None else v
+            x = euler(x, v, *(_level(x, s) for s in (sigma, sigma_next))).to(at.x.dtype)
+            v = None
+        return Seen(k, x, self.prompt(x))
 
     def point(self, plan: Plan, index: int, k: int, at: State) -> Point:
         assert at.v is not None

@@ -53,7 +53,7 @@ class Groups:
         return whole
 
     def scores(self, scores: Scores) -> Scores:
-        return Scores(self.filled(scores.values), self.filled(scores.scored), scores.names)
+        return scores.arranged(self.filled)
 
     def context(self, context: Context, draws: Int[Tensor, " d"]) -> Context:
         """The context of all draws, reduced to these draws and padded to their groups."""

@@ -5,7 +5,7 @@ The loop asks a `Spending`, which sees the scores of all processes, so that all 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -170,7 +170,7 @@ class Rationed:
                 taught[sample - outcome.mine.start * each.shape[1]] = success.pieces
         self._remember(rollout, outcome, won)
         self._metrics["replayed"] = self._metrics.get("replayed", 0.0) + len(replayed)
-        return put(rollout, taught), Scores(values, scored, outcome.scores.names)
+        return put(rollout, taught), replace(outcome.scores, values=values, scored=scored)
 
     def _replayed(self, rollout: Any, outcome: RoundOutcome, won: Tensor) -> dict[int, Success]:
         """Successes for draws whose group has none, by the first draw of each such group."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flowrl.cli.calibrate import calibrate_command
 from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
 from flowrl.cli.start_check import check_start
@@ -144,7 +145,6 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     from flowrl.run import memory, time_estimate
 
     devices = None if given.devices is None else parse_devices(given.devices)
-
     if len(given.configs) > 1:
         print(f"{chr(10) if index else ''}{path}")
     print(describe_run(run, given.iteration, given.svg))
@@ -245,6 +245,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "report": report_command,
     "compare": compare_command,
     "plan": plan,
+    "calibrate": calibrate_command,
     "prove": prove,
     "recipes": recipes_command,
     "export": export_command,
@@ -286,8 +287,7 @@ def quiet() -> None:
 
 def _split(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split `--key value` and `--key=value` of `own` from the other arguments."""
-    values: dict[str, str] = {}
-    rest: list[str] = []
+    values, rest = dict[str, str](), list[str]()
     words = iter(arguments)
     for word in words:
         key, _, value = word.partition("=")

@@ -150,6 +150,7 @@ _SEVERAL = ("plan", "score", "compare")  # commands with more than one file, or 
 _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "train": run_files,
     "plan": run_files,
+    "calibrate": run_files,
     "prove": run_files,
     "sample": run_folders,
     "evaluate": run_folders,

@@ -85,6 +85,14 @@ COMMANDS = {
         "PlanArguments",
         settings=True,
     ),
+    "calibrate": Command(
+        "CONFIG",
+        "find the noise of each step for dense_grpo, before a run",
+        "flowrl calibrate configs/papers/dense_grpo_sd35m_ocr.yaml --rounds 20",
+        "cli/calibrate.py",
+        "Calibrate",
+        settings=True,
+    ),
     "prove": Command(
         "CONFIG | --model PIPELINE",
         "compare whole samples with the pipeline's own call",

@@ -80,6 +80,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
         draws * sum(getattr(plan, of) for plan in plans)
         for of in ("trained_nodes", "trained_states")
     )
+    looked = draws * sum(plan.looked for plan in plans)
+    way = f" and {looked} on the way" if looked else ""
     rows = f"{trained} trained rows" if trained else "rows at noise levels of the loss"
     if states < trained:
         rows += f", which {states} network evaluations score"
@@ -90,7 +92,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
             else " (levels evenly spaced here; `flowrl train` checks the plan on the model's own)",
             picture.describe_plan(plans),
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
-            f"sampling, {samples} samples to decode and score, {rows}",
+            f"sampling, {samples} samples{way} to decode and score, {rows}",
         ]
     )
 

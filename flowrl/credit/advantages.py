@@ -5,7 +5,7 @@ helpers that all transforms share, are in `flowrl/credit/values.py`. Everything 
 honours the mask.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,6 +25,7 @@ from flowrl.credit.values import (
     masked_std,
     node_values,
 )
+from flowrl.credit.way import reads_way
 from rewards.types import Scores
 from samplers.planners import CLEAN
 
@@ -240,6 +241,8 @@ class Estimator:
         """Samples with enough scores for an advantage, before later transforms mask any."""
         credit = node_values(scores, context, self.fusion)
         for transform in self.chain:
+            if reads_way((transform,)):  # a sample counts by its own scores
+                continue
             credit = transform(credit, context)
             if isinstance(transform, Sum):
                 break
@@ -249,6 +252,7 @@ class Estimator:
         self, scores: Scores, context: Context
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
         """Advantages and mask. They have one column per token behind `Penalize(each=True)`."""
+        context = replace(context, way=scores.way)
         credit = node_values(scores, context, self.fusion)
         for transform in self.chain:
             credit = transform(credit, context)

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from flowrl.errors import UserError
-from rewards.types import Scores
+from rewards.types import Scores, WayScores
 from samplers import Columns
 from samplers.untyped import distinct_rows
 
@@ -57,6 +57,7 @@ class Context:
     turns      of conversations with an environment
     reference  log-ratios to the start, where credit reads them
     tracked    set by the algorithm's tracker
+    way        scores of states on the way
     """
 
     columns: Columns
@@ -68,6 +69,7 @@ class Context:
     turns: SampleTurns | None = None
     reference: ReferenceRatios | None = None
     tracked: TrackedStatistics = TrackedStatistics()
+    way: WayScores | None = None
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Context":
         """Apply `move` to the rows [n ...] of every entry that has one per sample."""

@@ -14,6 +14,7 @@ from flowrl.run.first_tree import FirstTree, first_tree
 from flowrl.run.reference_kl import turns_of
 from flowrl.run.round import PlanSamples, Round
 from flowrl.run.rounds import ModelCall, Rounds
+from flowrl.run.score_way import looks_of, way_metrics
 from flowrl.run.session import Session
 from flowrl.run.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
@@ -78,7 +79,7 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     )
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
     own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
-    own += sum(r.lookaheads for r in rounds.each)
+    own += sum(r.lookaheads + sum(looks_of(p.rollout) for p in r.parts) for r in rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics
 
@@ -115,11 +116,11 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
         part[samples] = column[groups.place]
     owns = rounds.own([part.to(device) for part in whole], columns.group)
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    return PlanCredit(owns, metrics | _kl(context, kept[1]))
+    return PlanCredit(owns, metrics | _kl(context, kept[1]) | way_metrics(everyone))
 
 
 def _some(scores: Scores, samples: Tensor) -> Scores:
-    return Scores(scores.values[samples], scores.scored[samples], scores.names)
+    return scores.arranged(lambda column: column[samples])
 
 
 def _unscored_evidence(session: Session, first: Round) -> dict[str, list[float]]:

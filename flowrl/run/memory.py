@@ -148,14 +148,16 @@ def _activations(run: Run, model: Sizes, rows: int) -> int:
 
 
 def _states(run: Run, model: Sizes, iteration: int) -> int:
-    """Count bytes of trained steps' latents, or of clean and noised latents of matching losses."""
+    """Count bytes of the latents of trained steps and of looks on the way, or of clean and noised
+    latents of matching losses."""
     algorithm = run.algorithm()
     if algorithm.text:
         return 0
     levels = run.levels(algorithm.steps)
     plans = [p for p in algorithm.plan(levels, iteration, run.train.seed) if isinstance(p, Plan)]
     nodes = sum(plan.trained_nodes for plan in plans)
-    kept = nodes + sum(plan.group for plan in plans) * (1 if nodes else 3)
+    looked = sum(plan.looked for plan in plans if plan.looks)
+    kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)
     return run.prompts.per_iteration * kept * model.latent * 4
 
 

@@ -258,6 +258,9 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     kind = made_kind(session.learner.policy)
     for sentence in prove_rewards(session.rewards, session.run, session.prompts, kind):
         session.terminal.say(sentence)
+    if session.run.way_rewards:
+        for sentence in prove_rewards(session.way_rewards, session.run, session.prompts, kind):
+            session.terminal.say(sentence)
     if session.run.held_out_rewards and session.held_out is not None:
         for sentence in prove_rewards(session.judges, session.run, session.held_out, kind):
             session.terminal.say(sentence)

@@ -250,7 +250,9 @@ def _hash(text: str) -> str:
 def _sources(run: Run) -> Iterator[tuple[str, Path]]:
     """Find the files of rewards, also of those in a reward's settings, of the recipe, its parts and
     the levels, and of the environment."""
-    named: list[Any] = [[spec.name, spec.settings] for spec in (*run.rewards, *run.judges)]
+    named: list[Any] = [
+        [spec.name, spec.settings] for spec in (*run.rewards, *run.judges, *run.way_rewards)
+    ]
     named += [value for value in dict(run.recipe).values() if is_own(value)]
     named.append(run.model.sigmas)
     if run.model.environment is not None:

@@ -169,7 +169,10 @@ def record_tree(session: Session, experience: Experience, iteration: int) -> Non
         group, samples = len(tree.node), experience.samples
         shown = min(group, LEAVES if session.run.track.images else 0)
         leaves = range(tree.start, tree.start + shown)
-        weighted, levels = totals(session, experience.scores, iteration - 1), list[LevelRecord]()
+        weighted, levels = (
+            totals(experience.scores, session.weights(iteration - 1)),
+            list[LevelRecord](),
+        )
         for k in range(tree.node.shape[1]):
             first = _first_leaves(tree.node[:, k])
             levels.append(

@@ -17,6 +17,7 @@ from flowrl.prompts import Draws, PromptSet
 from flowrl.run.finite import check_samples
 from flowrl.run.reference_kl import reference_log_ratios
 from flowrl.run.score_ahead import ScoreAhead
+from flowrl.run.score_way import AskedOnWay, looks_of
 from flowrl.run.session import Session, score_once
 from rewards import Samples, Scores, score_all
 from samplers import Sampling
@@ -72,8 +73,8 @@ class Lookahead:
         """Return the weighted rewards [n]. One process scores for all that share its calls."""
         self.count += len(rollout.prompt)
         samples = self.decode(rollout)
-        scores = self.session.parallel.once(lambda: score_all(self.session.rewards, samples))
-        return totals(self.session, scores, self.iteration)
+        scores = self.session.parallel.once(lambda: score_all(self.session.way_rewards, samples))
+        return totals(scores, self.session.way_weights(self.iteration))
 
 
 def sample_round(
@@ -103,6 +104,10 @@ def sample_round(
             decoded = ahead.media(rollouts)
         with timed(seconds, "score"):
             scores = ahead.scores()
+        if any(looks_of(rollout) for rollout in rollouts):
+            with timed(seconds, "way"):
+                asked = AskedOnWay(session, iteration, decode)
+                scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
     statistics = batch.statistics(rollouts[0], decoded[0].media)
@@ -141,17 +146,18 @@ def _part(
     session: Session, draws: Draws, rollout: RolloutLike, samples: Samples, scores: Scores
 ) -> PlanSamples:
     gather = session.parallel.gatherer(len(draws.ids))
-    everyone = Scores(gather(scores.values), gather(scores.scored), scores.names)
+    everyone = scores.arranged(gather)
     iteration, share = rollout.iteration, session.parallel.share(len(draws.ids))
-    outcome = RoundOutcome(draws, everyone, totals(session, everyone, iteration), *share, iteration)
+    weights = session.weights(iteration)
+    outcome = RoundOutcome(draws, everyone, totals(everyone, weights), *share, iteration)
     kept, learned = session.spending.scored(rollout, outcome)
-    weighted = totals(session, learned, iteration)
+    weighted = totals(learned, weights)
     return PlanSamples(kept, samples, scores, everyone, learned, weighted)
 
 
-def totals(session: Session, scores: Scores, iteration: int) -> Tensor:
+def totals(scores: Scores, weights: Tensor) -> Tensor:
     """Return the weighted sum of the rewards [n], NaN where one of them has no score."""
-    weighted = scores.values @ session.weights(iteration).to(scores.values.dtype)
+    weighted = scores.values @ weights.to(scores.values.dtype)
     return torch.where(scores.scored.all(1), weighted, torch.nan)
 
 

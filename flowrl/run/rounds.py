@@ -64,9 +64,7 @@ class Rounds:
 
     def scores(self, read: Callable[[PlanSamples], Scores], plan: int) -> Scores:
         """Join scores of all rounds and processes, in the order of the draws."""
-        parts = [read(r.parts[plan]) for r in self.each]
-        values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
-        return Scores(values, scored, parts[0].names)
+        return Scores.joined([read(r.parts[plan]) for r in self.each])
 
     def gathered(self, read: Callable[[PlanSamples], Tensor | None], plan: int) -> Tensor:
         """Join a column of all rounds and processes, in the order of the draws."""

@@ -40,6 +40,7 @@ class Session:
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
     judges: Mapping[str, Reward]  # the rewards of evaluations
+    way_rewards: Mapping[str, Reward]  # those of clean images on the way
     terminal: Terminal
     tracker: Tracker
     spending: Spending
@@ -62,6 +63,10 @@ class Session:
     def weights(self, iteration: int) -> torch.Tensor:
         """Return the weights [r] of the rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
+
+    def way_weights(self, iteration: int) -> torch.Tensor:
+        """Return the weights [r] of the rewards on the way."""
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.asked_on_way])
 
 
 def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
@@ -120,14 +125,16 @@ def open_session(
 ) -> Session:
     """Load the model, prompts and rewards of a run. UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
+    rewards = load_rewards(run.rewards, live)
     return Session(
         learner=learner,
         folder=folder,
         accelerator=accelerator,
         prompts=p.read("train"),
         held_out=None if p.held_out is None else p.read("held_out"),
-        rewards=load_rewards(run.rewards, live),
+        rewards=rewards,
         judges=load_rewards(run.judges, live),
+        way_rewards=load_rewards(run.way_rewards, live) or rewards,
         terminal=Terminal(accelerator.is_main_process, run.train.iterations),
         tracker=learner.algorithm.tracker(),
         spending=spending.open_spending(run.budget, learner.algorithm.group),

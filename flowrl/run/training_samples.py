@@ -69,7 +69,7 @@ def _lines(
     session: Session, experience: Experience, iteration: int, pick: list[int]
 ) -> Iterator[dict[str, Any]]:
     samples, scores = experience.samples, experience.scores
-    weighted, advantages = totals(session, scores, iteration - 1).tolist(), None
+    weighted, advantages = totals(scores, session.weights(iteration - 1)).tolist(), None
     if experience.advantages is not None:
         advantages = experience.advantages.tolist()
     for place, i in enumerate(pick):

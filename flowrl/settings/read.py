@@ -148,7 +148,7 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
 def check_rewards(run: Run, given: Collection[str] = ()) -> None:
     """UserError for a reward that does not exist, or does not take its settings. Those with the
     labels `given` are objects of Python."""
-    for place in ("rewards", "held_out_rewards"):
+    for place in ("rewards", "held_out_rewards", "way_rewards"):
         for spec in getattr(run, place):
             if spec.label in given:
                 continue

@@ -14,6 +14,7 @@ from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
+from flowrl.settings.on_the_way import check_way
 from flowrl.settings.recipe import OwnRecipe, Recipe, RecipeSettings, recipe_kind
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
@@ -63,6 +64,9 @@ class Run(Settings):
     held_out_rewards: tuple[RewardSpec, ...] = ()
     """Rewards of evaluations; those of training if empty."""
     given: GivenSettings | None = None
+    way_rewards: tuple[RewardSpec, ...] = ()
+    """Rewards of clean images on the way, for recipes and steering that ask for them; those of
+    training if empty. One may return None for an image that is not clear enough yet."""
     budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
     steer: Steer | None = None
@@ -89,7 +93,7 @@ class Run(Settings):
             raise ValueError(str(error)) from error
         return kind.model_validate(value)
 
-    @field_validator("rewards", "held_out_rewards", mode="before")
+    @field_validator("rewards", "held_out_rewards", "way_rewards", mode="before")
     @classmethod
     def _one_reward(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
@@ -111,6 +115,7 @@ class Run(Settings):
             )
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
+        check_way(algorithm, bool(self.way_rewards), self.budget)
         return self.budget.around(algorithm)
 
     @property
@@ -118,6 +123,11 @@ class Run(Settings):
         """Prompts of an iteration that samples are drawn for; the others are given."""
         draws = self.prompts.per_iteration
         return draws if self.given is None else draws - self.given.count(draws)
+
+    @property
+    def asked_on_way(self) -> tuple[RewardSpec, ...]:
+        """The rewards of clean images on the way."""
+        return self.way_rewards or self.rewards
 
     @property
     def judges(self) -> tuple[RewardSpec, ...]:
@@ -168,6 +178,7 @@ class Run(Settings):
         for place, specs in (
             ("rewards", self.rewards),
             ("held_out_rewards", self.held_out_rewards),
+            ("way_rewards", self.way_rewards),
         ):
             labels = [spec.label for spec in specs]
             if len(set(labels)) < len(labels):

@@ -4,6 +4,7 @@ A row is name, file, text that occurs once in it, replacement, tests that must f
 """
 
 PINS, FEEDBACK = "recipes/test_pins.py", "recipes/test_feedback.py"
+LOOKS, WAY = "samplers/test_looks.py", "credit/test_way.py"
 GROUPS, ARRAYS = "losses/test_group_losses.py", "losses/test_golden_preference.py"
 GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
 PRESETS = "flowrl/recipes/text_presets.py"
@@ -27,6 +28,24 @@ ROWS = (
     ("credit-likely-paths", "flowrl/credit/values.py", "(beta * path.view(*shape[:3], 1))",
      "(path.view(*shape[:3], 1))", FEEDBACK),
     ("credit-even-gradients", "flowrl/credit/steps.py", "weight = std / slope.abs()", "weight = std", FEEDBACK),
+    ("samplers-look-start", "samplers/looks.py", "left = tuple(sigmas[k:])", "left = tuple(sigmas[k + 1 :])", LOOKS),
+    ("samplers-look-few", "samplers/looks.py", "left[round(last * i / self.steps)]", "left[i]", LOOKS),
+    ("samplers-look-cost", "samplers/plan.py", "return plan.states[k] * looks.more(plan.sigmas, k)", "return looks.more(plan.sigmas, k)", LOOKS),
+    ("samplers-thin-cost", "samplers/plan.py", "return thin.width(k - 1) - thin.width(k)", "return 0", LOOKS),
+    ("samplers-thin-edges", "samplers/thinning.py", "[_taken(edge, rows) for edge in edges]", "edges", LOOKS),
+    ("samplers-extremes", "samplers/looks.py", "spread.index(max(spread))", "spread.index(min(spread))", LOOKS),
+    ("samplers-table", "samplers/table_sde.py", ".abs().argmin(1)", ".abs().argmax(1)", LOOKS),
+    ("credit-gain", "flowrl/credit/way.py", "gain - value[:, :-1]", "gain", WAY),
+    ("credit-gain-mask", "flowrl/credit/way.py", "credit.mask & known[:, 1:] & torch.tensor(noisy)[:, None]", "credit.mask & known[:, 1:]", WAY),
+    ("credit-way-ode", "flowrl/credit/way.py", "torch.where(there, here, value), there | known", "here, there", WAY),
+    ("credit-turn-paper", "flowrl/credit/way.py", "torch.where(turn[..., None], end - before, after - before)", "torch.where(turn[..., None], end - after, after - before)", WAY),
+    ("credit-turn-first", "flowrl/credit/way.py", "torch.full_like(toward[:, :1], -1.0)", "torch.full_like(toward[:, :1], 1.0)", WAY),
+    ("credit-turn-tie", "flowrl/credit/way.py", "turn = (toward > 0) & (last < 0) & known", "turn = (toward > 0) & (last <= 0) & known", WAY),
+    ("credit-turn-balance", "flowrl/credit/way.py", "most = min(int(way.sum()) for way in ways)", "most = max(int(way.sum()) for way in ways)", WAY),
+    ("credit-discount", "flowrl/credit/way.py", "value[:, k + 1] + self.gamma * total", "value[:, k] + self.gamma * total", WAY),
+    ("credit-absolute", "flowrl/credit/way.py", "self.kappa * early[:, None] * value", "self.kappa * value", WAY),
+    ("credit-potential", "flowrl/credit/way.py", "known[:, :-1, 0] = scored[:, 1:].all(-1)", "known[:, :-1, 0] = scored[:, :-1].all(-1)", WAY),
+    ("credit-failures", "flowrl/credit/advantages.py", "if reads_way((transform,)):", "if False:", WAY),
     ("credit-even-depths", "flowrl/credit/steps.py", "weight = nodes**-self.power", "weight = nodes**self.power", FEEDBACK),
     ("matching-same-noise", "flowrl/likelihoods/matching.py", "place % self.together * self.same_noise",
      "0", FEEDBACK),

@@ -42,6 +42,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "crd": {"steps": 4, "group": 4, "draws": 2},
     "g2rpo": {"steps": 4, "group": 4, "at": [0, 1]},
     "euphonium": {"steps": 4, "group": 4, "first": 1},
+    "pro_grpo": {"steps": 4, "start": 6, "keep": [4], "at": [2]},
+    "potential_tree": {"steps": 4, "at": [0, 1]},
 }
 HIT = """
 def hit(samples):

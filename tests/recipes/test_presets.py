@@ -104,8 +104,27 @@ G2RPO = {k: v for k, v in DANCE.items() if k != "recipe.fraction"} | {
     "recipe.eta": 0.7, "recipe.at": tuple(range(8)), "recipe.grids": (1, 2), "train.updates": 8,
     "train.lr": 2e-6, "train.iterations": 301,
 }  # fmt: skip
+UNSCALED = {k: v for k, v in FLOW_GRPO.items() if k != "recipe.scale"}
+DENSE = UNSCALED | {
+    "train.updates": 1, "train.iterations": 4500, "recipe.completion": None,
+}  # fmt: skip
+TURNING = UNSCALED | {
+    "recipe.clip": 1e-5, "recipe.kl": 0, "recipe.form": "released", "recipe.bonus": 1.0,
+    "recipe.completion": None,
+}  # fmt: skip
 
 PUBLISHED: dict[str, Table] = {
+    "dense_grpo_sd35m_geneval": DENSE,
+    "dense_grpo_sd35m_ocr": of(DENSE, train__iterations=1500),
+    "dense_grpo_sd35m_pickscore": of(DENSE, recipe__kl=0.01),
+    "turning_point_sd35m_geneval": TURNING,
+    "turning_point_sd35m_ocr": TURNING,
+    "turning_point_sd35m_pickscore": TURNING,
+    "turning_point_flux_pickscore": of(TURNING | ON_FLUX, recipe__eta=0.8),
+    "vgpo_sd35m_geneval": of(UNSCALED, recipe__completion=1),
+    "pro_grpo_sd35m_pickscore": {k: v for k, v in UNSCALED.items() if k != "recipe.group"} | {
+        "recipe.start": 48, "recipe.keep": (24, 12), "recipe.at": (5, 7), "recipe.kl": 0.01,
+    },
     "flow_dppo_sd35m_multi": DPPO,
     "flow_dppo_sd35m_multi_cps": of(DPPO, recipe__most=1e-6, recipe__kernel="cps"),
     "dgpo_sd35m_geneval": DGPO,

@@ -22,12 +22,18 @@ SMALL: dict[str, dict[str, Any]] = {
     "branch_grpo": {"at": [0, 1], "fusion": "likely_paths", "depth_weight": 1.0, "siblings": 0.5},
     "branch_grpo_mix": {"at": [0], "window": 1, "moving": True},
     "flow_grpo": {"credit": "aapo", "blend": 0.5},
+    "dense_grpo": {"completion": 2},
+    "turning_point": {"eta": 0.5, "form": "paper", "strict": True},
+    "vgpo": {},
+    "pro_grpo": {"start": 8, "keep": [6, 4], "at": [1, 2]},
+    "potential_tree": {"at": [0, 1]},
 }
+NO_GROUP = ("branch_grpo", "branch_grpo_mix", "pro_grpo", "potential_tree")
 
 
 def settings(name: str) -> dict[str, Any]:
-    tree = {} if name.startswith("branch") else {"group": 4}
-    return {"name": name, "steps": 4, **tree, **SMALL[name]}
+    group = {} if name in NO_GROUP else {"group": 4}
+    return {"name": name, "steps": 4, **group, **SMALL[name]}
 
 
 def quick(*names: str) -> list[Any]:

@@ -44,11 +44,14 @@ SMALL |= {
     "flow_dppo": STEPS | {"noisy": 1},
     "g2rpo": STEPS | {"at": [0, 1]},
     "euphonium": STEPS | {"first": 1, "fraction": 1.0},
+    "pro_grpo": {"steps": 5, "start": 6, "keep": [4], "at": [2]},
+    "potential_tree": {"steps": 5, "at": [0, 2]},
 }
 # rows for each input: the children that share a state count once
 SHARED = {"mix_grpo": 8 / 5, "mix_grpo_flash": 8 / 5, "dance_grpo": 16 / 13, "temp_flow": 3.0}
 SHARED |= {"branch_grpo": 12 / 9, "branch_grpo_mix": 6 / 3}
 RATIOS = SHARED | {"g2rpo": 4.0, "e_grpo": 4.0, "euphonium": 16 / 13, "fdfo": 16 / 13, "dgpo": 1.6}
+RATIOS |= {"potential_tree": 12 / 9}
 
 
 def quick(names: Iterable[str], *chosen: str) -> list[Any]:

@@ -79,7 +79,8 @@ class Painting:
         owner, on_rollout = self.owner, sampling.on_rollout
 
         def decoded(rollout: Rollout) -> Rollout:
-            return replace(rollout, x0=owner.latents(rollout.x0, self.steps))
+            seen = [replace(s, x0=owner.latents(s.x0, self.steps)) for s in rollout.seen]
+            return replace(rollout, x0=owner.latents(rollout.x0, self.steps), seen=tuple(seen))
 
         if on_rollout is not None:
             sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))

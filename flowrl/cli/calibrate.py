@@ -1,0 +1,61 @@
+"""`flowrl calibrate`: a noise for each step of DenseGRPO, before a run."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from flowrl.errors import UserError
+from flowrl.paths import run_file
+from flowrl.settings.arguments import AtLeastOne, Word, parse_arguments
+from flowrl.settings.read import check_run, override, read_run
+
+
+@dataclass
+class Calibrate:
+    """Find the noise of each step for dense_grpo, by what steps gain: rounds of sampling without
+    training. Every setting of a file is an option too."""
+
+    config: Word[Path | None] = None
+    """The file of a run."""
+    rounds: AtLeastOne = 20
+    """Rounds, each with the prompts of an iteration."""
+    within: AtLeastOne = 2
+    """A step gets more noise if its trajectories that gain and those that lose differ by less."""
+    by: Annotated[float, Field(gt=0)] = 0.01
+    """The change of a step's noise in a round."""
+
+
+def calibrate_command(arguments: list[str]) -> int:
+    """`calibrate CONFIG [overrides]`: print the table of each round, and the last one as YAML."""
+    from flowrl.cli.commands import quiet, split_settings
+
+    words, options = split_settings(arguments)
+    given = parse_arguments(Calibrate, words, "calibrate")
+    if given.config is None:
+        raise UserError("calibrate: name a file, such as `flowrl calibrate run.yaml`")
+    quiet()
+    print_calibration(given, options)
+    return 0
+
+
+def print_calibration(given: Calibrate, options: Sequence[str]) -> None:
+    from flowrl.run.calibrate import calibrate, with_noise
+    from flowrl.run.session import open_accelerator, open_session
+
+    run = override(read_run(run_file(str(given.config))), [*options, "--track.trackers", "[]"])
+    check_run(run)
+    with_noise(run.algorithm(), (1.0,) * (run.algorithm().steps - 1))  # refuses other recipes
+    last: tuple[float, ...] = ()
+    with tempfile.TemporaryDirectory() as scratch:
+        session = open_session(run, Path(scratch), open_accelerator(run, Path(scratch)))
+        print("a step's noise, trajectories that gained and lost:")
+        for number, found in enumerate(calibrate(session, given.rounds, given.within, given.by)):
+            each = zip(found.table, found.above, found.below, strict=True)
+            row = "  ".join(f"{psi:.3f} +{up} -{down}" for psi, up, down in each)
+            print(f"round {number + 1:3d}: {row}", flush=True)
+            last = found.then
+    print(f"in the run's file: recipe: {{noise: [{', '.join(f'{psi:.4g}' for psi in last)}]}}")

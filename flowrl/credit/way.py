@@ -1,0 +1,254 @@
+"""Credit from scores on the way: what each step of a trajectory gained.
+
+n samples, k steps, r rewards. V_k is the score of the clean sample that the state before step k
+stands for, V_T that of the sample itself. A step is masked where a score that it needs is missing.
+Transforms that read them stand before `Sum`, but for `Potential`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.credit.values import Context, Credit, Transform, by_column, masked_mean, masked_std
+from flowrl.errors import UserError
+
+
+class StateValues(NamedTuple):
+    """V_0 to V_T of each sample, 0 where unknown. `noisy` [k]: steps that decide something."""
+
+    value: Float[Tensor, "n k+1 r"]
+    known: Bool[Tensor, "n k+1 r"]
+    noisy: tuple[bool, ...]
+
+
+def state_values(credit: Credit, context: Context) -> StateValues:
+    """The scores on the way, and the samples' own at the end.
+
+    A state before a step without noise has the value of the next one, unless it has a score: the
+    ODE decides nothing.
+    """
+    assert context.way is not None, "`refuse_way` excludes plans that look at nothing"
+    scores, scored = context.way.values.cpu(), context.way.scored.cpu()
+    noisy = context.columns.noisy
+    value, known = credit.value[:, -1], credit.mask[:, -1]
+    values, knowns = [value], [known]
+    for k in reversed(range(scores.shape[1])):
+        here, there = scores[:, k].double(), scored[:, k]
+        if not noisy[k]:
+            here, there = torch.where(there, here, value), there | known
+        value, known = here * there, there
+        values.insert(0, value)
+        knowns.insert(0, known)
+    return StateValues(torch.stack(values, 1), torch.stack(knowns, 1), noisy)
+
+
+def refuse_way(choices: Choices, chains: bool) -> str | None:
+    """A sentence where the plans look at nothing, or branch although credit needs `chains`."""
+    plans = image_plans(choices)
+    if text_plans(choices) or any(plan.looks is None for plan in plans):
+        return "this credit reads scores on the way: give it a plan that looks (samplers.Looking)"
+    if any(not any(step.train for step in plan.steps) for plan in plans):
+        return "this credit is one of steps, and the plan trains on none: take Chain or Window"
+    if chains and any(set(plan.nodes) != {plan.group} for plan in plans):
+        return "this credit compares a sample with states of its own: take a plan without branches"
+    return None
+
+
+def _standard(credit: Credit, context: Context, eps: float) -> Tensor:
+    """Values less the mean of their group at each step, over its std; 0 without a spread."""
+
+    def rule(value: Tensor, mask: Tensor) -> Tensor:
+        std = masked_std(value, mask, 1, 0)
+        return torch.where(std > 0, (value - masked_mean(value, mask, 1)) / (std + eps), 0.0)
+
+    return by_column(credit, context, rule).value
+
+
+@dataclass(frozen=True)
+class StepGain:
+    """The gain of each step: DenseGRPO (arXiv:2601.20218).
+
+        value_k = V_{k+1} - V_k
+
+    Gains add up to the sample's score less that of its noise. A step without noise is masked.
+    `relative` False keeps V_{k+1} alone, the paper's weaker baseline.
+    """
+
+    relative: bool = True
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, known, noisy = state_values(credit, context)
+        mask = credit.mask & known[:, 1:] & torch.tensor(noisy)[:, None]
+        gain = value[:, 1:]
+        if self.relative:
+            mask, gain = mask & known[:, :-1], gain - value[:, :-1]
+        return Credit(gain * mask, mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_way(choices, chains=False)
+
+
+@dataclass(frozen=True)
+class TurningPoint:
+    """Steps after which a trajectory goes where it ends: TurningPoint-GRPO (arXiv:2602.06422).
+
+        d_i = R_i - R_{i-1}, c_i = sign(d_i) sign(R_n - R_0), turn_i = c_i > 0 and not c_{i-1} > 0
+
+    R_i is the score after i of the n noisy steps; c_{i-1} must be below 0, and the first step turns
+    if c_1 > 0. Signs are those of the weighted sum of the rewards.
+
+    form      paper     d_i, but R_n - R_{i-1} where step i turns
+              released  R_n - R_0 + bonus d_i where step i turns (in all released configurations)
+    strict    a turn also needs sign(d_i) = sign(R_n - R_i), which excludes the last step
+    balanced  keeps as many turns with d_i > 0 as with d_i < 0 in the batch, of largest |d_i|
+    """
+
+    form: Literal["paper", "released"] = "released"
+    bonus: float = 1.0
+    strict: bool = False
+    balanced: bool = False
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, known, noisy = state_values(credit, context)
+        steps = torch.tensor([k for k, drawn in enumerate(noisy) if drawn], dtype=torch.long)
+        before, after, end = value[:, steps], value[:, steps + 1], value[:, -1:]
+        # a turn reads the whole trajectory, and all rewards have a part in its signs
+        whole = known[:, [*steps.tolist(), -1]].all(1, keepdim=True).all(-1, keepdim=True)
+        weights = context.weights.to(value)
+        turn = self.turns(*(part @ weights for part in (before, after, end)), whole[..., 0])
+        if self.form == "paper":
+            worth = torch.where(turn[..., None], end - before, after - before)
+        else:
+            worth = end - before[:, :1] + self.bonus * turn[..., None] * (after - before)
+        mask = torch.zeros_like(credit.mask)
+        mask[:, steps] = credit.mask[:, steps] & whole
+        return Credit(torch.zeros_like(credit.value).index_copy(1, steps, worth) * mask, mask)
+
+    def turns(
+        self,
+        before: Float[Tensor, "n i"],
+        after: Float[Tensor, "n i"],
+        end: Float[Tensor, "n 1"],
+        known: Bool[Tensor, "n 1"],
+    ) -> Bool[Tensor, "n i"]:
+        """The steps at which trajectories turn, from weighted sums of rewards."""
+        gain = after - before
+        toward = gain.sign() * (end - before[:, :1]).sign()
+        last = torch.cat([torch.full_like(toward[:, :1], -1.0), toward[:, :-1]], 1)
+        turn = (toward > 0) & (last < 0) & known
+        if self.strict:
+            turn = turn & (gain.sign() == (end - after).sign())
+        if not self.balanced:
+            return turn
+        ways = [turn & (gain * sign > 0) for sign in (1, -1)]
+        most = min(int(way.sum()) for way in ways)
+        size = gain.abs().flatten()
+        kept = torch.zeros_like(size, dtype=torch.bool)
+        for way in ways:
+            order = size.masked_fill(~way.flatten(), -1.0).argsort(descending=True, stable=True)
+            kept[order[:most]] = True
+        return kept.view_as(turn)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_way(choices, chains=True)
+
+
+@dataclass(frozen=True)
+class Discounted:
+    """The scores that follow a step, discounted: VGPO (arXiv:2512.12387), by reviews.
+
+        Q_k = sum_{j >= k} gamma^(j - k) V_{j+1},  over the noisy steps j
+
+    A trajectory is masked where one of its scores is missing.
+    """
+
+    gamma: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise UserError(f"a discount must be in [0, 1], got {self.gamma}")
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, known, noisy = state_values(credit, context)
+        drawn = torch.tensor(noisy)
+        whole = known[:, 1:][:, drawn].all(1, keepdim=True)
+        total, parts = torch.zeros_like(value[:, 0]), list[Tensor]()
+        for k in reversed(range(len(noisy))):
+            total = value[:, k + 1] + self.gamma * total if noisy[k] else total
+            parts.insert(0, total)
+        mask = credit.mask & whole & drawn[:, None]
+        return Credit(torch.stack(parts, 1) * mask, mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_way(choices, chains=True)
+
+
+@dataclass(frozen=True)
+class AbsoluteValue:
+    """Standardised values with an absolute part, weighed by a trajectory's own: VGPO.
+
+        A_k = w_k ((Q_k - mean) / (std + eps) + kappa Q_k),  w_k = clip(Q_k / mean_k Q, *bounds)
+
+    mean and std are those of the group at step k, mean_k that of the sample over its steps. kappa
+    counts in the first `share` of the steps, and keeps groups without spread from learning nothing.
+    It pulls towards what is sampled where rewards are positive, and away where they are negative.
+    """
+
+    kappa: float = 0.1
+    share: float = 0.5
+    bounds: tuple[float, float] = (0.5, 2.0)
+    eps: float = 1e-4
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        value, mask = credit
+
+        early = torch.arange(value.shape[1]) < self.share * value.shape[1]
+        own = masked_mean(value, mask, 1)
+        weight = torch.where(own != 0, value / own, 1.0).clamp(*self.bounds)
+        centred = _standard(credit, context, self.eps)
+        return Credit(weight * (centred + self.kappa * early[:, None] * value) * mask, mask)
+
+
+@dataclass(frozen=True)
+class Potential:
+    """Credit, and a part from a step-wise reward that may abstain: after PARM (arXiv:2501.13926).
+
+        A_k <- A_k + weight (V_{k+1} - mean) / (std + eps)
+
+    mean and std are those of the scored nodes of the group at step k. Where the reward on the way
+    abstains (None), nothing is added. It stands after the transforms that standardise the outcome.
+    """
+
+    weight: float = 1.0
+    eps: float = 1e-4
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
+        assert context.way is not None, "`refuses` excludes plans that look at nothing"
+        scores, scored = context.way.values.cpu(), context.way.scored.cpu()
+        weights = context.weights if context.way.weights is None else context.way.weights
+        known = torch.zeros_like(credit.mask)
+        known[:, :-1, 0] = scored[:, 1:].all(-1)
+        total = torch.zeros_like(credit.value)
+        total[:, :-1, 0] = scores[:, 1:].double() @ weights.double()
+
+        own = _standard(Credit(total * known, known & credit.mask), context, self.eps)
+        return credit._replace(value=credit.value + self.weight * own * credit.mask)
+
+    def refuses(self, choices: Choices) -> str | None:
+        return refuse_way(choices, chains=False)
+
+
+def reads_way(transforms: Sequence[Transform]) -> bool:
+    """Whether credit reads scores on the way."""
+    kinds = StepGain | TurningPoint | Discounted | Potential
+    return any(isinstance(each, kinds) for each in transforms)
+
+
+def differs_on_way(transforms: Sequence[Transform]) -> bool:
+    """Whether credit may have rewards on the way that differ from those of the samples."""
+    return all(isinstance(each, Potential) for each in transforms if reads_way((each,)))

@@ -1,0 +1,92 @@
+"""The noise of each step, calibrated by what steps gain (DenseGRPO, arXiv:2601.20218)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import Sum
+from flowrl.credit.values import Context, node_values
+from flowrl.credit.way import StepGain
+from flowrl.errors import UserError
+from flowrl.run.round import sample_round
+from flowrl.run.session import Session
+from samplers import Chain, Looking, Plan, Rollout, TableSDE
+from samplers.table_sde import as_table
+
+
+@dataclass(frozen=True)
+class CalibrationRound:
+    """One round: the noise that was sampled with, the steps' counts of gains above and below 0,
+    and the noise of the next round."""
+
+    table: tuple[float, ...]
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+    then: tuple[float, ...]
+
+
+def recalibrated(
+    table: Sequence[float], above: Sequence[int], below: Sequence[int], within: int, by: float
+) -> tuple[float, ...]:
+    """More noise where as many trajectories gain as lose, less where they do not.
+
+    psi_k <- psi_k + by if |above - below| < within, else psi_k - by; it stays at least `by`.
+    """
+    each = zip(table, above, below, strict=True)
+    return tuple(
+        psi + by if abs(up - down) < within else max(psi - by, by) for psi, up, down in each
+    )
+
+
+def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator[CalibrationRound]:
+    """Sample rounds of trajectories without training, each with the noise that the last one left.
+
+    UserError for a recipe without chains that are scored on the way.
+    """
+    algorithm, table = session.algorithm, None
+    for number in range(rounds):
+        if table is not None:
+            algorithm = with_noise(session.algorithm, table)
+        own = replace(session, learner=replace(session.learner, algorithm=algorithm))
+        plan, gains, known = step_gains(own, number)
+        if table is None:
+            assert plan.kernel is not None
+            table = as_table(plan.kernel, plan.sigmas).table
+        steps = range(len(table))
+        above, below = (
+            tuple(int((known[:, k] & (sign * gains[:, k] > 0)).sum()) for k in steps)
+            for sign in (1, -1)
+        )
+        then = recalibrated(table, above, below, within, by)
+        yield CalibrationRound(table, above, below, then)
+        table = then
+
+
+def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:
+    """The algorithm with a table of noise. UserError if its plan is another than of such chains."""
+    look = algorithm.plan
+    if not isinstance(look, Looking) or not isinstance(look.otherwise, Chain):
+        raise UserError(
+            "calibrate: this recipe has no chains that are scored on the way: take dense_grpo"
+        )
+    return replace(
+        algorithm, plan=replace(look, otherwise=replace(look.otherwise, kernel=TableSDE(table)))
+    )
+
+
+def step_gains(
+    session: Session, number: int
+) -> tuple[Plan, Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
+    """The plan of a round, what each step of its trajectories gained, and where that is known."""
+    run, seed = session.run, session.run.train.seed
+    draws = session.prompts.draw(number, run.prompts.per_iteration, seed, None)
+    (part,) = sample_round(session, number, draws, {}).parts
+    assert isinstance(part.rollout, Rollout)
+    context = Context(part.rollout.columns, session.weights(number), way=part.everyone.way)
+    credit = node_values(part.everyone, context)
+    for transform in (StepGain(), Sum()):
+        credit = transform(credit, context)
+    return part.rollout.plan, credit.value[..., 0], credit.mask[..., 0]

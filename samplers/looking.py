@@ -1,0 +1,56 @@
+"""Planners with looks on the way: rewards of states that others plan, and groups that shrink."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from samplers.looks import Looks, Thinning
+from samplers.plan import Plan
+from samplers.planners import Planner, last_step
+
+
+@dataclass(frozen=True)
+class Looking:
+    """The plans of another planner, with rewards of the clean samples that states stand for.
+
+    steps  of the ODE that completes a state: None takes all of the plan's levels, 1 is the
+           projection x - sigma v
+    first  whether the state before the first noisy step is looked at
+    at     the states before these steps; None: before every noisy step, since nothing is decided
+           between them
+    """
+
+    otherwise: Planner
+    steps: int | None = None
+    first: bool = True
+    at: tuple[int, ...] | None = None
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        plans = self.otherwise(sigmas, iteration, seed)
+        return tuple(replace(plan, looks=Looks(self.places(plan), self.steps)) for plan in plans)
+
+    def places(self, plan: Plan) -> tuple[int, ...]:
+        """The steps before which the plan's states are looked at."""
+        if self.at is not None:
+            return self.at
+        noisy = [k for k, step in enumerate(plan.steps) if step.noisy]
+        return tuple(noisy if self.first else noisy[1:])
+
+
+@dataclass(frozen=True)
+class Thinned:
+    """The plans of another planner, whose groups shrink on the way: `samplers.looks.Thinning`.
+
+    The other planner's group is that of the samples that are left.
+    """
+
+    otherwise: Planner
+    how: Thinning
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        if wrong := [k for k in self.how.at if not 0 < k <= last_step(sigmas)]:
+            raise ValueError(
+                f"samples cannot be stopped before the steps {wrong}: take steps from 1 to "
+                f"{last_step(sigmas)}"
+            )
+        plans = self.otherwise(sigmas, iteration, seed)
+        return tuple(replace(plan, thin=self.how) for plan in plans)
