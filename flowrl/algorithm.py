@@ -9,9 +9,11 @@ from flowrl.credit.choices import AnyPlan, AnyPlanner, check_parts, first_plans,
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
+from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
 from flowrl.losses.base import Objective, check_units
+from flowrl.losses.reward import check_gradient
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -34,6 +36,7 @@ class Algorithm:
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
         check_parts((self.advantage, self.likelihood), self)
         check_units(self.loss, self.likelihood)
+        check_gradient(self.loss, self.likelihood)
         check_parts((self.loss,), self)
 
     @property
@@ -73,6 +76,11 @@ class Algorithm:
     def roles(self) -> frozenset[str]:
         """Policies that are evaluated beside the trained one, for the loss or for credit."""
         return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
+
+    @property
+    def through(self) -> bool:
+        """Whether it follows the rewards' own gradients."""
+        return isinstance(self.likelihood, Pathwise)
 
     @property
     def text(self) -> bool:

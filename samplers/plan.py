@@ -44,6 +44,7 @@ class Plan:
     its own: both then have the same children where they are in the same state.
     `guide` moves the noisy steps that are sampled along a reward; their densities stay the
     kernel's.
+    `keep` is a step whose states a rollout keeps, those before it; None keeps none.
     Raises ValueError, with the step's index, for steps that do not meet or are impossible.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     steer: FeynmanKac | None = None
     noise_of: int | None = None
     guide: RewardGuide | None = None
+    keep: int | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -74,6 +76,8 @@ class Plan:
             raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
         if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
             raise ValueError("steered steps cannot branch or be trained on: they have no density")
+        if self.keep is not None and not 0 <= self.keep < len(self.steps):
+            raise ValueError(f"keep {self.keep} is not one of {len(self.steps)} steps")
         for a, b in pairwise(self.steps):
             if a.sigma_next != b.sigma:
                 raise ValueError(f"steps do not meet: {a.sigma_next} then {b.sigma}")

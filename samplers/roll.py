@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ class Rollout:
     seed: int
     iteration: int
     index: int
+    kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
 
     @property
     def columns(self) -> Columns:
@@ -75,19 +76,23 @@ class _Trunk:
         if place is not None and place in self.shared:
             self.states[place] = state
 
-    def descend(self, walk: Walk, plan: Plan, index: int) -> tuple[State, tuple[Edges, ...]]:
-        """The plan's leaves, and its trained transitions."""
+    def descend(
+        self, walk: Walk, plan: Plan, index: int
+    ) -> tuple[State, tuple[Edges, ...], Tensor | None]:
+        """The plan's leaves, its trained transitions, and the states that it keeps."""
         places = [plan.trunk(k) for k in range(len(plan.steps) + 1)]
         state, start = walk.root(plan), 0
         for k, place in enumerate(places):
             if place is not None and place in self.states:
                 state, start = self.states[place], k
         edges: list[Edges] = []
+        kept = None
         for k in range(start, len(plan.steps)):
             self.keep(places[k], state)
+            kept = state.x if k == plan.keep else kept
             state, edge = walk.advance(plan, index, k, state)
             edges += [edge] if edge is not None else []
-        return state, tuple(edges)
+        return state, tuple(edges), kept
 
 
 R = TypeVar("R")
@@ -145,11 +150,12 @@ def roll(
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):
         if plan.steer is not None:
-            x0, edges = _steered(plan.steer, plan, walk, index, sampling.score), ()
+            x0, edges, kept = _steered(plan.steer, plan, walk, index, sampling.score), (), None
         else:
-            state, edges = trunk.descend(walk, plan, index)
+            state, edges, kept = trunk.descend(walk, plan, index)
             x0 = state.children(plan.group // plan.states[-1]).x
-        rollouts.append(_rollout(plan, x0, walk.prompt(x0), walk, edges, index))
+        made = _rollout(plan, x0, walk.prompt(x0), walk, edges, index)
+        rollouts.append(replace(made, kept=kept))
         sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
 

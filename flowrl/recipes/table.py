@@ -25,6 +25,10 @@
 | e_grpo          | Merged       | std per reward, then the sum | Transition        | Surrogate  |
 | g2rpo           | Granular     | std per reward, then the sum | Transition        | Surrogate  |
 | euphonium       | Chain, drift | std per reward, then the sum | Transition        | Surrogate  |
+| refl            | OneStep      | none                         | Pathwise, late    | Gradient   |
+| draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
+| draft_lv        | Ode          | none                         | Pathwise, renoised| Gradient   |
+| srpo            | Ode          | none                         | Pathwise, noise   | Gradient   |
 
 | text            | any          | any                          | Token             | any        |
 | text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
@@ -59,7 +63,8 @@
 nft, dgpo and crd sample with a slow average, the others with the policy that is trained. Pref-GRPO
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
 are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
-`flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`. Those of
+`flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`, those that
+follow a reward's gradient in `flowrl/recipes/through.py`. Those of
 language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe `text` in
 `flowrl/recipes/text.py`.
 """
@@ -90,11 +95,13 @@ from flowrl.recipes.grpo import (
 from flowrl.recipes.grpo_trees import branch_grpo, branch_grpo_mix, temp_flow
 from flowrl.recipes.matching import awm, dpo, nft, rwr
 from flowrl.recipes.text_presets import TEXT_FUNCTIONS
+from flowrl.recipes.through import draft, draft_lv, refl, srpo
 
 IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
     flow_dppo, dgpo, crd, fdfo, flash_grpo, e_grpo, g2rpo, euphonium,
+    refl, draft, draft_lv, srpo,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}
