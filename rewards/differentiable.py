@@ -4,8 +4,8 @@ A reward offers it by a method `differentiable(media, samples) -> [n]` beside `_
 scores, up to the rounding of 8-bit images, as a differentiable function of float tensors in 0..1.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -54,12 +54,12 @@ def no_gradient(name: str) -> str:
     )
 
 
-def never_graded(name: str, settings: Mapping[str, Any]) -> bool:
+def never_graded(name: str) -> bool:
     """Whether the reward of this name is known to have no gradient before it is loaded.
 
-    A user's file is asked once it is loaded.
+    A reward of a user's file or of Python is asked once it is loaded.
     """
-    return name not in GRADED and ".py" not in name
+    return name not in GRADED and ":" not in name and not name.endswith(".py")
 
 
 def _over_frames(

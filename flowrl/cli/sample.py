@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
+from flowrl.cli.optimise import NoiseSearch, optimised_samples
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
@@ -47,6 +48,8 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
     if given.steer != "no" and not rewards:
         raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
+    if given.optimise != "no":
+        _refuse_optimise(given, bool(rewards))
     if given.steer != "no" and given.base_steps:
         raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
     base, policy = chosen.open()
@@ -54,7 +57,16 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     prompts = with_rows(run, given.prompts)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
-    if given.steer == "no":
+    if given.optimise != "no":
+        scorer = SampleScorer(
+            drivable(policy, "--optimise"), rewards, trial, run.evaluation_guidance, device_of(run)
+        )
+        samples, told = optimised_samples(
+            scorer, NoiseSearch(given.optimise, given.rounds, given.rate, given.naturalness)
+        )
+        result = TrialSamples(samples, Statistics({}, {}))
+        print(told)
+    elif given.steer == "no":
         result = draw_trial(
             chosen.ended_by_base(policy, given.base_steps, "sample")
             if given.base_steps
@@ -79,6 +91,13 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     page.save_each(out)
     whole = page.save(out, "grid")
     print(f"{len(shown)} samples in {out}; all on one page: {whole}")
+
+
+def _refuse_optimise(given: SampleArguments, rewards: bool) -> None:
+    if not rewards:
+        raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
+    if given.steer != "no" or given.base_steps:
+        raise UserError("sample: --optimise goes without --steer and --base-steps: leave them out")
 
 
 def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:

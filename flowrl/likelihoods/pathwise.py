@@ -115,6 +115,14 @@ class Pathwise:
         kept = mask[:, -1:].to(rollout.x0.device)
         return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
 
+    def graded(self, plan: Plan) -> int:
+        """Network evaluations with gradients per draw: several steps are evaluated twice."""
+        return plan.group * sum(k if k == 1 else 2 * k for k in self.starts.steps(plan))
+
+    def decoded(self, plan: Plan) -> int:
+        """Samples per draw that are decoded with gradients."""
+        return plan.group * len(self.starts.steps(plan))
+
     def path(self, policy: Velocity, rows: PathRows) -> Path:
         """Rebuild the samples; with known noise, x0 = (x - sigma noise) / (1 - sigma)."""
         found = euler_path(policy, rows.x, rows.sigmas, rows.prompt)
@@ -161,7 +169,9 @@ class Kept:
 
     def refuses(self, choices: Choices) -> str | None:
         if any(plan.keep is None for plan in image_plans(choices)):
-            return "Kept rebuilds samples from states on their way: use the plan LastSteps or OneStep"
+            return (
+                "Kept rebuilds samples from states on their way: use the plan LastSteps or OneStep"
+            )
         return None
 
     def steps(self, plan: Plan) -> list[int]:

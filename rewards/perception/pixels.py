@@ -81,7 +81,9 @@ class PixelPreparation:
             return self.size
         if self.fit == "longer":
             side = max(self.size)
-            return round(height * side / max(height, width)), round(width * side / max(height, width))
+            return round(height * side / max(height, width)), round(
+                width * side / max(height, width)
+            )
         side, least = self.resized or min(self.size), min(height, width)
         return int(side * height / least), int(side * width / least)
 
