@@ -37,7 +37,7 @@ GradedScore = Callable[[Tensor, Samples], Float[Tensor, " n"]]
 
 
 def graded_score(name: str, reward: Reward) -> GradedScore:
-    """The reward as a differentiable function of (media, samples). ValueError without a gradient."""
+    """The reward as a differentiable function (media, samples). ValueError without a gradient."""
     if isinstance(reward, OverFrames):
         inner = graded_score(name, reward.reward)
         return lambda media, samples: _over_frames(reward, inner, media, samples)

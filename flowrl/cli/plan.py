@@ -96,8 +96,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
 
 
 def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
-    """The work of a gradient method. An anchor evaluates the start, and what a path of several steps
-    visits once more."""
+    """The work of a gradient method. Anchors come on top: they evaluate other policies, and states
+    inside a path once more."""
     draws = run.prompts.per_iteration
     graded = sum(likelihood.graded(plan) for plan in plans)
     rows = sum(likelihood.decoded(plan) for plan in plans)

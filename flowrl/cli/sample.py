@@ -20,6 +20,7 @@ from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import SampleArguments
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.strict_yaml import parse_yaml
+from rewards import Samples
 
 
 def samples_folder(run_folder: Path, out: Path | None) -> Path:
@@ -46,27 +47,13 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     run = chosen.run
     out = out or samples_folder(chosen.folder or Path(), None)
     rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
-    if given.steer != "no" and not rewards:
-        raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
-    if given.optimise != "no":
-        _refuse_optimise(given, bool(rewards))
-    if given.steer != "no" and given.base_steps:
-        raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
+    _refuse(given, bool(rewards))
     base, policy = chosen.open()
     load_into(base, run, chosen.weights)
     prompts = with_rows(run, given.prompts)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
-    if given.optimise != "no":
-        scorer = SampleScorer(
-            drivable(policy, "--optimise"), rewards, trial, run.evaluation_guidance, device_of(run)
-        )
-        samples, told = optimised_samples(
-            scorer, NoiseSearch(given.optimise, given.rounds, given.rate, given.naturalness)
-        )
-        result = TrialSamples(samples, Statistics({}, {}))
-        print(told)
-    elif given.steer == "no":
+    if given.steer == "no" and given.optimise == "no":
         result = draw_trial(
             chosen.ended_by_base(policy, given.base_steps, "sample")
             if given.base_steps
@@ -75,11 +62,11 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         )
     else:
         guidance = run.evaluation_guidance
-        scorer = SampleScorer(drivable(policy), rewards, trial, guidance, device_of(run))
-        how = SteeredSampler(given.steer, given.particles, given.strength)
-        samples, evaluations = steered_samples(scorer, how)
+        option = "--steer" if given.optimise == "no" else "--optimise"
+        scorer = SampleScorer(drivable(policy, option), rewards, trial, guidance, device_of(run))
+        samples, told = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))
-        print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
+        print(told)
     shown: list[float | None] = [None] * len(result.samples.prompts)
     title = chosen.name
     if rewards:
@@ -93,11 +80,27 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     print(f"{len(shown)} samples in {out}; all on one page: {whole}")
 
 
-def _refuse_optimise(given: SampleArguments, rewards: bool) -> None:
-    if not rewards:
+def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, str]:
+    """Samples of an optimised noise, or steered ones, and a sentence on their cost."""
+    if given.optimise != "no":
+        found = NoiseSearch(given.optimise, given.rounds, given.rate, given.naturalness)
+        return optimised_samples(scorer, found)
+    assert given.steer != "no"
+    how = SteeredSampler(given.steer, given.particles, given.strength)
+    samples, evaluations = steered_samples(scorer, how)
+    return samples, f"steered by {', '.join(scorer.rewards)}: {evaluations} network evaluations"
+
+
+def _refuse(given: SampleArguments, rewards: bool) -> None:
+    """UserError for options that exclude each other, or need rewards."""
+    if given.steer != "no" and not rewards:
+        raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
+    if given.optimise != "no" and not rewards:
         raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
-    if given.steer != "no" or given.base_steps:
+    if given.optimise != "no" and (given.steer != "no" or given.base_steps):
         raise UserError("sample: --optimise goes without --steer and --base-steps: leave them out")
+    if given.steer != "no" and given.base_steps:
+        raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
 
 
 def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:

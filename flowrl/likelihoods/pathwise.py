@@ -7,6 +7,7 @@ slope at the end of these steps trains the network (`flowrl/run/through.py`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -41,7 +42,7 @@ class PathRows(Rows):
 
 
 class Path(NamedTuple):
-    """Clean samples with gradients, the states that were visited (detached), and their velocities."""
+    """Clean samples with gradients, the states on the way (detached), and the velocities there."""
 
     x0: Float[Tensor, "b *d"]
     states: list[Tensor]
@@ -74,7 +75,7 @@ def euler_path(
     states: list[Tensor] = []
     velocities: list[Tensor] = []
     again = torch.is_grad_enabled() and len(sigmas) > 2
-    for sigma, to in zip(sigmas[:-1], sigmas[1:], strict=True):
+    for sigma, to in pairwise(sigmas):
         dtype = torch.promote_types(x.dtype, torch.float32)
         level = torch.full((len(x),), sigma, dtype=dtype, device=x.device)
         look = partial(checkpoint, policy, use_reentrant=False, preserve_rng_state=False)

@@ -57,7 +57,7 @@ class RewardPath:
     def of(
         cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
     ) -> "RewardPath | None":
-        """The path of a gradient method's batch, whose prompts are `rows`; None for other methods."""
+        """The path of a batch of these prompts (`rows`); None for other than gradient methods."""
         if not session.algorithm.through:
             return None
         assert isinstance(batch, Painting)
