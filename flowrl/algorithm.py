@@ -34,9 +34,9 @@ class Algorithm:
     def __post_init__(self) -> None:
         assert self.plans, "a planner makes at least one plan"
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
+        check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
         check_units(self.loss, self.likelihood)
-        check_gradient(self.loss, self.likelihood)
         check_parts((self.loss,), self)
 
     @property

@@ -64,7 +64,8 @@ class NoiseScores:
     def noise(self, *purpose: int | str) -> Float[Tensor, "n *d"]:
         """Keyed noise of each sample; for "root" that of a sample without optimisation."""
         trial, policy = self.scorer.trial, self.scorer.policy
-        keys = [(trial.seed, 0, draw, *purpose, 0) for draw in range(len(self.conditioning))]
+        places = [(row, node) for row in trial.rows for node in range(trial.group)]
+        keys = [(trial.seed, 0, row, *purpose, node) for row, node in places]
         drawn = normal(keys, policy.shape(trial.steps))
         return drawn.to(self.scorer.device, policy.arithmetic)
 

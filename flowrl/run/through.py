@@ -96,7 +96,7 @@ class RewardPath:
         return lead - self.total(media, prompt, second)
 
     def slopes(
-        self, x0: Float[Tensor, "m *d"], rows: PathRows, kept: Tensor, words: tuple[str, str] | None
+        self, x0: Float[Tensor, "b *d"], rows: PathRows, kept: Tensor, words: tuple[str, str] | None
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
         """Scores of the kept rows' samples, and their slopes in x0. No gradient is left behind."""
         scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]

@@ -213,7 +213,10 @@ def loss_of(loss: RewardGradient, score: list[float]) -> tuple[list[float], list
     r = torch.tensor(score, dtype=torch.float64)[:, None].requires_grad_()
     still = torch.zeros(len(score), 1, 3, dtype=torch.float64)
     says = {"new": Evaluation(r, still), "ref": Evaluation(r, still + 2)}
-    entries = loss(likelihood, says, None)  # type: ignore[arg-type]
+    place = torch.arange(len(score))
+    kept = torch.ones(len(score), 1, dtype=torch.bool)
+    rows = PathRows(place, r.detach(), kept, None, still[:, 0], (0.5, 0.0))
+    entries = loss(likelihood, says, rows)
     (found,) = torch.autograd.grad(entries.value.sum(), r)
     return entries.value.flatten().tolist(), found.flatten().tolist()
 

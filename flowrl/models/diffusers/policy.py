@@ -287,6 +287,7 @@ class PipelinePolicy:
 
     def checkpoint_gradients(self) -> None:
         savings.checkpoint_denoisers(self.denoisers)
+        savings.checkpoint_decoder(self.pipe)
 
     def save(self, folder: Path) -> None:
         """Save files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""
