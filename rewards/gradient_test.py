@@ -19,21 +19,21 @@ from rewards.types import Kind, Reward, Samples
 ALIKE, SLOPES = 64, 4  # images of the group, and those of them whose gradient is tested
 SIDE, PATCHES, FRAMES = 64, 6, 8  # pixels, patches along a side, frames of a video
 RANKS = 0.999  # least rank correlation of the two scores in the group
-GAP = 0.05  # largest difference of the two scores, in standard deviations within the group
+LARGEST_GAP = 0.05  # largest difference of the two scores, in standard deviations within the group
 SLOPE = 0.05  # largest relative error of the gradient against finite differences
 STEPS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the differences, in the norm of an image's change
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How near differentiable scores are to the plain ones of the same samples."""
+    """The distance of differentiable scores from the plain ones of the same samples."""
 
     ranks: float  # Spearman's correlation
     gap: float  # the largest difference, in standard deviations of the plain scores
 
     @classmethod
     def of(cls, plain: Float[Tensor, " n"], graded: Float[Tensor, " n"]) -> "Agreement":
-        """Of the samples with a plain score; perfect where there are fewer than two."""
+        """Compare the samples with a plain score; perfect where there are fewer than two."""
         known = ~plain.isnan()
         a, b = plain[known].double().cpu(), graded.detach()[known.to(graded.device)].double().cpu()
         if len(a) < 2:
@@ -45,7 +45,7 @@ class Agreement:
 
     @property
     def close(self) -> bool:
-        return self.ranks >= RANKS and self.gap <= GAP
+        return self.ranks >= RANKS and self.gap <= LARGEST_GAP
 
     def __str__(self) -> str:
         return f"rank correlation {self.ranks:.4f}, differences up to {self.gap:.1%} of the spread"
@@ -75,7 +75,7 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
     if not near.close:
         raise ValueError(
             f"reward {name}: `differentiable` is not the reward's own score: {near} (at least "
-            f"{RANKS} and at most {GAP:.0%} are wanted)"
+            f"{RANKS} and at most {LARGEST_GAP:.0%} are wanted)"
         )
     some = samples.take(range(SLOPES))
     media = some.media.clone().requires_grad_()

@@ -46,10 +46,10 @@ class LastSteps:
 
 
 @dataclass(frozen=True)
-class OneStep:
+class OneOfSteps:
     """Euler steps; the states before one step of [first, stop) are kept: ReFL (arXiv:2304.05977).
 
-    `first` and `stop` are shares of the steps. The step is drawn anew in every iteration, for all
+    `first` and `stop` are shares of the steps. The step is drawn again in every iteration, for all
     of its draws.
     """
 

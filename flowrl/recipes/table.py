@@ -25,9 +25,9 @@
 | e_grpo          | Merged       | std per reward, then the sum | Transition        | Surrogate  |
 | g2rpo           | Granular     | std per reward, then the sum | Transition        | Surrogate  |
 | euphonium       | Chain, drift | std per reward, then the sum | Transition        | Surrogate  |
-| refl            | OneStep      | none                         | Pathwise, late    | Gradient   |
+| refl            | OneOfSteps   | none                         | Pathwise, late    | Gradient   |
 | draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
-| draft_lv        | Ode          | none                         | Pathwise, renoised| Gradient   |
+| draft_lv        | Ode          | none                         | Pathwise, renoise | Gradient   |
 | srpo            | Ode          | none                         | Pathwise, noise   | Gradient   |
 
 | text            | any          | any                          | Token             | any        |

@@ -14,7 +14,7 @@ from flowrl.likelihoods.pathwise import Kept, KnownNoise, Pathwise, Renoised, St
 from flowrl.losses.reward import RewardGradient
 from flowrl.recipes.grpo import anchors
 from samplers import Ode, Planner
-from samplers.tails import LastSteps, OneStep
+from samplers.tails import LastSteps, OneOfSteps
 
 Form = Literal["linear", "hinge", "target"]
 
@@ -29,7 +29,7 @@ def refl(
     form: Form = "hinge", bound: float = 2.0, scale: float = 1e-3, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """ReFL, arXiv:2304.05977: the clean sample that is predicted at one late step is decoded and
-    scored, and the gradient trains that step. SD1.4: 40 steps, one of the last quarter, drawn anew
+    scored, and the gradient trains that step. SD1.4: 40 steps, one of the last quarter, drawn again
     in each iteration; loss 0.001 max(2 - r, 0) with ImageReward, all weights.
 
     Differences: samples come from an ODE, where the code has DDPM's noise before that step; all
@@ -38,7 +38,7 @@ def refl(
     of a flow teach little: `stop` leaves them out.
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    return through(steps, OneStep(group, first, stop), Kept(project=True), loss)
+    return through(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
 
 
 def draft(
@@ -47,7 +47,7 @@ def draft(
     form: Form = "linear", bound: float = 0.0, scale: float = 1.0, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """DRaFT-K, arXiv:2309.17400: the gradient of the reward through the last K sampling steps, K 1
-    in most of its runs; `last` is K. 50 steps, LoRA. AlignProp, arXiv:2310.03739, draws K anew in
+    in most of its runs; `last` is K. 50 steps, LoRA. AlignProp, arXiv:2310.03739, draws K again in
     each iteration: `cut: normal`, last 8, spread 5 (or `cut: uniform`), scale 0.01.
 
     Sources: the methods are from the papers as they are known; AlignProp's numbers are from its

@@ -121,7 +121,7 @@ class RewardPath:
 
     @torch.no_grad()
     def agreement(self, samples: Samples, scores: Scores) -> Agreement:
-        """How near differentiable scores are to the plain ones, on samples of the run."""
+        """Compare differentiable scores with the plain ones, on samples of the run."""
         n = min(CHECKED, len(samples.prompts))
         group, known = len(samples.prompts) // len(self.texts), scores.scored.all(1)
         prompt = torch.arange(n) // group

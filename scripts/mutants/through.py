@@ -20,7 +20,7 @@ ROWS = (
     ("through-masked", THROUGH, "kept = rows.mask.any(1).nonzero()[:, 0]", "kept = torch.arange(len(rows.mask))", RUNS),
     ("through-anchor", THROUGH, "evaluations[role] = likelihood.at(policy, rows, states)",
      "evaluations[role] = likelihood.at(policy, rows, [s + 1 for s in states])", RUNS),
-    ("gradient-ranks", "rewards/gradient_test.py", "self.ranks >= RANKS and self.gap <= GAP", "True", GRADIENTS),
+    ("gradient-ranks", "rewards/gradient_test.py", "self.ranks >= RANKS and self.gap <= LARGEST_GAP", "True", GRADIENTS),
     ("gradient-slope", "rewards/gradient_test.py", "    if not error <= SLOPE:", "    if False:", GRADIENTS),
     ("pixels-clip", "rewards/perception/pixels.py", "media = media.clamp(0, 1) if self.clipped else media", "pass", GRADIENTS),
     ("noise-natural", "flowrl/cli/optimise.py", "wide - (z[0].numel() - 1) * wide / squares", "wide", NOISES),

@@ -19,7 +19,7 @@ from flowrl.losses.reward import RewardGradient
 from flowrl.recipes import RECIPES
 from samplers import Latents, Ode, Rollout, roll
 from samplers.noise import normal
-from samplers.tails import LastSteps, OneStep
+from samplers.tails import LastSteps, OneOfSteps
 from tests.support.tiny import TinyFlow
 
 SIGMAS = [1.0, 0.9, 0.7, 0.4, 0.0]
@@ -129,7 +129,7 @@ def test_several_steps_are_evaluated_again_and_one_is_not():
 
 def test_refl_projects_from_the_kept_step():
     net = Net()
-    made = rollout(OneStep(2, 0.5, 1.0), net)
+    made = rollout(OneOfSteps(2, 0.5, 1.0), net)
     (part,) = rows(Pathwise(Kept(project=True)), made)
     level = SIGMAS[made.plan.keep]
     assert made.plan.keep in (2, 3) and part.sigmas == (level, 0.0)
@@ -138,7 +138,7 @@ def test_refl_projects_from_the_kept_step():
 
 
 def test_the_kept_step_changes_with_the_iteration():
-    plans = [OneStep(1, 0.0, 1.0)(SIGMAS, i, 0)[0].keep for i in range(40)]
+    plans = [OneOfSteps(1, 0.0, 1.0)(SIGMAS, i, 0)[0].keep for i in range(40)]
     assert set(plans) == {0, 1, 2, 3}
     cuts = [LastSteps(1, 2, "normal", 1.0)(SIGMAS, i, 0)[0].keep for i in range(60)]
     assert set(cuts) == {1, 2, 3} and cuts.count(2) < 60
@@ -237,7 +237,7 @@ def test_parts_that_do_not_go_together_are_refused():
     own = Estimator((Uncompared(),))
     with pytest.raises(UserError, match="use both, or neither"):
         Algorithm(4, Ode(2), Estimator((Standardize(),)), Pathwise(Kept()), Surrogate(0.2, 0.2))
-    with pytest.raises(UserError, match="use the plan LastSteps or OneStep"):
+    with pytest.raises(UserError, match="use the plan LastSteps or OneOfSteps"):
         Algorithm(4, Ode(2), own, Pathwise(Kept()), RewardGradient())
     with pytest.raises(UserError, match="0 < low < high < 1"):
         RECIPES["srpo"](levels=(0.9, 0.3))

@@ -16,7 +16,7 @@ from flowrl.run.monitor import prove_gradients
 from flowrl.run.train import iterate
 from flowrl.run.update import Tally, add_gradients
 from flowrl.settings.read import check_plan, run_from
-from tests.support import process_runs, runs
+from tests.support import process_runs, runs, tiny_pipelines_video
 
 SMALL: dict[str, dict[str, Any]] = {
     "refl": {"first": 0.5, "form": "linear", "scale": 1.0},
@@ -161,6 +161,20 @@ def test_the_proof_names_the_decoder_and_the_rewards(pipeline, tmp_path):
     decoder, reward = prove_gradients(kept, "image")
     assert decoder.startswith("decoder with gradients: its slope is right to 0.")
     assert "brightness with gradients: rank correlation 1.0000" in reward
+
+
+@pytest.mark.slow
+def test_a_video_model_is_trained_through_its_decoder(tmp_path):
+    tiny_pipelines_video.wan().save_pretrained(tmp_path / "wan")
+    tree = runs.tree(tmp_path / "wan", tmp_path, settings("draft", last=1, kl=0.0), lr=1e-3)
+    tree["model"]["call"] = {"height": 16, "width": 16, "num_frames": 5}
+    tree["model"]["vae"] = {"slicing": True}
+    kept = runs.opened(tree, tmp_path)
+    decoder, reward = prove_gradients(kept, "video")
+    assert "slope is right" in decoder and "brightness with gradients" in reward
+    found = iterate(kept, Progress(), Alarms())
+    assert found["grad_norm"] > 0 and math.isfinite(found["loss"])
+    assert found["count/decoded_graded"] == 4
 
 
 REFUSED = [
