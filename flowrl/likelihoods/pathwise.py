@@ -170,8 +170,7 @@ class Kept:
 
     def refuses(self, choices: Choices) -> str | None:
         if any(plan.keep is None for plan in image_plans(choices)):
-            return "Kept rebuilds samples from states on their way: use the plan LastSteps or "
-                "OneOfSteps"
+            return "Kept needs states on the way: use the plan LastSteps or OneOfSteps"
         return None
 
     def steps(self, plan: Plan) -> list[int]:
