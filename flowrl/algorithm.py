@@ -10,9 +10,11 @@ from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
 from flowrl.credit.way import reads_way
+from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies
 from flowrl.losses.base import Objective, check_units
+from flowrl.losses.reward import check_gradient
 
 __all__ = ["Algorithm", "Average", "Decay"]
 
@@ -33,6 +35,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         assert self.plans, "a planner makes at least one plan"
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
+        check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
         check_units(self.loss, self.likelihood)
         check_parts((self.loss,), self)
@@ -79,6 +82,11 @@ class Algorithm:
     def roles(self) -> frozenset[str]:
         """Policies that are evaluated beside the trained one, for the loss or for credit."""
         return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
+
+    @property
+    def through(self) -> bool:
+        """Whether it follows the rewards' own gradients."""
+        return isinstance(self.likelihood, Pathwise)
 
     @property
     def text(self) -> bool:

@@ -51,6 +51,12 @@ class Aesthetic:
         vectors = in_batches(self.towers.images, pil_images(samples), self.batch)
         return self.head(vectors).squeeze(-1)
 
+    def differentiable(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, " n"]:
+        parts = [self.towers.graded(part).cpu() for part in media.split(self.batch)]
+        return self.head(torch.cat(parts)).squeeze(-1)
+
 
 def load(
     model: HubName = "openai/clip-vit-large-patch14",

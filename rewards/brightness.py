@@ -24,9 +24,11 @@ class Brightness:
         return each_size(samples, self._score)
 
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
-        media = samples.media.detach().float()
-        weights = torch.tensor(LUMA, device=media.device).view(3, 1, 1)
-        return self.sign * (media * weights).sum(-3).flatten(1).mean(1).cpu()
+        return self.differentiable(samples.media.detach().float(), samples).cpu()
+
+    def differentiable(self, media: Tensor, samples: Samples) -> Float[Tensor, " n"]:
+        weights = torch.tensor(LUMA, dtype=media.dtype, device=media.device).view(3, 1, 1)
+        return self.sign * (media * weights).sum(-3).flatten(1).mean(1)
 
     def examples(self) -> Samples:
         """A light and a dark gray image, the better one first."""

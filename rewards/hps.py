@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards.perception.embedding import (
+    OPENAI_MEAN,
+    OPENAI_STD,
     Cosine,
     OpenClipTowers,
     clip_normalised,
@@ -25,6 +27,7 @@ from rewards.perception.embedding import (
 from rewards.perception.hub import weights_file
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
+from rewards.perception.pixels import PixelPreparation
 from rewards.settings import Inline
 from rewards.types import Reward
 
@@ -76,5 +79,8 @@ def load(
     side = model.visual.image_size
     prepare = Letterbox(side if isinstance(side, int) else max(side))
     tokenizer = open_clip.get_tokenizer(architecture)
-    towers = OpenClipTowers(common.place.put(model), tokenizer, prepare, common.place)
+    pixels = PixelPreparation(
+        (prepare.size, prepare.size), OPENAI_MEAN, OPENAI_STD, "longer", clipped=False
+    )
+    towers = OpenClipTowers(common.place.put(model), tokenizer, prepare, common.place, pixels)
     return common.over_frames("hps", Cosine(towers, FACTORS[kind], batch=common.batch))

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from rewards.aesthetic import head_of
 from rewards.perception.embedding import (
+    OPENAI_MEAN,
+    OPENAI_STD,
     Placement,
     clip_normalised,
     in_batches,
@@ -29,6 +31,7 @@ from rewards.perception.embedding import (
 from rewards.perception.hub import HubName, model_path, weights_file
 from rewards.perception.image_model import ImageModelSettings
 from rewards.perception.media import to_tensor
+from rewards.perception.pixels import PixelPreparation
 from rewards.settings import Inline
 from rewards.types import Reward, Samples
 
@@ -137,11 +140,21 @@ class ImageReward:
         pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
         return in_batches(self._score, pairs, self.batch)
 
+    def differentiable(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, " n"]:
+        side = self.vision.config.image_size
+        prepare = PixelPreparation((side, side), OPENAI_MEAN, OPENAI_STD, rounded=True)
+        parts = zip(media.split(self.batch), _split(samples.prompts, self.batch), strict=True)
+        return torch.cat([self._read(prepare(part), prompts) for part, prompts in parts])
+
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Image.Image, str]]) -> Float[Tensor, " m"]:
         images, prompts = zip(*pairs, strict=True)
         side = self.vision.config.image_size
-        pixels = torch.stack([middle(image, side) for image in images])
+        return self._read(torch.stack([middle(image, side) for image in images]), prompts)
+
+    def _read(self, pixels: Tensor, prompts: Sequence[str]) -> Float[Tensor, " m"]:
         seen = self.vision(pixels.to(self.place.device, self.place.dtype)).last_hidden_state
         tokens = tokenize(self.tokenizer, prompts, LONGEST_PROMPT, self.place.device)
         everywhere = torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device)
@@ -149,6 +162,10 @@ class ImageReward:
             **tokens, encoder_hidden_states=seen, encoder_attention_mask=everywhere
         ).last_hidden_state
         return (self.head(read[:, 0].float().cpu()).squeeze(-1) - MEAN) / STD
+
+
+def _split(prompts: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
 def load(

@@ -143,6 +143,9 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
         for setting, value in settings.items()
     }
     module, function = _found(name)
+    if function is not None and inspect.isclass(vars(module)[function]):
+        own = vars(module)[function](**built)
+        return ByScore(own) if want == "judge" else own
     if function is not None:
         own = user_reward(vars(module)[function], built, vars(module).get("examples"))
         return ByScore(own) if want == "judge" else own

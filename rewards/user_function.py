@@ -7,7 +7,8 @@ function(images, prompts, metadata, ...)  Flow-GRPO's: images [n 3 h w] or video
 function(prompts, completions, ...)       TRL's, by keyword: two lists of strings, and one list per
                                           column that the function names or collects in **kwargs
 
-The remaining parameters are settings. TRL's may be columns of the prompt file too.
+The remaining parameters are settings. TRL's may be columns of the prompt file too. A class with
+`__call__(self, samples)` is a reward too; the arguments of its constructor are its settings.
 """
 
 import asyncio
@@ -115,6 +116,10 @@ def _is_trl(function: Callable[..., Any]) -> bool:
 def function_settings(name: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The settings of a function. ValueError for one that could not be called as a reward."""
     parameters = function_parameters(function)
+    if inspect.isclass(function):
+        if "__call__" not in vars(function):
+            raise ValueError(f"{name} is a class without __call__(self, samples)")
+        return dict(parameters)
     if not parameters:
         raise ValueError(
             f"{name} takes no arguments; a reward takes (samples), (images, prompts, metadata) or "

@@ -47,6 +47,7 @@ class Plan:
     kernel's.
     `looks` asks for rewards of clean samples on the way; `thin` stops samples on the way, and the
     roots are those that are left.
+    `keep` is a step whose states a rollout keeps, those before it; None keeps none.
     Raises ValueError, with the step's index, for steps that do not meet or are impossible.
     """
 
@@ -62,6 +63,7 @@ class Plan:
     guide: RewardGuide | None = None
     looks: Looks | None = None
     thin: Thinning | None = None
+    keep: int | None = None
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -79,6 +81,8 @@ class Plan:
             raise ValueError(f"solve_from {self.solve_from} is not one of {len(self.steps)} steps")
         if self.steer is not None and any(s.train or s.branch > 1 for s in self.steps):
             raise ValueError("steered steps cannot branch or be trained on: they have no density")
+        if self.keep is not None and not 0 <= self.keep < len(self.steps):
+            raise ValueError(f"keep {self.keep} is not one of {len(self.steps)} steps")
         for a, b in pairwise(self.steps):
             if a.sigma_next != b.sigma:
                 raise ValueError(f"steps do not meet: {a.sigma_next} then {b.sigma}")

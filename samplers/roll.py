@@ -36,6 +36,7 @@ class Rollout:
     iteration: int
     index: int
     seen: tuple[Seen, ...] = ()
+    kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
 
     @property
     def columns(self) -> Columns:
@@ -80,21 +81,24 @@ class _Trunk:
 
     def descend(
         self, walk: Walk, plan: Plan, index: int
-    ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...]]:
-        """The plan's leaves, its trained transitions, and what it looks at on the way."""
+    ) -> tuple[State, tuple[Edges, ...], tuple[Seen, ...], Tensor | None]:
+        """The plan's leaves, its trained transitions, what it looks at on the way, and the states
+        that it keeps."""
         places = [plan.trunk(k) for k in range(len(plan.steps) + 1)]
         state, start = walk.root(plan), 0
         for k, place in enumerate(places):
             if place is not None and place in self.states:
                 state, start = self.states[place], k
         edges, seen = list[Edges](), list[Seen]()
+        kept = None
         for k in range(start, len(plan.steps)):
             self.keep(places[k], state)
+            kept = state.x if k == plan.keep else kept
             if plan.looks is not None and k in plan.looks.at:
                 seen.append(walk.completed(plan, k, state))
             state, edge = walk.advance(plan, index, k, state)
             edges += [edge] if edge is not None else []
-        return state, tuple(edges), tuple(seen)
+        return state, tuple(edges), tuple(seen), kept
 
 
 R = TypeVar("R")
@@ -152,15 +156,16 @@ def roll(
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):
         seen: tuple[Seen, ...] = ()
+        kept: Tensor | None = None
         if plan.steer is not None:
             x0, edges = _steered(plan.steer, plan, walk, index, sampling.score), ()
         elif plan.thin is not None:
             x0, edges = thinned(plan, plan.thin, walk, index)
         else:
-            state, edges, seen = trunk.descend(walk, plan, index)
+            state, edges, seen, kept = trunk.descend(walk, plan, index)
             x0 = state.children(plan.group // plan.states[-1]).x
         made = _rollout(plan, x0, walk.prompt(x0), walk, edges, index)
-        rollouts.append(replace(made, seen=seen))
+        rollouts.append(replace(made, seen=seen, kept=kept))
         sampling.announce(rollouts, len(plans))
     return tuple(rollouts)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
+from flowrl.likelihoods.pathwise import Pathwise
+from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
 from flowrl.run.given_check import check_given, described_given
 from flowrl.run.text_facts import pipeline_call, text_length
@@ -85,6 +87,9 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     rows = f"{trained} trained rows" if trained else "rows at noise levels of the loss"
     if states < trained:
         rows += f", which {states} network evaluations score"
+    likelihood = run.algorithm().likelihood
+    if isinstance(likelihood, Pathwise):
+        rows = _through(run, plans, likelihood)
     return "\n".join(
         [
             " (levels of model.sigmas)"
@@ -94,6 +99,19 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
             f"an iteration: {draws} draws, {draws * evaluations(plans)} network evaluations in "
             f"sampling, {samples} samples{way} to decode and score, {rows}",
         ]
+    )
+
+
+def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
+    """The work of a gradient method. Anchors come on top: they evaluate other policies, and states
+    inside a path once more."""
+    draws = run.prompts.per_iteration
+    graded = sum(likelihood.graded(plan) for plan in plans)
+    rows = sum(likelihood.decoded(plan) for plan in plans)
+    words = 2 if isinstance(loss := run.algorithm().loss, RewardGradient) and loss.words else 1
+    scores = f"{draws * rows * words} scores" if words > 1 else f"{draws * rows} scores"
+    return (
+        f"{draws * graded} network evaluations, {draws * rows} decodes and {scores} with gradients"
     )
 
 

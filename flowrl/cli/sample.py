@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.out_folder import out_folder
+from flowrl.cli.optimise import NoiseSearch, optimised_samples
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
@@ -20,6 +21,7 @@ from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import SampleArguments
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.strict_yaml import parse_yaml
+from rewards import Samples
 
 
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
@@ -30,16 +32,13 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     run = chosen.run
     out = out or numbered((chosen.folder or Path()) / "samples", "sample")
     rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
-    if given.steer != "no" and not rewards:
-        raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
-    if given.steer != "no" and given.base_steps:
-        raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
+    _refuse(given, bool(rewards))
     base, policy = chosen.open()
     load_into(base, run, chosen.weights)
     prompts = with_rows(run, given.prompts)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
-    if given.steer == "no":
+    if given.steer == "no" and given.optimise == "no":
         result = draw_trial(
             chosen.ended_by_base(policy, given.base_steps, "sample")
             if given.base_steps
@@ -48,11 +47,11 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         )
     else:
         guidance = run.evaluation_guidance
-        scorer = SampleScorer(drivable(policy), rewards, trial, guidance, device_of(run))
-        how = SteeredSampler(given.steer, given.particles, given.strength)
-        samples, evaluations = steered_samples(scorer, how)
+        option = "--steer" if given.optimise == "no" else "--optimise"
+        scorer = SampleScorer(drivable(policy, option), rewards, trial, guidance, device_of(run))
+        samples, told = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))
-        print(f"steered by {', '.join(rewards)}: {evaluations} network evaluations")
+        print(told)
     shown: list[float | None] = [None] * len(result.samples.prompts)
     title = chosen.name
     if rewards:
@@ -64,6 +63,29 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     page.save_each(out)
     whole = page.save(out, "grid")
     print(f"{len(shown)} samples in {out}; all on one page: {whole}")
+
+
+def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, str]:
+    """Samples of an optimised noise, or steered ones, and a sentence on their cost."""
+    if given.optimise != "no":
+        found = NoiseSearch(given.optimise, given.rounds, given.rate, given.naturalness)
+        return optimised_samples(scorer, found)
+    assert given.steer != "no"
+    how = SteeredSampler(given.steer, given.particles, given.strength)
+    samples, evaluations = steered_samples(scorer, how)
+    return samples, f"steered by {', '.join(scorer.rewards)}: {evaluations} network evaluations"
+
+
+def _refuse(given: SampleArguments, rewards: bool) -> None:
+    """UserError for options that exclude each other, or need rewards."""
+    if given.steer != "no" and not rewards:
+        raise UserError("sample: --steer chooses by rewards, and --model has none: add --rewards")
+    if given.optimise != "no" and not rewards:
+        raise UserError("sample: --optimise needs rewards, and --model has none: add --rewards")
+    if given.optimise != "no" and (given.steer != "no" or given.base_steps):
+        raise UserError("sample: --optimise goes without --steer and --base-steps: leave them out")
+    if given.steer != "no" and given.base_steps:
+        raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
 
 
 def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:

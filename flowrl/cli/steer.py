@@ -34,10 +34,10 @@ class SteeredSampler:
     eta: float = 0.7
 
 
-def drivable(policy: Policy) -> PipelinePolicy:
-    """The policy, if it is a pipeline. UserError for a language model."""
+def drivable(policy: Policy, option: str = "--steer") -> PipelinePolicy:
+    """The policy, if it is a pipeline. UserError, naming the option, for a language model."""
     if not isinstance(policy, PipelinePolicy):
-        raise UserError("--steer is for images and videos: leave it out, or raise --count")
+        raise UserError(f"{option} is for images and videos: leave it out, or raise --count")
     return policy
 
 
@@ -57,6 +57,10 @@ class SampleScorer:
         media = self.policy.decode(
             x0, conditioning.take(at), steps=self.trial.steps, guidance=self.guidance
         )
+        return self.shown(media, at)
+
+    def shown(self, media: Tensor, at: Tensor) -> Samples:
+        """Media of the trial's samples `at`, with their prompts."""
         rows = [self.trial.rows[i // self.trial.group] for i in at.tolist()]
         prompts, meta = self.trial.prompts.texts, self.trial.prompts.meta
         return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])

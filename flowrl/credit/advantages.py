@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, refusal, text_plans
 from flowrl.credit.trackers import NoTracker
+from flowrl.credit.uncompared import Uncompared
 from flowrl.credit.values import (
     Context,
     Credit,
@@ -213,7 +214,9 @@ class Estimator:
     def refuses(self, choices: Choices) -> str | None:
         """Refuses groups without differences, trees that `path` cannot weigh, and what its
         transforms refuse."""
-        if choices.tracker is NoTracker and any(plan.group < 2 for plan in choices.plans):
+        alone = any(isinstance(t, Uncompared) for t in self.transforms)
+        single = any(plan.group < 2 for plan in choices.plans)
+        if choices.tracker is NoTracker and single and not alone:
             return "a group of one has no advantage: take a group of at least 2"
         for plan in image_plans(choices):
             random = any(step.noisy for step in plan.steps) or plan.solver.random

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from diffusers import ModelMixin
 from torch import nn
 from torch._dynamo import config
 from torch.utils.checkpoint import checkpoint
@@ -33,6 +34,14 @@ def checkpoint_denoisers(denoisers: Iterable[Any]) -> None:
                 f"train.gradient_checkpointing: {type(denoiser).__name__} does not have it; leave "
                 "it out, and lower train.rows_per_call instead"
             ) from error
+
+
+def checkpoint_decoder(pipe: Any) -> None:
+    """Do the same for a VAE that has it, for decoding with gradients. Without gradients it changes
+    nothing."""
+    vae = vars(pipe).get("vae")
+    if isinstance(vae, ModelMixin) and vae._supports_gradient_checkpointing:
+        vae.enable_gradient_checkpointing()
 
 
 def checkpoint_layers(model: nn.Module) -> None:

@@ -30,6 +30,10 @@
 | vgpo            | Chain, looks | discounted, with a level     | Transition        | Surrogate  |
 | pro_grpo        | Chain, thin  | group std, of who is left    | Transition        | Surrogate  |
 | potential_tree  | Tree, looks  | group std, and a potential   | Transition        | Surrogate  |
+| refl            | OneOfSteps   | none                         | Pathwise, late    | Gradient   |
+| draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
+| draft_lv        | Ode          | none                         | Pathwise, renoise | Gradient   |
+| srpo            | Ode          | none                         | Pathwise, noise   | Gradient   |
 
 | text            | any          | any                          | Token             | any        |
 | text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
@@ -65,8 +69,9 @@ nft, dgpo and crd sample with a slow average, the others with the policy that is
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
 are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
 `flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`, those with
-scores on the way (`looks`, `thin`) in `flowrl/recipes/on_the_way.py`. vgpo, pro_grpo and
-potential_tree are built from reviews or an abstract, as their texts say. Those of
+scores on the way (`looks`, `thin`) in `flowrl/recipes/on_the_way.py`, those that follow a reward's
+gradient in `flowrl/recipes/through.py`. vgpo, pro_grpo and potential_tree are built from reviews or
+an abstract, as their texts say. Those of
 language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe `text` in
 `flowrl/recipes/text.py`.
 """
@@ -104,12 +109,14 @@ from flowrl.recipes.on_the_way import (
     vgpo,
 )
 from flowrl.recipes.text_presets import TEXT_FUNCTIONS
+from flowrl.recipes.through import draft, draft_lv, refl, srpo
 
 IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
     flow_dppo, dgpo, crd, fdfo, flash_grpo, e_grpo, g2rpo, euphonium,
     dense_grpo, turning_point, vgpo, pro_grpo, potential_tree,
+    refl, draft, draft_lv, srpo,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}

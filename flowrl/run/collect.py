@@ -16,6 +16,7 @@ from flowrl.run.round import PlanSamples, Round
 from flowrl.run.rounds import ModelCall, Rounds
 from flowrl.run.score_way import looks_of, way_metrics
 from flowrl.run.session import Session
+from flowrl.run.through import RewardPath
 from flowrl.run.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
 from rewards.reports import reports
@@ -34,6 +35,7 @@ class Experience:
     unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
     advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
     tree: FirstTree | None = None  # of one draw of `samples`, likewise
+    through: RewardPath | None = None  # of gradient methods
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def collect(session: Session, iteration: int) -> Experience:
         _unscored_evidence(session, first),
         None if own is None else _mean_advantages(*own),
         None if own is None else first_tree(session, part, own, len(first.parts)),
+        RewardPath.of(session, first.batch, first.prompts, iteration),
     )
 
 

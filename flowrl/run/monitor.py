@@ -22,6 +22,7 @@ from flowrl.run.page_records import record_alarms, record_evaluation, renew_page
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
 from flowrl.run.text_facts import text_length
+from flowrl.run.through import prove_gradients
 from flowrl.run.track import show_samples
 from flowrl.run.training_samples import shown_samples
 from flowrl.run.unscored import Evidence
@@ -261,6 +262,8 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     if session.run.way_rewards:
         for sentence in prove_rewards(session.way_rewards, session.run, session.prompts, kind):
             session.terminal.say(sentence)
+    for sentence in prove_gradients(session, kind):
+        session.terminal.say(sentence)
     if session.run.held_out_rewards and session.held_out is not None:
         for sentence in prove_rewards(session.judges, session.run, session.held_out, kind):
             session.terminal.say(sentence)

@@ -34,6 +34,15 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
 
 def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
     """Print the noise floor and the clip range. Warn above that range, UserError far above it."""
+    if experience.through is not None:
+        sentence, close = experience.through.check(experience.samples, experience.scores)
+        terminal.say(sentence)
+        if not close:
+            terminal.warn(
+                "the gradient is that of a score which differs from the one that is logged: see "
+                "`differentiable` in docs/own_rewards.md"
+            )
+        return None
     floor = noise_floor(learner, experience)
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")

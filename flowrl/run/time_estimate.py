@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.models import flops, sizes
 from flowrl.models.description import Description, describe, unknown_because
 from flowrl.models.devices import DeviceGroup
@@ -68,6 +69,8 @@ def iteration_work(
 
 def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
     draws, likelihood = run.drawn, run.algorithm().likelihood
+    if isinstance(likelihood, Pathwise):
+        return float(draws * sum(likelihood.graded(plan) for plan in plans))
     if isinstance(likelihood, Matching):
         kept = sum(2 if likelihood.paired else plan.group for plan in plans)
         return float(draws * kept * likelihood.draws)

@@ -19,6 +19,7 @@ from flowrl.run.deal import Chunks, share_of
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.histograms import IterationValues
 from flowrl.run.learner import Learner
+from flowrl.run.through import path_entries
 
 SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
@@ -88,6 +89,9 @@ def update(
         norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
+    decoded = 0 if experience.through is None else experience.through.decoded[0]
+    if any(every := learner.parallel.every(decoded)):
+        scale["count/decoded_graded"] = float(sum(every))
     return {
         **tally.means(),
         **scale,
@@ -172,6 +176,9 @@ def chunk_loss(
     """
     algorithm, policies = learner.algorithm, learner.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
+    if experience.through is not None:
+        entries = path_entries(learner, experience.policy, experience.through, chunk)
+        return entries, chunk.mask
     evaluations: dict[str, Evaluation] = {}
     for role in sorted(loss.roles - {"old"}):
         with torch.no_grad(), policies.using(role):

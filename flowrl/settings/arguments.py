@@ -53,8 +53,16 @@ class SampleArguments:
     """Samples from which one is chosen."""
     strength: float = 10.0
     """Weight of the rewards, in exp(strength * reward)."""
+    optimise: Literal["no", "gradient", "search", "best"] = "no"
+    """How a better noise is found for each sample: see flowrl/cli/optimise.py."""
+    rounds: AtLeastOne = 50
+    """Rounds of --optimise."""
+    rate: Annotated[float, Field(gt=0)] = 5.0
+    """Step size of --optimise gradient."""
+    naturalness: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of a normal noise's length, with --optimise gradient."""
     rewards: tuple[str, ...] = ()
-    """Rewards that score and steer: names or YAML; the run's if absent."""
+    """Rewards that score, steer and optimise: names or YAML; the run's if absent."""
 
 
 @dataclasses.dataclass

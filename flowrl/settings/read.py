@@ -18,6 +18,7 @@ from flowrl.settings.checks import (
     check_texts,
     check_trackers,
 )
+from flowrl.settings.gradients import check_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.options import with_options
 from flowrl.settings.own_parts import OWN_NAME, takes
@@ -131,6 +132,7 @@ def check_plan(run: Run) -> None:
     if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
         raise UserError("train.updates: more optimizer steps than samples in an iteration")
     check_kind(run, algorithm)
+    check_gradients(run, algorithm)
 
 
 def _check_levels(run: Run, algorithm: Algorithm) -> None:

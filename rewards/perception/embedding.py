@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rewards.perception.hub import model_path
 from rewards.perception.media import items, to_pil
+from rewards.perception.pixels import Fit, PixelPreparation, standardised
 from rewards.types import Samples
 
 DtypeName = Literal["float32", "float16", "bfloat16"]
@@ -70,6 +71,10 @@ class Towers(Protocol):
 
     def texts(self, prompts: Sequence[str]) -> Float[Tensor, "n e"]: ...
 
+    def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
+        """Images as float tensors, with a gradient to them."""
+        ...
+
 
 @dataclass(frozen=True)
 class TransformersTowers:
@@ -91,7 +96,12 @@ class TransformersTowers:
 
     @torch.no_grad()
     def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
-        pixels = self.processor(list(images), return_tensors="pt")["pixel_values"]
+        return self._seen(self.processor(list(images), return_tensors="pt")["pixel_values"])
+
+    def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
+        return self._seen(PixelPreparation.of(self.processor)(media))
+
+    def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
         pixels = pixels.to(self.place.device, self.place.dtype)
         pooled = self.model.vision_model(pixel_values=pixels).pooler_output
         return functional.normalize(self.model.visual_projection(pooled).float(), dim=-1)
@@ -105,12 +115,14 @@ class TransformersTowers:
 
 @dataclass(frozen=True)
 class OpenClipTowers:
-    """A model of open_clip. `prepare` turns a PIL image into a tensor [3 s s]."""
+    """A model of open_clip. `prepare` turns a PIL image into a tensor [3 s s], and `pixels` float
+    tensors, with gradients."""
 
     model: Any
     tokenizer: Any
     prepare: Callable[[Image.Image], Tensor]
     place: Placement
+    pixels: PixelPreparation
 
     @property
     def scale(self) -> float:
@@ -118,7 +130,12 @@ class OpenClipTowers:
 
     @torch.no_grad()
     def images(self, images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
-        pixels = torch.stack([self.prepare(image) for image in images])
+        return self._seen(torch.stack([self.prepare(image) for image in images]))
+
+    def graded(self, media: Float[Tensor, "n 3 h w"]) -> Float[Tensor, "n e"]:
+        return self._seen(self.pixels(media))
+
+    def _seen(self, pixels: Tensor) -> Float[Tensor, "n e"]:
         pixels = pixels.to(self.place.device, self.place.dtype)
         return functional.normalize(self.model.encode_image(pixels).float(), dim=-1)
 
@@ -199,15 +216,24 @@ def open_clip_towers(model: str, place: Placement) -> Towers:
                 "ViT-L-14/openai, or hf-hub:<name>, or local-dir:<folder>"
             )
     loaded, _, prepare = open_clip.create_model_and_transforms(name, pretrained=weights)
-    return OpenClipTowers(place.put(loaded), open_clip.get_tokenizer(name), prepare, place)
+    pixels = open_clip_pixels(loaded.visual)
+    return OpenClipTowers(place.put(loaded), open_clip.get_tokenizer(name), prepare, place, pixels)
 
 
-def standardised(
-    pixels: Float[Tensor, "*n 3 h w"], mean: Sequence[float], std: Sequence[float]
-) -> Float[Tensor, "*n 3 h w"]:
-    """Colours minus the mean of each channel, by its standard deviation."""
-    centre, spread = (pixels.new_tensor(values).view(3, 1, 1) for values in (mean, std))
-    return (pixels - centre) / spread
+def open_clip_pixels(visual: Any) -> PixelPreparation:
+    """The preprocessing of an open_clip model's images, as `visual.preprocess_cfg` has it."""
+    config = vars(visual).get("preprocess_cfg") or {}
+    side = config.get("size", visual.image_size)
+    size = (side, side) if isinstance(side, int) else tuple(side)
+    fits: dict[str, Fit] = {"shortest": "shorter", "longest": "longer", "squash": "both"}
+    return PixelPreparation(
+        size=size,
+        mean=tuple(config.get("mean") or OPENAI_MEAN),
+        std=tuple(config.get("std") or OPENAI_STD),
+        fit=fits[config.get("resize_mode") or "shortest"],
+        mode=config.get("interpolation") or "bicubic",
+        rounded=True,
+    )
 
 
 def clip_normalised(pixels: Float[Tensor, "3 h w"]) -> Float[Tensor, "3 h w"]:
@@ -239,8 +265,19 @@ class Cosine:
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         images = in_batches(self.towers.images, pil_images(samples), self.batch)
-        prompts = list(dict.fromkeys(samples.prompts))
+        return self._score(images, self._words(samples.prompts))
+
+    def differentiable(
+        self, media: Float[Tensor, "n 3 h w"], samples: Samples
+    ) -> Float[Tensor, " n"]:
+        images = torch.cat([self.towers.graded(part) for part in media.split(self.batch)])
+        return self._score(images, self._words(samples.prompts).to(images.device))
+
+    def _words(self, texts: Sequence[str]) -> Float[Tensor, "n e"]:
+        prompts = list(dict.fromkeys(texts))
         words = in_batches(self.towers.texts, prompts, self.batch)
         row = {prompt: i for i, prompt in enumerate(prompts)}
-        words = words[[row[prompt] for prompt in samples.prompts]]
+        return words[[row[prompt] for prompt in texts]]
+
+    def _score(self, images: Tensor, words: Tensor) -> Float[Tensor, " n"]:
         return self.factor * (images * words).sum(-1).clamp(min=self.floor)

@@ -113,6 +113,12 @@ TURNING = UNSCALED | {
     "recipe.completion": None,
 }  # fmt: skip
 
+SD15 = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+DRAFT = guided(7.5) | {
+    "model.pipeline": SD15, "recipe.steps": 50, "recipe.group": 1, "recipe.scale": 1.0,
+    "recipe.form": "linear", "train.lr": 4e-4,
+}  # fmt: skip
+
 PUBLISHED: dict[str, Table] = {
     "dense_grpo_sd35m_geneval": DENSE,
     "dense_grpo_sd35m_ocr": of(DENSE, train__iterations=1500),
@@ -124,6 +130,24 @@ PUBLISHED: dict[str, Table] = {
     "vgpo_sd35m_geneval": of(UNSCALED, recipe__completion=1),
     "pro_grpo_sd35m_pickscore": {k: v for k, v in UNSCALED.items() if k != "recipe.group"} | {
         "recipe.start": 48, "recipe.keep": (24, 12), "recipe.at": (5, 7), "recipe.kl": 0.01,
+    },
+    "refl_sd15_imagereward": {
+        "model.height": 512, "model.lora": None, "recipe.steps": 40, "recipe.group": 1,
+        "recipe.first": 0.75, "recipe.stop": 1.0, "recipe.form": "hinge", "recipe.bound": 2.0,
+        "recipe.scale": 1e-3,
+    },
+    "draft_sd15_hps": DRAFT | {"recipe.last": 1, "recipe.cut": "fixed"},
+    "draft_lv_sd15_hps": DRAFT | {"recipe.draws": 2},
+    "draft_sd15_alignprop": of(
+        DRAFT | guided(5.0), recipe__last=8, recipe__cut="normal", recipe__spread=5.0,
+        recipe__scale=0.01, train__lr=1e-3, prompts__per_iteration=128,
+    ),
+    "srpo_flux_hps": {
+        "model.pipeline": FLUX, "model.height": 720, "model.width": 720, "model.lora": None,
+        "model.guidance.sample": 1.0, "model.guidance.train": 3.5, "recipe.steps": 25,
+        "recipe.group": 1, "recipe.bound": 0.7, "recipe.form": "hinge", "train.lr": 5e-6,
+        "train.max_grad_norm": 0.1, "train.weight_decay": 1e-4, "prompts.per_iteration": 32,
+        "recipe.strengths": ((0.1, 0.25), (0.3, 0.01)),
     },
     "flow_dppo_sd35m_multi": DPPO,
     "flow_dppo_sd35m_multi_cps": of(DPPO, recipe__most=1e-6, recipe__kernel="cps"),

@@ -8,6 +8,7 @@ import torch
 
 from flowrl.paths import PROJECT
 from rewards import Reward, Samples, load
+from rewards.gradient_test import gradient_test
 from rewards.self_test import Prompts, self_test
 from rewards.types import Kind
 
@@ -53,4 +54,6 @@ def test_texts_columns_frames_and_models(tmp_path: Path) -> None:
     assert network(samples(torch.stack([still[0] + 0.5, still[0]]))).tolist() == pytest.approx(
         [0.5, 0]
     )
-    assert len(FILES) == 4
+    warmth = own(tmp_path, 4, ":Warmth", "video", power=2.0)
+    assert "slope is right" in gradient_test("warmth", warmth, Prompts(kind="video"))
+    assert len(FILES) == 5

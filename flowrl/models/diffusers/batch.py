@@ -44,7 +44,13 @@ class Driven(Protocol):
     ) -> Velocity: ...
 
     def decode(
-        self, x0: Tensor, conditioning: Conditioning, *, steps: int, guidance: float | None
+        self,
+        x0: Tensor,
+        conditioning: Conditioning,
+        *,
+        steps: int,
+        guidance: float | None,
+        graded: bool = False,
     ) -> Tensor: ...
 
 
@@ -101,12 +107,23 @@ class Painting:
 
     def media(self, rollout: Rollout) -> Tensor:
         """Decode samples to images, with their own encodings, which some decoders read."""
+        return self.decode(rollout.x0, rollout.prompt)
+
+    def decode(self, x0: Tensor, prompt: Tensor, graded: bool = False) -> Tensor:
+        """Decode what a decoder takes [n *d]; `prompt` [n] are rows of this batch. `graded` keeps
+        the gradient to x0."""
         return self.owner.decode(
-            rollout.x0,
-            self.conditioning.take(rollout.prompt.cpu()),
+            x0,
+            self.conditioning.take(prompt.cpu()),
             steps=self.steps,
             guidance=self.owner.guidance.sample,
+            graded=graded,
         )
+
+    def clean(self, x: Tensor) -> Tensor:
+        """Convert states [n *d] at the last level of the pipeline's schedule to what `decode`
+        takes, with gradients."""
+        return self.owner.latents(x, self.steps)
 
     def statistics(self, rollout: Rollout, media: Tensor) -> Statistics:
         return image_statistics(media, rollout.prompt.cpu()).named("image/")

@@ -134,12 +134,13 @@ class Driver:
             )
         return stop.received
 
-    def finished(self, call: PipelineCall, *, through: bool) -> Any:
+    def finished(self, call: PipelineCall, *, through: bool, graded: bool = False) -> Any:
         """Return the result of a call whose state never moves, so that it is decoded.
 
-        The loop is skipped, or runs with stubbed denoisers where a pipeline needs that.
+        The loop is skipped, or runs with stubbed denoisers where a pipeline needs that. `graded`
+        keeps the gradient to the state.
         """
-        with torch.no_grad():
+        with torch.set_grad_enabled(graded):
             if through:
                 return self._driven(call, Control("visit"), [], until=NEVER_STOP)
             return self._driven(call, Control(pinned=torch.empty(0)), [])

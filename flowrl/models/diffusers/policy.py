@@ -206,17 +206,24 @@ class PipelinePolicy:
         return velocity
 
     def decode(
-        self, x0: Tensor, conditioning: Conditioning, *, steps: int, guidance: float | None
+        self,
+        x0: Tensor,
+        conditioning: Conditioning,
+        *,
+        steps: int,
+        guidance: float | None,
+        graded: bool = False,
     ) -> Tensor:
-        """x0 [n *d] -> images [n 3 h w] or videos [n f 3 h w], float32 in 0..1, no gradients.
+        """x0 [n *d] -> images [n 3 h w] or videos [n f 3 h w], float32 in 0..1.
 
-        Row i of the conditioning belongs to row i of x0.
+        Row i of the conditioning belongs to row i of x0. `graded` keeps the gradient to x0.
         """
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
         groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
-        media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
+        parts = [(x0[rows], conditioning.take(rows)) for rows in groups]
+        media = [self.loop.decode(*part, way, graded) for part in parts]
         self.frozen.rest()
         return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
 
@@ -280,6 +287,7 @@ class PipelinePolicy:
 
     def checkpoint_gradients(self) -> None:
         savings.checkpoint_denoisers(self.denoisers)
+        savings.checkpoint_decoder(self.pipe)
 
     def save(self, folder: Path) -> None:
         """Save files that plain diffusers loads: `load_lora_weights`, or `from_pretrained`."""

@@ -54,14 +54,16 @@ def coloured(owner: str, media: Tensor) -> None:
         )
 
 
-def media_of(result: Any) -> Tensor:
+def media_of(result: Any, double: bool = False) -> Tensor:
     """Images as tensors; some pipelines give arrays of channels last for all but PIL.
 
     A list has the images of each row (layers of one). What is transparent is shown on white.
+    `double` keeps float64, which is float32 otherwise.
     """
     if isinstance(result, np.ndarray):
         result = torch.from_numpy(result).movedim(-1, -3)
-    media = (torch.stack([*result]) if isinstance(result, list | tuple) else result).float()
+    media = torch.stack([*result]) if isinstance(result, list | tuple) else result
+    media = media if double and media.dtype == torch.float64 else media.float()
     if media.ndim > 3 and media.shape[-3] == 4:
         colours, seen = media.split((3, 1), -3)
         media = colours * seen + (1 - seen)

@@ -247,13 +247,17 @@ class Loop:
             call = replace(call, held=None)
         return self.driver.received(call, target).folded(len(x))
 
-    def decode(self, x0: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
-        """x0 [n *d] -> [n 3 h w] or [n f 3 h w], float32; rows have the same images."""
+    def decode(
+        self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False
+    ) -> Tensor:
+        """x0 [n *d] -> [n 3 h w] or [n f 3 h w], float32; rows have the same images. `graded` keeps
+        the gradient to x0, where the pipeline has one."""
         if self.traits.single and len(x0) > 1:
-            rows = range(len(x0))
-            return torch.cat([self.decode(x0[[i]], conditioning.take([i]), way) for i in rows])
-        call = self._at(x0.detach(), conditioning, way)
-        return media_of(self.driver.finished(call, through=way.through)[0])
+            each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
+            return torch.cat([self.decode(*row, way, graded) for row in each])
+        call = self._at(x0 if graded else x0.detach(), conditioning, way)
+        result = self.driver.finished(call, through=way.through, graded=graded)[0]
+        return media_of(result, double=graded)
 
     def record(
         self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None

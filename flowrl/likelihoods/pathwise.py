@@ -1,0 +1,260 @@
+"""Samples as differentiable functions of the network: no density, but the way to a clean sample.
+
+A gradient method rebuilds the sample of each row by a few steps with gradients, and a reward's
+slope at the end of these steps trains the network (`flowrl/run/through.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flowrl.credit.choices import Choices, image_plans, text_plans
+from flowrl.errors import UserError
+from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
+from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
+from samplers import Plan, Rollout, Velocity
+from samplers.noise import key_hash, normal
+
+
+@dataclass(frozen=True)
+class PathRows(Rows):
+    """States from which clean samples are rebuilt, all along the same levels.
+
+    x         the states at the first of `sigmas`
+    sigmas    the levels that Euler steps with gradients visit, falling or rising
+    noise     the noise in x, which is taken out of the last state; None: the last state is clean
+    swapped   whether a relative reward's two words are exchanged
+    strength  extra weight of its first word
+    """
+
+    x: Float[Tensor, "b *d"]
+    sigmas: tuple[float, ...]
+    noise: Float[Tensor, "b *d"] | None = None
+    swapped: bool = False
+    strength: float = 0.0
+
+
+class Path(NamedTuple):
+    """Clean samples with gradients, the states on the way (detached), and the velocities there."""
+
+    x0: Float[Tensor, "b *d"]
+    states: list[Tensor]
+    velocities: list[Tensor]
+
+
+@runtime_checkable
+class Starts(Protocol):
+    """A choice of the states from which a rollout's samples are rebuilt."""
+
+    def steps(self, plan: Plan) -> list[int]:
+        """Steps with gradients of each row that a sample has."""
+        ...
+
+    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]: ...
+
+    def refuses(self, choices: Choices) -> str | None: ...
+
+
+def euler_path(
+    policy: Velocity, x: Float[Tensor, "b *d"], sigmas: Sequence[float], prompt: Tensor
+) -> Path:
+    """Take Euler steps along the levels, with gradients where they are on.
+
+    Formula: x' = x + (sigma' - sigma) v(x, sigma)
+
+    With several steps only the states between them are kept, and backward evaluates each step once
+    more. `x0` of the result is the last state.
+    """
+    states: list[Tensor] = []
+    velocities: list[Tensor] = []
+    again = torch.is_grad_enabled() and len(sigmas) > 2
+    for sigma, to in pairwise(sigmas):
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        level = torch.full((len(x),), sigma, dtype=dtype, device=x.device)
+        look = partial(checkpoint, policy, use_reentrant=False, preserve_rng_state=False)
+        v = (look if again else policy)(x, level, prompt)
+        states.append(x.detach())
+        velocities.append(v)
+        x = (x + (to - sigma) * v).to(x.dtype)
+    return Path(x, states, velocities)
+
+
+@dataclass(frozen=True)
+class Pathwise:
+    """A clean sample as a function of the network, rebuilt from a known state.
+
+        x0 = x + sum (sigma' - sigma) v(x_sigma, sigma), less the rest of a known noise
+
+    starts  the states: `Kept`, `Renoised` or `KnownNoise`
+
+    Anchors compare velocities at the states of the path, which count as constants.
+    """
+
+    starts: Starts
+    unit = 1
+    keep_mean = False
+    text = False
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses plans of text, steered plans, and what the starts refuse."""
+        if text_plans(choices):
+            return NEEDS_TOKEN
+        if any(plan.steer is not None for plan in image_plans(choices)):
+            return "steered samples are not the policy's own, so none can be rebuilt: leave it out"
+        return self.starts.refuses(choices)
+
+    def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[PathRows]:
+        """The rows of all starts. `advantage` is kept, and no loss reads it."""
+        credit = advantage[:, -1:].to(rollout.x0)
+        kept = mask[:, -1:].to(rollout.x0.device)
+        return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
+
+    def graded(self, plan: Plan) -> int:
+        """Network evaluations with gradients per draw: several steps are evaluated twice."""
+        return plan.group * sum(k if k == 1 else 2 * k for k in self.starts.steps(plan))
+
+    def decoded(self, plan: Plan) -> int:
+        """Samples per draw that are decoded with gradients."""
+        return plan.group * len(self.starts.steps(plan))
+
+    def path(self, policy: Velocity, rows: PathRows) -> Path:
+        """Rebuild the samples; with known noise, x0 = (x - sigma noise) / (1 - sigma)."""
+        found = euler_path(policy, rows.x, rows.sigmas, rows.prompt)
+        if rows.noise is None:
+            return found
+        end = rows.sigmas[-1]
+        return found._replace(x0=(found.x0 - end * rows.noise) / (1 - end))
+
+    def at(self, policy: Velocity, rows: PathRows, states: Sequence[Tensor]) -> Evaluation:
+        """Velocities at the given states of the path, side by side; no log-likelihood."""
+        parts = [
+            euler_path(policy, x, (sigma, sigma), rows.prompt).velocities[0]
+            for x, sigma in zip(states, rows.sigmas[:-1], strict=True)
+        ]
+        return velocities_of(parts)
+
+    def evaluate(self, policy: Velocity, rows: PathRows) -> Evaluation:
+        """Velocities along the path."""
+        return velocities_of(self.path(policy, rows).velocities)
+
+    def log_ratio(self, new: Evaluation, old: Evaluation, rows: PathRows) -> Tensor:
+        raise UserError("a path has no density, so no ratio: use the loss RewardGradient")
+
+    def kl(self, new: Evaluation, ref: Evaluation, rows: PathRows) -> Float[Tensor, "b 1"]:
+        """|v - v_ref|^2, a mean over the path's states."""
+        return mse(new.out, ref.out)
+
+
+def velocities_of(parts: Sequence[Tensor]) -> Evaluation:
+    out = torch.stack(list(parts), 1)
+    return Evaluation(out.detach().flatten(1)[:, :1] * 0, out)
+
+
+def _rows(common: Rows, **own: object) -> PathRows:
+    return PathRows(**{**vars(common), **own})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The states that the plan keeps: all steps from there (DRaFT-K, arXiv:2309.17400), or one step
+    straight to the clean sample (`project`: ReFL, arXiv:2304.05977)."""
+
+    project: bool = False
+
+    def refuses(self, choices: Choices) -> str | None:
+        if any(plan.keep is None for plan in image_plans(choices)):
+            return "Kept needs states on the way: use the plan LastSteps or OneOfSteps"
+        return None
+
+    def steps(self, plan: Plan) -> list[int]:
+        assert plan.keep is not None
+        return [1 if self.project else len(plan.steps) - plan.keep]
+
+    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
+        first = rollout.plan.keep
+        assert first is not None and rollout.kept is not None
+        levels = rollout.plan.sigmas[first:]
+        sigmas = (levels[0], 0.0) if self.project else levels
+        return [_rows(common, x=rollout.kept, sigmas=sigmas)]
+
+
+@dataclass(frozen=True)
+class Renoised:
+    """Clean samples with `draws` new noises at the level of the last step, of which each is taken
+    out by one step with gradients: DRaFT-LV (arXiv:2309.17400)."""
+
+    draws: int = 2
+
+    def refuses(self, choices: Choices) -> str | None:
+        return None if self.draws >= 1 else "Renoised needs at least one draw: raise draws"
+
+    def steps(self, plan: Plan) -> list[int]:
+        return [1] * self.draws
+
+    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
+        level, found = rollout.plan.steps[-1].sigma, list[PathRows]()
+        for draw in range(self.draws):
+            noise = noise_of(rollout, "renoised", draw)
+            x = (1 - level) * rollout.x0 + level * noise
+            found.append(_rows(common, x=x, sigmas=(level, 0.0)))
+        return found
+
+
+@dataclass(frozen=True)
+class KnownNoise:
+    """Clean samples with the noise that they were sampled from: Direct-Align (arXiv:2509.06942).
+
+    One step with gradients from a level down to s, or up to s from a lower one; the noise that is
+    left at s is known and taken out exactly. s is drawn once an iteration from `levels`, and the
+    other level is `width` of their distance away, or as far as they reach.
+
+    both       also the step upwards, whose gradient has the other sign
+    strengths  extra weight of a relative reward's first word at the lowest and the highest s, of
+               the step down and of the step up
+    """
+
+    levels: tuple[float, float] = (0.75, 27 / 28)
+    width: float = 0.101
+    both: bool = False
+    strengths: tuple[tuple[float, float], tuple[float, float]] = ((0.0, 0.0), (0.0, 0.0))
+
+    def refuses(self, choices: Choices) -> str | None:
+        low, high = self.levels
+        if not 0 < low < high < 1:
+            return f"levels are two numbers with 0 < low < high < 1, not {low}, {high}"
+        return None if 0 < self.width < 1 else f"width is a share of the levels, not {self.width}"
+
+    def steps(self, plan: Plan) -> list[int]:
+        return [1] * (1 + self.both)
+
+    def rows(self, rollout: Rollout, common: Rows) -> list[PathRows]:
+        """The step down, and the one up. m is the place of s in the levels, 0.005 to 0.995."""
+        rng = torch.Generator().manual_seed(
+            key_hash(rollout.seed, rollout.iteration, "known noise", rollout.index)
+        )
+        m = 0.005 + 0.99 * float(torch.rand((), generator=rng, dtype=torch.float64))
+        low, high = self.levels
+        at = lambda place: low + place * (high - low)
+        reach, noise = min(self.width, m, 1 - m), noise_of(rollout, "root")
+        ways = [(m + reach, False, self.strengths[0]), (m - reach, True, self.strengths[1])]
+        found: list[PathRows] = []
+        for place, swapped, (first, last) in ways[: 1 + self.both]:
+            sigma = at(place)
+            x = (1 - sigma) * rollout.x0 + sigma * noise
+            own = {"swapped": swapped, "strength": first + m * (last - first)}
+            found.append(_rows(common, x=x, sigmas=(sigma, at(m)), noise=noise, **own))
+        return found
+
+
+def noise_of(rollout: Rollout, *purpose: int | str) -> Float[Tensor, "n *d"]:
+    """Keyed noise of each sample; for the purpose "root" that which it was sampled from."""
+    group, key = rollout.plan.group, (rollout.seed, rollout.iteration)
+    keys = [(*key, draw, *purpose, node) for draw in rollout.draws for node in range(group)]
+    return normal(keys, tuple(rollout.x0.shape[1:])).to(rollout.x0)

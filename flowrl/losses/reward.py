@@ -1,0 +1,72 @@
+"""The loss of gradient methods: a function of each sample's own score, which has a slope."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from flowrl.credit.choices import Choices
+from flowrl.errors import UserError
+from flowrl.likelihoods.pathwise import Pathwise
+from flowrl.likelihoods.rows import Evaluations, Rows
+from flowrl.likelihoods.transition import Likelihood
+from flowrl.losses.base import Anchor, Entries, anchored, roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardGradient:
+    """A reward as the loss: ReFL (arXiv:2304.05977), DRaFT (arXiv:2309.17400), SRPO.
+
+        loss = scale phi(r), phi = -r, max(bound - r, 0), or |r - bound|
+
+    r is the weighted sum of the rewards with its gradient, the log-likelihood of `new` to this
+    loss. It is not standardised, so its unit acts as a learning rate.
+
+    form   linear, hinge (samples that score above the bound teach nothing) or target
+    words  two words for a relative reward (arXiv:2509.06942): r is (1 + strength) times the score
+           for "first, prompt" less that for "second, prompt"; the rows have the strength
+    """
+
+    unit = 1
+    form: Literal["linear", "hinge", "target"] = "linear"
+    bound: float = 0.0
+    scale: float = 1.0
+    words: tuple[str, str] | None = None
+    anchors: tuple[Anchor, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.scale <= 0:
+            raise UserError(f"the scale of a reward's loss must be above 0, got {self.scale}")
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return roles(self.anchors)
+
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses anchors that are corrected by a ratio, which paths do not have."""
+        if any(anchor.corrected for anchor in self.anchors):
+            return "an anchor of a reward's gradient has no ratio: leave `corrected` out"
+        return None
+
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
+        score = evaluations["new"].logp
+        pull: dict[str, Tensor] = {
+            "linear": -score,
+            "hinge": (self.bound - score).relu(),
+            "target": (score - self.bound).abs(),
+        }
+        value = self.scale * pull[self.form]
+        metrics = {"through/score": score.detach(), "policy_loss": value.detach()}
+        if self.form == "hinge":
+            metrics["through/satisfied"] = (score.detach() >= self.bound).double()
+        divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
+        return Entries(value + divergence, "tokens", metrics | kl)
+
+
+def check_gradient(loss: object, likelihood: Likelihood) -> None:
+    """UserError where only one of the two parts is of a gradient method."""
+    if isinstance(loss, RewardGradient) != isinstance(likelihood, Pathwise):
+        raise UserError(
+            "a gradient method has the likelihood Pathwise and the loss RewardGradient: use both, "
+            "or neither"
+        )

@@ -1,0 +1,92 @@
+"""Recipes that follow a reward's own gradient, through the decoder into the network.
+
+Their rewards need `differentiable`. There is no comparison of samples, so a group may be one
+sample. Rewards are not standardised: their unit acts as a learning rate. Settings of the common
+rules are those of `flowrl/recipes/grpo.py`.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import Estimator
+from flowrl.credit.uncompared import Uncompared
+from flowrl.likelihoods.pathwise import Kept, KnownNoise, Pathwise, Renoised, Starts
+from flowrl.losses.reward import RewardGradient
+from flowrl.recipes.grpo import anchors
+from samplers import Ode, Planner
+from samplers.tails import LastSteps, OneOfSteps
+
+Form = Literal["linear", "hinge", "target"]
+
+
+def through(steps: int, plan: Planner, starts: Starts, loss: RewardGradient) -> Algorithm:
+    """The choices that all of these recipes share."""
+    return Algorithm(steps, plan, Estimator((Uncompared(),)), Pathwise(starts), loss)
+
+
+def refl(
+    *, steps: int = 40, group: int = 1, first: float = 0.75, stop: float = 1.0,
+    form: Form = "hinge", bound: float = 2.0, scale: float = 1e-3, kl: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """ReFL, arXiv:2304.05977: the clean sample that is predicted at one late step is decoded and
+    scored, and the gradient trains that step. SD1.4: 40 steps, one of the last quarter, drawn again
+    in each iteration; loss 0.001 max(2 - r, 0) with ImageReward, all weights.
+
+    Differences: samples come from an ODE, where the code has DDPM's noise before that step; all
+    prompts of an iteration share the step; the paper's pre-training loss, which is not in the
+    released loop, is left out. The gradient shrinks with the step's level, so the very last steps
+    of a flow teach little: `stop` leaves them out.
+    """
+    loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
+    return through(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
+
+
+def draft(
+    *, steps: int = 50, group: int = 1, last: int = 1,
+    cut: Literal["fixed", "normal", "uniform"] = "fixed", spread: float = 5.0,
+    form: Form = "linear", bound: float = 0.0, scale: float = 1.0, kl: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """DRaFT-K, arXiv:2309.17400: the gradient of the reward through the last K sampling steps, K 1
+    in most of its runs; `last` is K. 50 steps, LoRA. AlignProp, arXiv:2310.03739, draws K again in
+    each iteration: `cut: normal`, last 8, spread 5 (or `cut: uniform`), scale 0.01.
+
+    Sources: the methods are from the papers as they are known; AlignProp's numbers are from its
+    code. Differences: AlignProp's DDIM steps draw noise, these do not. With K above 1 every step is
+    evaluated once more in the backward pass, and only the states between steps are kept. `kl` holds
+    the velocities of these K steps near the start (DRaFT+).
+    """
+    loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
+    return through(steps, LastSteps(group, last, cut, spread), Kept(), loss)
+
+
+def draft_lv(
+    *, steps: int = 50, group: int = 1, draws: int = 2, form: Form = "linear",
+    bound: float = 0.0, scale: float = 1.0, kl: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """DRaFT-LV, arXiv:2309.17400: DRaFT-1 of lower variance. Each finished sample gets two new
+    noises at the level of the last step, and the gradient passes through one step from each. 50
+    steps, LoRA.
+    """
+    loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
+    return through(steps, Ode(group), Renoised(draws), loss)
+
+
+def srpo(
+    *, steps: int = 25, group: int = 1, levels: tuple[float, float] = (0.75, 0.9642857),
+    width: float = 0.101, words: tuple[str, str] | None = ("Realistic photo", "CG Render"),
+    strengths: tuple[tuple[float, float], tuple[float, float]] = ((0.1, 0.25), (0.3, 0.01)),
+    form: Form = "hinge", bound: float = 0.7, scale: float = 1.0, kl: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """SRPO, arXiv:2509.06942: Direct-Align with a relative reward. A finished sample gets back the
+    noise that it was sampled from, one step with gradients takes a part of it out, and the known
+    rest is subtracted, so that early levels can be trained. The reward is that of the prompt behind
+    one word less that behind another; a second row steps upwards, with the words exchanged. FLUX:
+    25 steps, levels 0.75 to 0.96, loss max(0.7 - r, 0), all weights, lr 5e-6, gradient norm 0.1.
+    PickScore: levels 0.667 to 0.964, strengths 0.1 to 0.5 and 0.6 to 0.01.
+
+    `words: null` is Direct-Align: the plain reward, and the step down alone. Differences: the words
+    are examples of the paper's kind (realistic against rendered), not those of its script.
+    """
+    starts = KnownNoise(levels, width, both=words is not None, strengths=strengths)
+    loss = RewardGradient(form=form, bound=bound, scale=scale, words=words, anchors=anchors(kl))
+    return through(steps, Ode(group), starts, loss)

@@ -1,0 +1,39 @@
+"""Checks of a run whose recipe follows the rewards' own gradients, before any weights are read."""
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.run import Run
+from rewards.differentiable import GRADED, never_graded, no_gradient
+
+COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
+
+
+def check_gradients(run: Run, algorithm: Algorithm) -> None:
+    """UserError for settings that a gradient method cannot go with, and, naming it, for a reward
+    without a gradient. Rewards of a user's file or of Python are asked once they are loaded."""
+    if not algorithm.through:
+        return
+    name = run.recipe.name  # type: ignore[attr-defined]
+    for spec in run.rewards:
+        if never_graded(spec.name):
+            others = [s.label for s in run.rewards if s.name in GRADED]
+            beside = f"; {', '.join(others)} has one" if len(others) == 1 else ""
+            raise UserError(f"rewards: {no_gradient(spec.label)}{beside}")
+    plain = BudgetSettings()
+    for setting in COMPARING:
+        if getattr(run.budget, setting) != getattr(plain, setting):
+            raise UserError(
+                f"budget.{setting}: {name} follows the slope of every sample's own score and "
+                "compares none: leave it out"
+            )
+    if run.model.offload:
+        raise UserError(
+            f"model.offload: {name} needs the decoder beside the network, for its gradient: leave "
+            "it out (model.vae.slicing and tiling save memory)"
+        )
+    if run.model.dtype == "float16":
+        raise UserError(
+            f"model.dtype: gradients through a decoder in float16 vanish, and {name} needs them: "
+            "take bfloat16 or float32"
+        )

@@ -1,0 +1,66 @@
+"""Plans without noise that keep the states before one step, from where a sample is rebuilt."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from samplers.noise import key_hash
+from samplers.plan import Plan, steps_of
+
+TRIES = 1000  # of a draw that has to fall inside the steps
+
+
+@dataclass(frozen=True)
+class LastSteps:
+    """Euler steps; the states before the last `last` steps are kept: DRaFT-K (arXiv:2309.17400).
+
+    cut     fixed    `last` steps in every iteration
+            normal   as many as a normal draw of mean `last` and deviation `spread`, rounded up, at
+                     least one and not all of them: AlignProp (arXiv:2310.03739)
+            uniform  any number from 1 to all steps
+    All draws of an iteration share the number.
+    """
+
+    group: int
+    last: int = 1
+    cut: Literal["fixed", "normal", "uniform"] = "fixed"
+    spread: float = 5.0
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        steps = len(sigmas) - 1
+        if not 1 <= self.last <= steps:
+            raise ValueError(f"the last {self.last} of {steps} steps")
+        keep = self._first(steps, random.Random(key_hash(seed, iteration, "last steps")))
+        return (Plan(steps_of(sigmas), roots=self.group, keep=keep),)
+
+    def _first(self, steps: int, rng: random.Random) -> int:
+        if self.cut == "uniform":
+            return rng.randrange(steps)
+        if self.cut == "fixed":
+            return steps - self.last
+        for _ in range(TRIES):
+            if 1 <= (first := int(rng.gauss(steps - self.last, self.spread))) < steps:
+                return first
+        return steps - self.last
+
+
+@dataclass(frozen=True)
+class OneOfSteps:
+    """Euler steps; the states before one step of [first, stop) are kept: ReFL (arXiv:2304.05977).
+
+    `first` and `stop` are shares of the steps. The step is drawn again in every iteration, for all
+    of its draws.
+    """
+
+    group: int
+    first: float = 0.75
+    stop: float = 1.0
+
+    def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
+        steps = len(sigmas) - 1
+        first, stop = (round(share * steps) for share in (self.first, self.stop))
+        if not 0 <= first < stop <= steps:
+            raise ValueError(f"steps {first} to {stop} of {steps} have none to draw from")
+        rng = random.Random(key_hash(seed, iteration, "one step"))
+        return (Plan(steps_of(sigmas), roots=self.group, keep=rng.randrange(first, stop)),)

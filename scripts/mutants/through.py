@@ -1,0 +1,29 @@
+"""Mutants of what gradient methods are made of. `run.py` runs them."""
+
+PATHS, RUNS = "likelihoods/test_pathwise.py", "run/test_through.py"
+GRADIENTS, NOISES = "rewards/test_gradients.py", "cli/test_optimise.py"
+PATHWISE, THROUGH = "flowrl/likelihoods/pathwise.py", "flowrl/run/through.py"
+
+# fmt: off
+ROWS = (
+    ("path-step", PATHWISE, "x = (x + (to - sigma) * v)", "x = (x - (to - sigma) * v)", PATHS),
+    ("path-graph", PATHWISE, "        states.append(x.detach())\n", "        states.append(x := x.detach())\n", PATHS),
+    ("path-known", PATHWISE, "(found.x0 - end * rows.noise) / (1 - end)", "found.x0 - end * rows.noise", PATHS),
+    ("path-up", PATHWISE, "(m - reach, True, self.strengths[1])", "(m + reach, True, self.strengths[1])", PATHS),
+    ("path-own-noise", PATHWISE, 'noise_of(rollout, "root")', 'noise_of(rollout, "other")', PATHS),
+    ("path-strength", PATHWISE, "first + m * (last - first)", "first", PATHS),
+    ("path-level", PATHWISE, "(1 - level) * rollout.x0 + level * noise", "rollout.x0 + level * noise", PATHS),
+    ("path-project", PATHWISE, "(levels[0], 0.0) if self.project else levels", "levels", PATHS),
+    ("tails-first", "samplers/tails.py", "return steps - self.last\n        for", "return steps - self.last - 1\n        for", PATHS),
+    ("loss-hinge", "flowrl/losses/reward.py", "(self.bound - score).relu()", "(score - self.bound).relu()", PATHS),
+    ("through-slope", THROUGH, "(path.x0 - path.x0.detach()) * whole", "(path.x0 - path.x0.detach()) * 2 * whole", RUNS),
+    ("through-masked", THROUGH, "kept = rows.mask.any(1).nonzero()[:, 0]", "kept = torch.arange(len(rows.mask))", RUNS),
+    ("through-anchor", THROUGH, "evaluations[role] = likelihood.at(policy, rows, states)",
+     "evaluations[role] = likelihood.at(policy, rows, [s + 1 for s in states])", RUNS),
+    ("gradient-ranks", "rewards/gradient_test.py", "self.ranks >= RANKS and self.gap <= LARGEST_GAP", "True", GRADIENTS),
+    ("gradient-slope", "rewards/gradient_test.py", "    if not error <= SLOPE:", "    if False:", GRADIENTS),
+    ("pixels-clip", "rewards/perception/pixels.py", "media = media.clamp(0, 1) if self.clipped else media", "pass", GRADIENTS),
+    ("noise-natural", "flowrl/cli/optimise.py", "wide - (z[0].numel() - 1) * wide / squares", "wide", NOISES),
+    ("noise-best", "flowrl/cli/optimise.py", "best[better] = score.cpu()[better], z[better]", "best[better] = score.cpu()[better], noise[better]", NOISES),
+)
+# fmt: on

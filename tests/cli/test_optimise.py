@@ -1,0 +1,70 @@
+"""A better noise for each sample, by gradients and by proposals."""
+
+import pytest
+import torch
+
+from flowrl.cli.optimise import (
+    NoiseScores,
+    NoiseSearch,
+    naturalness_slope,
+    optimised_samples,
+)
+from flowrl.cli.steer import SampleScorer
+from flowrl.errors import UserError
+from flowrl.run.evaluate import Trial, draw_trial
+from flowrl.run.learner import load_policy
+from flowrl.run.session import load_rewards
+from flowrl.settings import RewardSpec
+from flowrl.settings.read import run_from
+from tests.support import runs
+from tests.support.runs import flowrl
+
+
+@pytest.fixture
+def scorer(pipeline, tmp_path) -> SampleScorer:
+    run = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
+    policy = load_policy(run, torch.device("cpu"))
+    policy.rows_per_call = 3
+    trial = Trial(run.prompts.read("train"), (0, 1), 2, 3, 5)
+    return SampleScorer(policy, load_rewards(run.rewards), trial, 1.0, torch.device("cpu"))
+
+
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("search", "best")]
+
+
+@pytest.mark.parametrize("method", ["gradient", *SLOW])
+def test_the_score_rises_from_that_of_the_plain_samples(scorer, method):
+    plain = scorer.score(draw_trial(scorer.policy, scorer.trial).samples)
+    samples, told = optimised_samples(scorer, NoiseSearch(method, rounds=4))
+    found = scorer.score(samples)
+    assert (found >= plain - 1e-6).all() and found.mean() > plain.mean()
+    assert f"{plain.mean():.4g} -> " in told and samples.prompts[0] == samples.prompts[1]
+    assert told.endswith(f"{4 * 3 * 6 if method != 'gradient' else 4 * 3 * 11} network evaluations")
+
+
+def test_the_slope_in_the_noise_is_that_of_finite_differences(scorer):
+    scores = NoiseScores.of(scorer)
+    noise = scores.noise("root")
+    graded, slope = scores.slopes(noise)
+    torch.testing.assert_close(graded.double(), scores.score(noise), rtol=0, atol=1e-5)
+    unit = slope / slope.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    ends = [scores.score(noise + way * unit) for way in (0.1, -0.1)]
+    measured = ((ends[0] - ends[1]) / 0.2).tolist()
+    assert measured == pytest.approx(slope.flatten(1).norm(dim=1).tolist(), rel=0.05)
+
+
+def test_the_regulariser_pulls_to_the_length_of_a_normal_noise():
+    z = torch.tensor([[3.0, 4.0, 0.0]])
+    wide = z.double().requires_grad_()
+    norm = wide.norm()
+    (want,) = torch.autograd.grad(norm**2 / 2 - 2 * norm.log(), wide)
+    torch.testing.assert_close(naturalness_slope(z), want.float())
+
+
+def test_refusals_name_the_way_out(scorer, pipeline, tmp_path, capsys):
+    scorer.rewards.update(load_rewards((RewardSpec(name="jpeg"),)))
+    with pytest.raises(UserError, match="reward jpeg offers no gradient: take --optimise search"):
+        optimised_samples(scorer, NoiseSearch("gradient"))
+    words = ("sample", "--model", pipeline, "--optimise", "best")
+    assert flowrl(*words, "a red ball") == 2
+    assert "--optimise needs rewards" in capsys.readouterr().err
