@@ -17,11 +17,8 @@ from flowrl.likelihoods.noise_levels import Discrete, PermutedGrid
 from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
-<<<<<<< HEAD
-from flowrl.run.score_way import way_scores
-=======
 from flowrl.recipes.table import IMAGE_RECIPES
->>>>>>> through
+from flowrl.run.score_way import way_scores
 from rewards import Scores
 from samplers import (
     Chain,
