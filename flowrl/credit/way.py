@@ -16,6 +16,7 @@ from torch import Tensor
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.credit.values import Context, Credit, Transform, by_column, masked_mean, masked_std
 from flowrl.errors import UserError
+from samplers import Particled
 
 
 class StateValues(NamedTuple):
@@ -50,6 +51,8 @@ def state_values(credit: Credit, context: Context) -> StateValues:
 def refuse_way(choices: Choices, chains: bool) -> str | None:
     """A sentence where the plans look at nothing, or branch although credit needs `chains`."""
     plans = image_plans(choices)
+    if isinstance(choices.plan, Particled):
+        return "steer: particles are not credited by step: leave steer out of this recipe"
     if text_plans(choices) or any(plan.looks is None for plan in plans):
         return "this credit reads scores on the way: give it a plan that looks (samplers.Looking)"
     if any(not any(step.train for step in plan.steps) for plan in plans):

@@ -155,7 +155,7 @@ def test_a_run_with_rewards_on_the_way_resumes_to_the_bit(pipeline, tmp_path):
         ({"recipe": {"name": "pro_grpo", "at": [5, 12]}}, "stopped before the steps [12]"),
         ({"recipe": {"name": "pro_grpo", "keep": [24, 50]}}, "a group shrinks from 48"),
         ({"recipe": {"name": "dense_grpo", "completion": 0}}, "a completion needs a step"),
-        ({"steer": {"iterations": [0, 1]}}, "particles are not the policy's own samples"),
+        ({"steer": {"iterations": [0, 1]}}, "particles are not credited by step"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused(pipeline, tmp_path, capsys, more, words):
