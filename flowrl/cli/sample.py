@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
-from flowrl.cli.out_folder import out_folder
 from flowrl.cli.optimise import NoiseSearch, optimised_samples
+from flowrl.cli.out_folder import out_folder
 from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
