@@ -91,6 +91,7 @@ def sample_round(
     lookahead = Lookahead(session, iteration, decode)
     ahead = ScoreAhead(decode, partial(score_once, session.parallel, session.rewards))
     with session.parallel.together(), closing(ahead):
+        session.writer.check()
         with timed(seconds, "encode"):
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
         sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, ahead.on_rollout)

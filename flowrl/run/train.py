@@ -56,12 +56,14 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     main = session.accelerator.is_main_process
     failures, explained = resumable(session.folder), memory.explained(session.run)
     with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
-        with finishing(session.accelerator):
+        with finishing(session.accelerator), session.writer.beside():
             progress, alarms = begin(session, resume, cache)
             stop = interrupt.pending(session.accelerator)
             if not stop:
                 with following(session, progress):
                     stop = training_loop(session, progress, alarms, interrupt)
+            with session.parallel.together():
+                session.writer.wait()
         if stop:
             renew_page(session)
             return Result(session.folder, stop, main=main)
@@ -148,6 +150,7 @@ def announce(
         return
     saved = session.folder / "checkpoints" / f"{progress.iteration:06d}"
     with session.parallel.together():
+        session.writer.wait()  # a callback may read the files of its moment
         for kind, metrics in moments.items() if session.parallel.main else ():
             folder = saved if kind == "checkpoint" else session.folder
             session.live.call(Event(kind, progress.iteration, dict(metrics), folder))
