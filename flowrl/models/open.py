@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowrl.errors import UserError
+from flowrl.models.call_sizes import CallSizes
 from flowrl.models.policy import Policy
 from flowrl.paths import find
 from flowrl.settings import Run
@@ -60,6 +61,12 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     return policy
 
 
+def call_sizes(run: Run, automatic: int) -> CallSizes:
+    """The sizes of `train.rows_per_call`, with a number in place of auto."""
+    rows = run.train.rows_by_kind
+    return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
+
+
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
     """The policy at the guidance and size of `evaluate`: itself, where these are the model's.
 
@@ -78,8 +85,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if size:
         twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
         twin.call, twin.known_proofs = twin.loop.call, {}
-        if run.train.rows_per_call == "auto":
-            twin.rows_per_call = twin.automatic(run.evaluation_steps)
+        twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()
     return twin
 

@@ -22,6 +22,7 @@ from flowrl.run.finite import NotFiniteError, first_not_finite, refuse
 from flowrl.run.learner import EVALUATION, Learner, evaluated
 from flowrl.run.optimizers import update_settings
 from flowrl.run.session import Session
+from flowrl.run.smaller_calls import saved_sizes, take_sizes
 from flowrl.run.writer import copied
 from flowrl.settings import Run
 from flowrl.settings.sentences import explain
@@ -72,6 +73,7 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
                 "tracker": session.tracker.state(),
                 "scaler": session.learner.scaler.state_dict(),
                 "origin": session.origin.state() if session.origin else None,
+                "call_sizes": saved_sizes(session.learner),
             }
             saved = SavedState(
                 weights, copied(moments), copied(session.spending.state()), json.dumps(state)
@@ -165,6 +167,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)
         session.learner.scaler.load_state_dict(state["scaler"])
+        take_sizes(session.learner, state.get("call_sizes"))  # older versions wrote none
     except NotFiniteError:
         raise
     except MISFITS as error:

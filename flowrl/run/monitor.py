@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from accelerate.utils import gather_object
@@ -22,6 +23,7 @@ from flowrl.run.origin import source_digests
 from flowrl.run.page_records import record_alarms, record_evaluation, renew_page
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
+from flowrl.run.smaller_calls import with_smaller_calls
 from flowrl.run.text_facts import text_length
 from flowrl.run.training_samples import PageRows, save_page
 from flowrl.run.unscored import Evidence
@@ -108,7 +110,9 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
     """
     if session.held_out is None:
         return {}
-    result = evaluate_held_out(session.learner, session.held_out, session.judges)
+    learner, judged = session.learner, (session.held_out, session.judges)
+    evaluate = partial(evaluate_held_out, learner, *judged)
+    result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
     key = session.run.checkpoint.best or session.run.judges[0].label
     if progress.base_scores is None:
         progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}

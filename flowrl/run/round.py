@@ -11,12 +11,13 @@ from torch import Tensor
 
 from flowrl.budget.spending import RoundOutcome, RoundScores
 from flowrl.media.statistics import Statistics
+from flowrl.models.call_sizes import sized
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws, PromptSet
 from flowrl.run.finite import check_samples
 from flowrl.run.reference_kl import reference_log_ratios
-from flowrl.run.score_ahead import ScoreAhead
+from flowrl.run.score_parts import ScoreParts
 from flowrl.run.session import Session, score_once
 from rewards import Samples, Scores, score_all
 from samplers import Sampling
@@ -89,21 +90,24 @@ def sample_round(
         return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
-    ahead = ScoreAhead(decode, partial(score_once, session.parallel, session.rewards))
+    ahead = ScoreParts(decode, session.rewards, partial(score_once, session.parallel))
     with session.parallel.together(), closing(ahead):
         session.writer.check()
-        with timed(seconds, "encode"):
+        with timed(seconds, "encode"), sized("sampling"):
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
-        sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, ahead.on_rollout)
-        with session.learner.policies.using(algorithm.behaviour), timed(seconds, "sample"):
-            seed = session.run.train.seed
+        parts = ahead.on_part if session.parallel.members == 1 else None
+        keep = algorithm.likelihood.keep_mean
+        sampling = Sampling(keep, lookahead, ahead.whole.on_rollout, parts)
+        behaviour, seed = algorithm.behaviour, session.run.train.seed
+        using = session.learner.policies.using(behaviour)
+        with using, timed(seconds, "sample"), sized("sampling"):
             rollouts = batch.rollouts(
                 algorithm.plan, ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
             decoded = ahead.media(rollouts)
         with timed(seconds, "score"):
-            scores = ahead.scores()
+            scores = ahead.scores(decoded)
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
     statistics = batch.statistics(rollouts[0], decoded[0].media)
@@ -119,7 +123,8 @@ def decode_samples_of(
     NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
     with an error or a score of its own, and be blamed.
     """
-    media = batch.media(rollout)
+    with sized("decoding"):
+        media = batch.media(rollout)
     check_samples(rollout, media, place)
     group = rollout.prompt.cpu()
     texts, meta = prompts.take([rows[i] for i in group.tolist()])

@@ -5,12 +5,14 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from flowrl.run import checkpoint, memory, ratio_check, record
 from flowrl.run.alarms import Alarms
+from flowrl.run.call_search import search_sizes
 from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.collect import Experience, collect
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
 from flowrl.run.histograms import IterationValues
@@ -26,6 +28,7 @@ from flowrl.run.monitor import (
 from flowrl.run.page_records import record_start, record_tree, renew_page
 from flowrl.run.session import Session
 from flowrl.run.signals import Interrupt
+from flowrl.run.smaller_calls import with_smaller_calls
 from flowrl.run.track import SHOW_HISTOGRAMS, finishing, show_histograms
 from flowrl.run.training_samples import save_training_samples
 from flowrl.run.update import update
@@ -89,6 +92,9 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
     proof = StartProof(session, cache)
     with session.parallel.together():
         prove_pipeline(session, proof)
+    if resume is None:  # a checkpoint has the sizes that were found
+        search_sizes(session)
+    terminal.say(f"rows per call: {session.learner.policy.sizes}")
     record_start(session, progress.iteration, resume is not None)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
@@ -164,13 +170,15 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     for group in session.learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
-    seen = IterationValues() if {*session.run.track.trackers} & {*SHOW_HISTOGRAMS} else None
     experience = collect(session, progress.iteration)
     if progress.optimizer_steps == 0:
         with session.parallel.together():
             ratio_check.check_ratio(session.learner, experience, session.terminal)
     t1 = time.perf_counter()
-    metrics = experience.metrics | update(session.learner, experience, progress, seen)
+    updated, seen = with_smaller_calls(
+        session.learner, session.terminal, partial(_updated, session, experience, progress)
+    )
+    metrics = experience.metrics | updated
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates
@@ -189,6 +197,16 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         histograms = seen.histograms(session.parallel.every)
         show_histograms(session.accelerator, histograms, progress.iteration)
     return metrics
+
+
+def _updated(
+    session: Session, experience: Experience, progress: Progress
+) -> tuple[dict[str, float], IterationValues | None]:
+    """Take the optimizer steps; may be repeated while the first one is not taken."""
+    shown = {*session.run.track.trackers} & {*SHOW_HISTOGRAMS}
+    seen = IterationValues() if shown else None
+    session.learner.optimizer.zero_grad(set_to_none=True)
+    return update(session.learner, experience, progress, seen), seen
 
 
 def learning_rate(run: Run, iteration: int) -> float:

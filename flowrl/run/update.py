@@ -11,6 +11,7 @@ from torch import Tensor
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
 from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
 from flowrl.losses.weights import share_bound
+from flowrl.models.call_sizes import CallTooLarge, sized
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
@@ -79,12 +80,19 @@ def update(
         share_of(learner, experience, progress.iteration, number)
         for number in range(settings.updates)
     ]
-    with learner.parallel.together():  # only the first may wait for the weights that sampled
+    with (
+        learner.parallel.together(),
+        sized("training"),
+    ):  # only the first may wait for the weights that sampled
         shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
     shares = with_uncertain(learner, experience, shares)
     norms: list[float] = []
     for share in shares:
-        add_gradients(learner, experience, share, share is shares[0], tally, seen)
+        try:
+            add_gradients(learner, experience, share, share is shares[0], tally, seen)
+        except CallTooLarge as error:
+            error.repeatable = not norms  # a step has changed the weights that sampled
+            raise
         norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
@@ -109,7 +117,7 @@ def add_gradients(
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
     `first`: of the iteration's first step."""
     counts = denominators(learner, share)
-    with learner.parallel.together():
+    with learner.parallel.together(), sized("training"):
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, first)
@@ -144,7 +152,8 @@ def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks
     if part is None:
         return shares
     chunks = [chunk for share in shares for chunk in share]
-    with learner.parallel.together(), learner.policies.using(learner.algorithm.behaviour):
+    using = learner.policies.using(learner.algorithm.behaviour)
+    with learner.parallel.together(), sized("training"), using:
         values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
     own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
     every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))

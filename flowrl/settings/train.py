@@ -16,6 +16,21 @@ class ScheduleSettings(Settings):
     """Iterations of linear warm-up."""
 
 
+CallKind = Literal["sampling", "decoding", "training"]
+Rows = Literal["auto"] | Annotated[int, Field(ge=1)]
+
+
+class RowsPerCall(Settings):
+    """Most rows per call of the model, apart by what the call is for."""
+
+    sampling: Rows = "auto"
+    """Of the text encoders and the denoiser, or of generation."""
+    decoding: Rows = "auto"
+    """Of the decoder."""
+    training: Rows = "auto"
+    """Of the update's evaluations, with gradients and without."""
+
+
 class Train(Settings):
     """The optimizer, and the length of a run."""
 
@@ -34,8 +49,10 @@ class Train(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps per iteration; each sees an equal share of the samples."""
-    rows_per_call: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Most rows per call of the model, in sampling and in training."""
+    rows_per_call: Rows | RowsPerCall = "auto"
+    """Most rows per call of the model: one number, auto, or a mapping of sampling, decoding and
+    training. auto: by the settings on a CPU and for texts, by a search on a GPU. A size is halved
+    after an out-of-memory error."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""
@@ -55,6 +72,18 @@ class Train(Settings):
     self_test: Literal["raise", "warn", "off"] = "raise"
     """Action if a reward fails its test at the start."""
     seed: int = 0
+
+    @property
+    def rows_by_kind(self) -> dict[CallKind, Rows]:
+        """`rows_per_call` of each kind of call."""
+        rows = self.rows_per_call
+        if not isinstance(rows, RowsPerCall):
+            rows = RowsPerCall(sampling=rows, decoding=rows, training=rows)
+        return {
+            "sampling": rows.sampling,
+            "decoding": rows.decoding,
+            "training": rows.training,
+        }
 
 
 class EvaluateSettings(Settings):

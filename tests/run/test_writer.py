@@ -1,4 +1,4 @@
-"""Files are written in a thread: in order, one at a time, from copies, and a failure ends the run."""
+"""Files are written in a thread: in order, one at a time, from copies; failures end the run."""
 
 import threading
 from pathlib import Path

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models import savings
+from flowrl.models.call_sizes import CallSizes
 from flowrl.models.diffusers import checks, columns, lora, proof
 from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.columns import Extra
@@ -23,6 +24,7 @@ from flowrl.models.diffusers.offload import OffloadedParts
 from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.signature import Loop
+from flowrl.settings.train import CallKind
 from samplers import Begin, Ode, Velocity
 
 
@@ -43,7 +45,7 @@ class PipelinePolicy:
         rows_per_call: int | None = None,
         levels: OwnLevels | None = None,
     ) -> None:
-        self.pipe, self.rows_per_call = pipe, rows_per_call
+        self.pipe, self.sizes = pipe, CallSizes.same(rows_per_call)
         self.guidance = Scales()
         self.device = torch.device("cpu")  # of sampling
         self.frozen = OffloadedParts()  # on the device only while in use
@@ -57,6 +59,15 @@ class PipelinePolicy:
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+
+    @property
+    def rows_per_call(self) -> int | None:
+        """Most rows in a call of sampling. To set it sets the other sizes too."""
+        return self.sizes.sampling
+
+    @rows_per_call.setter
+    def rows_per_call(self, rows: int | None) -> None:
+        self.sizes = CallSizes.same(rows)
 
     @classmethod
     def load(
@@ -178,7 +189,14 @@ class PipelinePolicy:
         """
         return self.loop.latents(x, steps).to(x.dtype)
 
-    def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
+    def bind(
+        self,
+        conditioning: Conditioning,
+        *,
+        steps: int,
+        guidance: float | None,
+        kind: CallKind = "sampling",
+    ) -> Velocity:
         """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
@@ -195,7 +213,7 @@ class PipelinePolicy:
             chosen = (
                 [conditioning.extras[i] for i in prompt.tolist()] if conditioning.extras else []
             )
-            groups = self._groups(sigma, chosen, mixed=way.mixed)
+            groups = self._groups(sigma, chosen, mixed=way.mixed, kind=kind)
             parts = [
                 self.loop.velocity(x[rows], sigma[rows], conditioning.take(prompt[rows]), way)
                 for rows in groups
@@ -215,7 +233,8 @@ class PipelinePolicy:
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
-        groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
+        extras = conditioning.extras
+        groups = self._groups(torch.zeros(len(x0)), extras, mixed=True, kind="decoding")
         media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
         self.frozen.rest()
         return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
@@ -295,6 +314,8 @@ class PipelinePolicy:
     def close(self) -> None:
         """Do nothing: all that the policy holds is in this process."""
 
-    def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
-        size = self.rows_per_call or max(len(sigma), 1)
+    def _groups(
+        self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool, kind: CallKind
+    ) -> list[Tensor]:
+        size = getattr(self.sizes, kind) or max(len(sigma), 1)
         return columns.rows_by_call(sigma, extras, mixed=mixed, size=size)

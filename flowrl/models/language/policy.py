@@ -16,6 +16,7 @@ from transformers import (
 
 from flowrl.errors import UserError
 from flowrl.models import savings
+from flowrl.models.call_sizes import CallSizes
 from flowrl.models.language import lora
 from flowrl.models.language.batch import Writing
 from flowrl.models.language.chat import chat_tokens
@@ -45,7 +46,7 @@ class CausalPolicy:
 
     def __init__(self, model: Any, tokenizer: Any, *, rows_per_call: int | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.rows_per_call = rows_per_call
+        self.sizes = CallSizes.same(rows_per_call)
         self.name = type(model).__name__
         self.system: str | None = None
         self.temperature = 1.0  # of evaluations
@@ -58,6 +59,15 @@ class CausalPolicy:
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
         self._separate_head = has_separate_head(model, [1, 2, 3])
+
+    @property
+    def rows_per_call(self) -> int | None:
+        """Most completions in a call of sampling. To set it sets the other sizes too."""
+        return self.sizes.sampling
+
+    @rows_per_call.setter
+    def rows_per_call(self, rows: int | None) -> None:
+        self.sizes = CallSizes.same(rows)
 
     @classmethod
     def load(
