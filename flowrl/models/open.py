@@ -15,6 +15,7 @@ from flowrl.settings import Run
 from flowrl.settings.levels import levels_of
 
 if TYPE_CHECKING:
+    from flowrl.models.diffusers.kept_encodings import KeptEncodings
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -58,7 +59,15 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     if m.compile:
         savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(m.guidance.sample, m.guidance.train)
+    policy.kept_encodings = _kept_encodings(run)
     return policy
+
+
+def _kept_encodings(run: Run) -> "KeptEncodings | None":
+    from flowrl.models.diffusers.kept_encodings import MIB, KeptEncodings
+
+    how = run.model.encodings
+    return None if how.keep == "no" else KeptEncodings(how.keep, how.most * MIB)
 
 
 def call_sizes(run: Run, automatic: int) -> CallSizes:
@@ -85,6 +94,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if size:
         twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
         twin.call, twin.known_proofs = twin.loop.call, {}
+        twin.kept_encodings = _kept_encodings(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()
     return twin

@@ -32,9 +32,25 @@ class Tally:
     counts: dict[str, float] = field(default_factory=dict)
     highest: dict[str, float] = field(default_factory=dict)
     lowest: dict[str, float] = field(default_factory=dict)
+    waiting: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # on the device
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        kept = values.detach().double().expand(mask.shape)[mask]
+        """Keep values until `settle`: to read one of them would wait for a GPU."""
+        self.waiting.append((name, values.detach().double().expand(mask.shape), mask))
+
+    def settle(self) -> None:
+        """Bring all values to the CPU in two transfers, and add them up in their order."""
+        if not self.waiting:
+            return
+        names, values, masks = zip(*self.waiting, strict=True)
+        sizes = [each.numel() for each in masks]
+        own = torch.cat([each.flatten() for each in values]).cpu().split(sizes)
+        kept = torch.cat([each.flatten() for each in masks]).cpu().split(sizes)
+        self.waiting = []
+        for name, part, mask in zip(names, own, kept, strict=True):
+            self._add(name, part[mask])
+
+    def _add(self, name: str, kept: Tensor) -> None:
         if len(kept) == 0:
             return
         self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
@@ -45,6 +61,7 @@ class Tally:
     def means(self) -> dict[str, float]:
         """Means over all processes, the extremes of `ratio` and the largest `mismatch`. Processes
         that share rows report equal sums, so means stay right."""
+        self.settle()
         total = Tally()
         for part in gather_object([self]):
             for name in part.sums:

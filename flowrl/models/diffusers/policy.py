@@ -20,6 +20,7 @@ from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.diffusers.kept_encodings import KeptEncodings
 from flowrl.models.diffusers.offload import OffloadedParts
 from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
@@ -59,6 +60,7 @@ class PipelinePolicy:
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.kept_encodings: KeptEncodings | None = None  # None: prompts are encoded in batches
 
     @property
     def rows_per_call(self) -> int | None:
@@ -156,6 +158,10 @@ class PipelinePolicy:
         """
         extras = self.loop.extras(meta, len(prompts))
         assert not extras or len(extras) == len(prompts)
+        if self.kept_encodings is not None:
+            found = self.kept_encodings.encode(self.loop.encode, prompts, extras, self.device)
+            self.frozen.rest()
+            return found
         groups = columns.by_image(extras) if extras else [list(range(len(prompts)))]
         size, parts = self.rows_per_call or max(len(prompts), 1), []
         chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
