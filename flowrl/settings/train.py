@@ -1,9 +1,9 @@
 """Training, evaluation, checkpoints and trackers."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowrl.settings.base import OnResume, Settings
 
@@ -29,6 +29,14 @@ class RowsPerCall(Settings):
     """Of the decoder."""
     training: Rows = "auto"
     """Of the update's evaluations, with gradients and without."""
+
+
+def checked_rows(value: Any, place: str = "") -> Any:
+    """Return a number of rows, or auto. ValueError, with the `place`, for anything else."""
+    text = str(value)
+    if value == "auto" or (not isinstance(value, bool) and text.isdecimal() and text.strip("0")):
+        return value
+    raise ValueError(f"{place}{text[:100]!r} is neither auto nor a number of rows of at least 1")
 
 
 class Train(Settings):
@@ -72,6 +80,18 @@ class Train(Settings):
     self_test: Literal["raise", "warn", "off"] = "raise"
     """Action if a reward fails its test at the start."""
     seed: int = 0
+
+    @field_validator("rows_per_call", mode="before")
+    @classmethod
+    def _rows(cls, value: Any) -> Any:
+        """One sentence for what is wrong, in place of one for each type that a value may have."""
+        if not isinstance(value, Mapping):
+            return value if isinstance(value, RowsPerCall) else checked_rows(value)
+        known = list(RowsPerCall.model_fields)
+        unknown = sorted(map(str, value.keys() - {*known}))
+        if unknown:
+            raise ValueError(f"{unknown[0][:100]!r} is not one of {', '.join(known)}")
+        return {name: checked_rows(rows, f"{name}: ") for name, rows in value.items()}
 
     @property
     def rows_by_kind(self) -> dict[CallKind, Rows]:

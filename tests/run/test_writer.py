@@ -1,6 +1,10 @@
 """Files are written in a thread: in order, one at a time, from copies; failures end the run."""
 
+import multiprocessing
+import os
+import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from flowrl.run.atomic import damage
 from flowrl.run.checkpoint import Progress
 from flowrl.run.writer import WAITING, Writer, copied
 from tests.support import runs
+from tests.support.warm import agree, small
 
 
 def test_writes_are_done_in_order_one_at_a_time_and_few_wait():
@@ -156,3 +161,46 @@ def test_a_write_that_fails_ends_the_run_with_its_sentence(pipeline, tmp_path, m
     monkeypatch.setattr(checkpoint, "write_folder", real)
     assert runs.flowrl("train", "--resume", run) == 0
     assert [line["iteration"] for line in runs.lines(run)] == list(range(7))
+
+
+def train_and_die(config: Path, folder: Path, moment: str) -> None:
+    """Train until the second checkpoint's write; die in it once the run has gone on beside it."""
+
+    def dies(*_: object) -> None:
+        end = time.monotonic() + 60  # the next line is written before the checkpoint after it
+        while len(runs.lines(folder)) < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    real = checkpoint.SavedState.write
+
+    def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
+        if progress.iteration == 1 and moment == "in the folder":
+            checkpoint.torch.save = dies
+        if progress.iteration == 1 and moment == "before the old best is dropped":
+            checkpoint.drop_other_best = dies
+        real(self, run_folder, progress, keep)
+
+    checkpoint.SavedState.write = write
+    runs.flowrl("train", config, "--folder", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["in the folder", "before the old best is dropped"])
+def test_killed_in_a_write_beside_the_run_it_ends_as_if_nothing_had_happened(
+    pipeline, tmp_path, moment
+):
+    config, folder = runs.write(small(pipeline, tmp_path), tmp_path), tmp_path / "run"
+    unbroken = tmp_path / "unbroken"
+    child = multiprocessing.get_context("fork").Process(
+        target=train_and_die, args=(config, folder, moment)
+    )
+    child.start()
+    child.join(240)
+    assert child.exitcode == -signal.SIGKILL
+    left = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert ("000001" in left) == (moment != "in the folder")
+    assert len(runs.lines(folder)) >= 3, "the run had gone on"
+    assert runs.flowrl("train", "--resume", folder) == 0
+    assert runs.flowrl("train", config, "--folder", unbroken) == 0
+    agree(folder, unbroken)
