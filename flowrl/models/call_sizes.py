@@ -1,13 +1,14 @@
-"""Rows per call of a model: apart for sampling, decoding and training."""
+"""Rows per call of a model: one number each for sampling, decoding and training."""
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from typing import Protocol
 
 import torch
 
-from flowrl.settings.train import CallKind
+from flowrl.settings.train import CallKind as CallKind
 
 # messages of an allocator that has no more memory
 NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)
@@ -33,6 +34,11 @@ class CallSizes:
     def __str__(self) -> str:
         return ", ".join(f"{rows or 'all'} in {kind}" for kind, rows in asdict(self).items())
 
+    def most(self, kind: CallKind, rows: int) -> int:
+        """Rows of one call of this kind, if there are so many in all."""
+        bound: int | None = getattr(self, kind)
+        return bound or max(rows, 1)
+
     def lower(self, kind: CallKind) -> bool:
         """Halve the rows of a kind of call; False where they are one already, or unbounded."""
         rows: int | None = getattr(self, kind)
@@ -50,6 +56,20 @@ class CallSizes:
             setattr(self, each.name, value)
 
 
+class HasSizes(Protocol):
+    sizes: CallSizes
+
+
+class SamplingRows:
+    """The attribute `rows_per_call` of a policy: that of sampling. To set it sets all sizes."""
+
+    def __get__(self, owner: HasSizes, kind: type | None = None) -> int | None:
+        return owner.sizes.sampling
+
+    def __set__(self, owner: HasSizes, rows: int | None) -> None:
+        owner.sizes = CallSizes.same(rows)
+
+
 class CallTooLarge(RuntimeError):
     """A call of the model had more rows than the memory holds.
 
@@ -64,7 +84,7 @@ class CallTooLarge(RuntimeError):
 
 
 @contextmanager
-def sized(kind: CallKind) -> Iterator[None]:
+def bounded_call(kind: CallKind) -> Iterator[None]:
     """Raise `CallTooLarge` of this kind for an out-of-memory error of the model inside."""
     try:
         yield

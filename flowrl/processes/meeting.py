@@ -31,7 +31,8 @@ def meet(cpu: bool) -> PartialState:
         raise UserError(
             f"process {rank} waited {seconds:g} s at {at}, and the {count} processes of this run "
             f"have not met ({' '.join(str(error).split())[:200]}); read what the others printed, "
-            f"and start all of them again. Where they start far apart, set {MEETING_VARIABLE}"
+            f"and start all of them again. If they start minutes after each other, set "
+            f"{MEETING_VARIABLE}"
         ) from error
     if dist.is_initialized() and not met:
         nccl = default_pg_nccl_timeout if state.backend == "nccl" else None

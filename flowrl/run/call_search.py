@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.models.call_sizes import CallTooLarge, sized
+from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.session import Session
 from flowrl.settings.train import CallKind
@@ -94,7 +94,7 @@ def _peak(call: Callable[[int], object], rows: int) -> int:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with sized("sampling"):
+    with bounded_call("sampling"):
         call(rows)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flowrl.budget.spending import RoundOutcome, RoundScores
 from flowrl.media.statistics import Statistics
-from flowrl.models.call_sizes import sized
+from flowrl.models.call_sizes import bounded_call
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws, PromptSet
@@ -93,14 +93,14 @@ def sample_round(
     ahead = ScoreParts(decode, session.rewards, partial(score_once, session.parallel))
     with session.parallel.together(), closing(ahead):
         session.writer.check()
-        with timed(seconds, "encode"), sized("sampling"):
+        with timed(seconds, "encode"), bounded_call("sampling"):
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
         parts = ahead.on_part if session.parallel.members == 1 else None
         keep = algorithm.likelihood.keep_mean
         sampling = Sampling(keep, lookahead, ahead.whole.on_rollout, parts)
-        behaviour, seed = algorithm.behaviour, session.run.train.seed
-        using = session.learner.policies.using(behaviour)
-        with using, timed(seconds, "sample"), sized("sampling"):
+        seed = session.run.train.seed
+        behaving = session.learner.policies.using(algorithm.behaviour)
+        with behaving, timed(seconds, "sample"), bounded_call("sampling"):
             rollouts = batch.rollouts(
                 algorithm.plan, ids, seed=seed, iteration=iteration, sampling=sampling
             )
@@ -123,7 +123,7 @@ def decode_samples_of(
     NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
     with an error or a score of its own, and be blamed.
     """
-    with sized("decoding"):
+    with bounded_call("decoding"):
         media = batch.media(rollout)
     check_samples(rollout, media, place)
     group = rollout.prompt.cpu()

@@ -18,7 +18,7 @@ from flowrl.run.learner import Learner
 from flowrl.run.live import NOTHING_LIVE, Live
 from flowrl.run.origin import Origin
 from flowrl.run.record import JsonlTracker, Terminal
-from flowrl.run.writer import Writer
+from flowrl.run.writer import FileWriter
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.load import check_sources
@@ -45,7 +45,7 @@ class Session:
     spending: Spending
     origin: Origin | None  # on the main process, which writes it into checkpoints
     live: Live = NOTHING_LIVE
-    writer: Writer = field(default_factory=Writer)
+    writer: FileWriter = field(default_factory=FileWriter)
 
     @property
     def run(self) -> Run:

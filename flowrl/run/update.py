@@ -11,7 +11,7 @@ from torch import Tensor
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
 from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
 from flowrl.losses.weights import share_bound
-from flowrl.models.call_sizes import CallTooLarge, sized
+from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
@@ -99,7 +99,7 @@ def update(
     ]
     with (
         learner.parallel.together(),
-        sized("training"),
+        bounded_call("training"),
     ):  # only the first may wait for the weights that sampled
         shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
     shares = with_uncertain(learner, experience, shares)
@@ -134,7 +134,7 @@ def add_gradients(
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
     `first`: of the iteration's first step."""
     counts = denominators(learner, share)
-    with learner.parallel.together(), sized("training"):
+    with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, first)
@@ -170,7 +170,7 @@ def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks
         return shares
     chunks = [chunk for share in shares for chunk in share]
     using = learner.policies.using(learner.algorithm.behaviour)
-    with learner.parallel.together(), sized("training"), using:
+    with learner.parallel.together(), bounded_call("training"), using:
         values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
     own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
     every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))

@@ -11,7 +11,7 @@ from torch import Tensor
 WAITING = 1  # writes that wait for the one under way: more would hold more copies
 
 
-class Writer:
+class FileWriter:
     """Writes in the order of the calls, one at a time.
 
     A write must hold all that it writes: copies of what the run changes afterwards. Outside of
@@ -37,6 +37,7 @@ class Writer:
             finally:
                 pool.shutdown(cancel_futures=hurried)
                 self._pool = None
+                self._writes.clear()
 
     def write(self, do: Callable[[], object]) -> None:
         """Do it in the thread. Waits while there is a write that has not begun."""

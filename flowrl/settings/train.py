@@ -17,17 +17,17 @@ class ScheduleSettings(Settings):
 
 
 CallKind = Literal["sampling", "decoding", "training"]
-Rows = Literal["auto"] | Annotated[int, Field(ge=1)]
+RowCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 
 class RowsPerCall(Settings):
-    """Most rows per call of the model, apart by what the call is for."""
+    """Most rows per call of the model, by what the call is for."""
 
-    sampling: Rows = "auto"
+    sampling: RowCount = "auto"
     """Of the text encoders and the denoiser, or of generation."""
-    decoding: Rows = "auto"
+    decoding: RowCount = "auto"
     """Of the decoder."""
-    training: Rows = "auto"
+    training: RowCount = "auto"
     """Of the update's evaluations, with gradients and without."""
 
 
@@ -57,7 +57,7 @@ class Train(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps per iteration; each sees an equal share of the samples."""
-    rows_per_call: Rows | RowsPerCall = "auto"
+    rows_per_call: RowCount | RowsPerCall = "auto"
     """Most rows per call of the model: one number, auto, or a mapping of sampling, decoding and
     training. auto: by the settings on a CPU and for texts, by a search on a GPU. A size is halved
     after an out-of-memory error."""
@@ -94,7 +94,7 @@ class Train(Settings):
         return {name: checked_rows(rows, f"{name}: ") for name, rows in value.items()}
 
     @property
-    def rows_by_kind(self) -> dict[CallKind, Rows]:
+    def rows_by_kind(self) -> dict[CallKind, RowCount]:
         """`rows_per_call` of each kind of call."""
         rows = self.rows_per_call
         if not isinstance(rows, RowsPerCall):

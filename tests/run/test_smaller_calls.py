@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import CallSizes, CallTooLarge, out_of_memory, sized
+from flowrl.models.call_sizes import CallSizes, CallTooLarge, bounded_call, out_of_memory
 from flowrl.run import checkpoint, memory
 from flowrl.run.alarms import Alarms
 from flowrl.run.call_search import SHARE, rows_that_fit
@@ -131,7 +131,7 @@ def test_what_is_an_out_of_memory_error_of_the_model():
     inside.add_note("in reward 'clip'")
     assert not out_of_memory(inside) and not out_of_memory(RuntimeError("a wrong shape"))
     assert out_of_memory(MemoryError()) and out_of_memory(RuntimeError("out of memory"))
-    with pytest.raises(CallTooLarge) as error, sized("sampling"), sized("decoding"):
+    with pytest.raises(CallTooLarge) as error, bounded_call("sampling"), bounded_call("decoding"):
         raise MemoryError
     assert error.value.kinds == {"decoding"} and not error.value.agreed
     sizes = CallSizes.same(3)

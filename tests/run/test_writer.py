@@ -16,13 +16,13 @@ from flowrl.run import checkpoint, train
 from flowrl.run.alarms import Alarms
 from flowrl.run.atomic import damage
 from flowrl.run.checkpoint import Progress
-from flowrl.run.writer import WAITING, Writer, copied
+from flowrl.run.writer import WAITING, FileWriter, copied
 from tests.support import runs
 from tests.support.warm import agree, small
 
 
 def test_writes_are_done_in_order_one_at_a_time_and_few_wait():
-    writer, gate, done, at_once = Writer(), threading.Event(), [], []
+    writer, gate, done, at_once = FileWriter(), threading.Event(), [], []
 
     def write(number: int):
         at_once.append(number)
@@ -49,7 +49,7 @@ def test_a_failure_is_raised_by_the_next_check_and_later_writes_are_done():
     def fails() -> None:
         raise UserError("the disk is full")
 
-    writer, done = Writer(), []
+    writer, done = FileWriter(), []
     with writer.beside():
         writer.write(fails)
         writer.write(lambda: done.append(1))
@@ -67,7 +67,7 @@ def test_a_failure_is_raised_by_the_next_check_and_later_writes_are_done():
 
 @pytest.mark.parametrize(("error", "count"), [(RuntimeError, 2), (KeyboardInterrupt, 1)])
 def test_an_error_lets_writes_end_and_ctrl_c_only_the_one_under_way(error, count):
-    writer, gate, begun, done = Writer(), threading.Event(), threading.Event(), []
+    writer, gate, begun, done = FileWriter(), threading.Event(), threading.Event(), []
 
     def slow() -> None:
         begun.set()

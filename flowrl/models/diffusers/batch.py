@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics, image_statistics
+from flowrl.models.call_sizes import CallKind
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
-from flowrl.settings.train import CallKind
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
 from samplers.parts import DrawsPart, joined_rollout, parts_of, placed_rollout
 

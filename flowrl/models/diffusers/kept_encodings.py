@@ -1,4 +1,4 @@
-"""Encodings of prompts that are kept across iterations, on the CPU or in files."""
+"""Encodings of prompts: made in calls, or kept across iterations on the CPU or in files."""
 
 import shutil
 import tempfile
@@ -13,12 +13,26 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from flowrl.models.diffusers.columns import TEXT_COLUMNS, Extra
+from flowrl.models.diffusers.columns import TEXT_COLUMNS, Extra, by_image
 from flowrl.models.diffusers.conditioning import Conditioning
 
 Encode = Callable[[Sequence[str], Sequence[Extra]], Conditioning]
 KeptWhere = Literal["cpu", "disk"]
 MIB = 2**20
+
+
+def encoded_in_calls(
+    encode: Encode, prompts: Sequence[str], extras: Sequence[Extra], size: int
+) -> Conditioning:
+    """Encode prompts in calls of at most `size` rows, which share their images."""
+    groups = by_image(extras) if extras else [list(range(len(prompts)))]
+    chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
+    parts: list[Conditioning] = []
+    for rows in chunks:
+        some = [extras[i] for i in rows] if extras else ()
+        parts.append(encode([prompts[i] for i in rows], some))
+    order = torch.tensor([i for rows in chunks for i in rows]).argsort()
+    return Conditioning.cat(parts).take(order)
 
 
 class KeptEncodings:
@@ -100,7 +114,7 @@ class KeptEncoding:
 
 
 def encoding_key(prompt: str, extra: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What an encoding depends on; None where that is an image too."""
+    """Return what an encoding depends on; None where that is an image too."""
     if all(TEXT_COLUMNS.fullmatch(name) for name in extra):
         return (prompt, *sorted(extra.items()))
     return None

@@ -14,18 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models import savings
-from flowrl.models.call_sizes import CallSizes
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
 from flowrl.models.diffusers import checks, columns, lora, proof
 from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.driver import DENOISERS
-from flowrl.models.diffusers.kept_encodings import KeptEncodings
+from flowrl.models.diffusers.kept_encodings import KeptEncodings, encoded_in_calls
 from flowrl.models.diffusers.offload import OffloadedParts
 from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.signature import Loop
-from flowrl.settings.train import CallKind
 from samplers import Begin, Ode, Velocity
 
 
@@ -37,6 +36,8 @@ class PipelinePolicy:
     `levels` are noise levels in place of the pipeline's own.
     Raises UserError, with the reason, for a pipeline that cannot be driven.
     """
+
+    rows_per_call = SamplingRows()
 
     def __init__(
         self,
@@ -61,15 +62,6 @@ class PipelinePolicy:
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
         self.kept_encodings: KeptEncodings | None = None  # None: prompts are encoded in batches
-
-    @property
-    def rows_per_call(self) -> int | None:
-        """Most rows in a call of sampling. To set it sets the other sizes too."""
-        return self.sizes.sampling
-
-    @rows_per_call.setter
-    def rows_per_call(self, rows: int | None) -> None:
-        self.sizes = CallSizes.same(rows)
 
     @classmethod
     def load(
@@ -115,21 +107,19 @@ class PipelinePolicy:
 
         Rows are compared with their neighbours at the higher scale, which has negative prompts too.
         """
-        default = math.inf  # the pipeline's own scale
-        scales = sorted(set(self.guidance), key=lambda scale: default if scale is None else scale)
-        return [
-            str(
-                self.prove(
-                    prompts[:2],
-                    steps=steps,
-                    guidance=scale,
-                    meta=meta[:2],
-                    complete=scale == scales[-1],
-                    gradient=scale == self.guidance.train,
-                )
+        scales = sorted(set(self.guidance), key=lambda scale: math.inf if scale is None else scale)
+        found = [
+            self.prove(
+                prompts[:2],
+                steps=steps,
+                guidance=scale,
+                meta=meta[:2],
+                complete=scale == scales[-1],
+                gradient=scale == self.guidance.train,
             )
             for scale in scales
         ]
+        return list(map(str, found))
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -158,19 +148,13 @@ class PipelinePolicy:
         """
         extras = self.loop.extras(meta, len(prompts))
         assert not extras or len(extras) == len(prompts)
-        if self.kept_encodings is not None:
-            found = self.kept_encodings.encode(self.loop.encode, prompts, extras, self.device)
-            self.frozen.rest()
-            return found
-        groups = columns.by_image(extras) if extras else [list(range(len(prompts)))]
-        size, parts = self.rows_per_call or max(len(prompts), 1), []
-        chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
-        for rows in chunks:
-            some = [extras[i] for i in rows] if extras else ()
-            parts.append(self.loop.encode([prompts[i] for i in rows], some))
+        given = self.loop.encode, prompts, extras
+        if self.kept_encodings is None:
+            found = encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
+        else:
+            found = self.kept_encodings.encode(*given, self.device)
         self.frozen.rest()
-        order = torch.tensor([i for rows in chunks for i in rows]).argsort()
-        return Conditioning.cat(parts).take(order)
+        return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
         """Return the function of noise [n *d] to first states; None if they are the noise itself.
@@ -207,23 +191,18 @@ class PipelinePolicy:
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
-        proof = self.known_proofs.get((steps, guidance))
+        proof, own = self.known_proofs.get((steps, guidance)), conditioning.extras
         if proof is None:
-            extras = conditioning.extras[:1] * 2
-            proof = self._prove([SHORT_PROMPT, LONG_PROMPT], extras, steps, guidance)
+            proof = self._prove([SHORT_PROMPT, LONG_PROMPT], own[:1] * 2, steps, guidance)
         for denoiser in self.denoisers:
             denoiser.eval()  # dropout would make the ratio of new to old differ from 1
-        way = proof.to_way
+        way, take = proof.to_way, conditioning.take
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            chosen = (
-                [conditioning.extras[i] for i in prompt.tolist()] if conditioning.extras else []
-            )
-            groups = self._groups(sigma, chosen, mixed=way.mixed, kind=kind)
-            parts = [
-                self.loop.velocity(x[rows], sigma[rows], conditioning.take(prompt[rows]), way)
-                for rows in groups
-            ]
+            chosen = [own[i] for i in prompt.tolist()] if own else []
+            size = self.sizes.most(kind, len(sigma))
+            groups = columns.rows_by_call(sigma, chosen, mixed=way.mixed, size=size)
+            parts = [self.loop.velocity(x[r], sigma[r], take(prompt[r]), way) for r in groups]
             order = torch.argsort(torch.cat(groups)).to(x.device)
             return torch.cat([v.to(x.device, self.arithmetic) for v in parts])[order]
 
@@ -239,8 +218,8 @@ class PipelinePolicy:
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
-        extras = conditioning.extras
-        groups = self._groups(torch.zeros(len(x0)), extras, mixed=True, kind="decoding")
+        zero, size = torch.zeros(len(x0)), self.sizes.most("decoding", len(x0))
+        groups = columns.rows_by_call(zero, conditioning.extras, mixed=True, size=size)
         media = [self.loop.decode(x0[rows], conditioning.take(rows), way) for rows in groups]
         self.frozen.rest()
         return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
@@ -319,9 +298,3 @@ class PipelinePolicy:
 
     def close(self) -> None:
         """Do nothing: all that the policy holds is in this process."""
-
-    def _groups(
-        self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool, kind: CallKind
-    ) -> list[Tensor]:
-        size = getattr(self.sizes, kind) or max(len(sigma), 1)
-        return columns.rows_by_call(sigma, extras, mixed=mixed, size=size)

@@ -16,7 +16,7 @@ from transformers import (
 
 from flowrl.errors import UserError
 from flowrl.models import savings
-from flowrl.models.call_sizes import CallSizes
+from flowrl.models.call_sizes import CallSizes, SamplingRows
 from flowrl.models.language import lora
 from flowrl.models.language.batch import Writing
 from flowrl.models.language.chat import chat_tokens
@@ -44,6 +44,8 @@ class CausalPolicy:
     of new to old would be wrong.
     """
 
+    rows_per_call = SamplingRows()
+
     def __init__(self, model: Any, tokenizer: Any, *, rows_per_call: int | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.sizes = CallSizes.same(rows_per_call)
@@ -59,15 +61,6 @@ class CausalPolicy:
         text = model.config.get_text_config().to_dict()
         self.context: int | None = text.get("max_position_embeddings")
         self._separate_head = has_separate_head(model, [1, 2, 3])
-
-    @property
-    def rows_per_call(self) -> int | None:
-        """Most completions in a call of sampling. To set it sets the other sizes too."""
-        return self.sizes.sampling
-
-    @rows_per_call.setter
-    def rows_per_call(self, rows: int | None) -> None:
-        self.sizes = CallSizes.same(rows)
 
     @classmethod
     def load(
