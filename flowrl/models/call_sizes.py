@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -56,7 +56,10 @@ class CallSizes:
             setattr(self, each.name, value)
 
 
+@runtime_checkable
 class HasSizes(Protocol):
+    """A policy whose calls have sizes."""
+
     sizes: CallSizes
 
 

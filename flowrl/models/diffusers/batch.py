@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -92,19 +93,17 @@ class Painting:
         velocity = self._bind(owner.guidance.sample, "sampling")
         if self.ending is not None:
             velocity = self.ending(self, velocity)
-        plans, metered = (
-            plan(owner.schedule(self.steps).sigmas, iteration, seed),
-            self.meter(velocity),
-        )
+        plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
+        metered = self.meter(velocity)
         latents = Latents(owner.shape(self.steps), owner.device, owner.arithmetic, begin)
-        key = {"seed": seed, "iteration": iteration, "sampling": sampling}
+        drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
         parts = self._parts(plans, draws, sampling)
         if len(parts) == 1 or sampling.on_part is None:
-            return tuple(map(decoded, roll(plans, metered, latents, draws, **key)))
+            return tuple(map(decoded, drawn(metered, latents, draws)))
         found: list[Rollout] = []
         for part in parts:
             own = replace(latents, begin=part.begin(begin))
-            (rolled,) = roll(plans, part.velocity(metered), own, part.draws, **key)
+            (rolled,) = drawn(part.velocity(metered), own, part.draws)
             found.append(decoded(placed_rollout(rolled, part)))
             sampling.on_part(found[-1])
         return (joined_rollout(found, tuple(draws)),)
