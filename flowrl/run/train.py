@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from flowrl.models.call_sizes import bounded_call
 from flowrl.run import checkpoint, memory, ratio_check, record
 from flowrl.run.alarms import Alarms
 from flowrl.run.call_search import search_sizes
@@ -172,8 +173,8 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     t0, cpu = time.perf_counter(), time.process_time()
     experience = collect(session, progress.iteration)
     if progress.optimizer_steps == 0:
-        with session.parallel.together():
-            ratio_check.check_ratio(session.learner, experience, session.terminal)
+        compare = partial(_check_ratio, session, experience)
+        with_smaller_calls(session.learner, session.terminal, compare)
     t1 = time.perf_counter()
     updated, seen = with_smaller_calls(
         session.learner, session.terminal, partial(_updated, session, experience, progress)
@@ -197,6 +198,11 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         histograms = seen.histograms(session.parallel.every)
         show_histograms(session.accelerator, histograms, progress.iteration)
     return metrics
+
+
+def _check_ratio(session: Session, experience: Experience) -> None:
+    with session.parallel.together(), bounded_call("training"):
+        ratio_check.check_ratio(session.learner, experience, session.terminal)
 
 
 def _updated(
