@@ -190,7 +190,9 @@ def train_and_die(config: Path, folder: Path, moment: str) -> None:
 def test_killed_in_a_write_beside_the_run_it_ends_as_if_nothing_had_happened(
     pipeline, tmp_path, moment
 ):
-    config, folder = runs.write(small(pipeline, tmp_path), tmp_path), tmp_path / "run"
+    settings = small(pipeline, tmp_path)
+    settings["evaluate"]["every"] = 4  # an evaluation waits for the write before it keeps the best
+    config, folder = runs.write(settings, tmp_path), tmp_path / "run"
     unbroken = tmp_path / "unbroken"
     child = multiprocessing.get_context("fork").Process(
         target=train_and_die, args=(config, folder, moment)
