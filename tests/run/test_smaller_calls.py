@@ -24,7 +24,9 @@ APART = {"sampling": 4, "decoding": 2, "training": 1}
 
 
 def opened(pipeline, folder, recipe=runs.NFT, **train):
-    return runs.session(pipeline, folder, recipe, lr=1e-2, **train)
+    kept = runs.session(pipeline, folder, recipe, lr=1e-2, **train)
+    kept.learner.policy.proofs(kept.prompts.texts[:2], kept.algorithm.steps)  # calls of its own
+    return kept
 
 
 def test_one_number_is_all_three_and_a_mapping_tells_them_apart(tmp_path):
@@ -48,7 +50,6 @@ def test_one_number_is_all_three_and_a_mapping_tells_them_apart(tmp_path):
 
 def test_calls_are_of_their_own_sizes(pipeline, tmp_path):
     kept = opened(pipeline, tmp_path, rows_per_call=APART)
-    iterate(kept, Progress(), Alarms())  # the proof's calls have two rows
     seen = dict.fromkeys(APART, 0)
     (denoiser,) = kept.learner.policy.denoisers
     decoder = kept.learner.policy.pipe.vae.decoder
