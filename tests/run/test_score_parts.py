@@ -65,6 +65,7 @@ def test_parts_end_where_calls_end_at_every_level():
         assert draws_per_part(plan, 1) is None and len(list(parts_of(plan, [1, 2], 1))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT, BRANCH], ids=lambda r: r["name"])
 def test_parts_change_no_bit(pipeline, tmp_path, recipe):
     def trained(waits: bool):

@@ -48,6 +48,7 @@ def test_one_number_is_all_three_and_a_mapping_tells_them_apart(tmp_path):
             rows(wrong)
 
 
+@pytest.mark.slow
 def test_calls_are_of_their_own_sizes(pipeline, tmp_path):
     kept = opened(pipeline, tmp_path, rows_per_call=APART)
     seen = dict.fromkeys(APART, 0)
@@ -80,6 +81,7 @@ def test_a_call_that_is_too_large_is_halved_and_all_is_done_again(pipeline, tmp_
     assert metrics["count/training"] == expected["count/training"]
 
 
+@pytest.mark.slow
 def test_evaluations_are_lowered_too_and_one_row_is_explained(pipeline, tmp_path):
     kept = opened(pipeline, tmp_path, rows_per_call=8)
     scores = evaluate_held_out(kept.learner, kept.held_out, kept.judges).metrics
@@ -92,6 +94,7 @@ def test_evaluations_are_lowered_too_and_one_row_is_explained(pipeline, tmp_path
         evaluate_and_keep(kept, Progress(), None)
 
 
+@pytest.mark.slow
 def test_nothing_is_repeated_once_the_weights_have_changed(pipeline, tmp_path, monkeypatch):
     kept = opened(pipeline, tmp_path, rows_per_call=8, updates=2)
     step = kept.learner.optimizer.step
@@ -106,6 +109,7 @@ def test_nothing_is_repeated_once_the_weights_have_changed(pipeline, tmp_path, m
     assert not error.value.repeatable and kept.learner.policy.sizes.training == 8
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_sizes_until_the_setting_changes(pipeline, tmp_path):
     kept = opened(pipeline, tmp_path, rows_per_call=8)
     kept.learner.policy.sizes.lower("training")

@@ -117,6 +117,7 @@ def test_a_checkpoint_holds_its_moment_whatever_the_run_does_meanwhile(pipeline,
     assert "current" in moved and len(moved) > 1  # the average follows
 
 
+@pytest.mark.slow
 def test_best_weights_wait_for_the_checkpoint_that_does_not_know_them(
     pipeline, tmp_path, monkeypatch
 ):
