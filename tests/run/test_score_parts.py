@@ -69,7 +69,7 @@ def test_parts_end_where_calls_end_at_every_level():
 @pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT, BRANCH], ids=lambda r: r["name"])
 def test_parts_change_no_bit(pipeline, tmp_path, recipe):
     def trained(waits: bool):
-        kept, asked = opened(pipeline, tmp_path, recipe, waits)
+        kept, asked = opened(pipeline, tmp_path, recipe, waits, rows=2)
         metrics = iterate(kept, Progress(), Alarms())
         same = {name: value for name, value in metrics.items() if "seconds" not in name}
         return kept, asked.calls, same
