@@ -39,6 +39,7 @@ class FiveWords:
     about: About
     jpeg: int | None
     one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind = expect(samples, "deqa", "image", "video")

@@ -65,6 +65,7 @@ class EditScore:
     column: str
     labels: bool
     one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "editscore", "image")

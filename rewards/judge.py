@@ -47,6 +47,7 @@ class Pointwise:
     body: Mapping[str, Any]
     last: bool = False
     one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind, frames = samples.kind, self.panel.frames

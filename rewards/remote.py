@@ -29,6 +29,7 @@ class RemoteReward:
     pictures: ImageFormat = "png"
     videos: VideoFormat = "frames"
     one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         parts = list(whole_groups(samples.group.tolist(), self.batch))

@@ -56,6 +56,7 @@ class SoftTifa:
     geometric: bool
     column: str
     one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind = expect(samples, "soft_tifa", "image", "video")

@@ -107,6 +107,15 @@ class Reward(Protocol):
 
 
 @runtime_checkable
+class Waits(Protocol):
+    """A reward whose `waits` is True mostly waits for a server. A run asks it for the samples of
+    some draws as soon as these exist; all samples of a draw are together."""
+
+    @property
+    def waits(self) -> bool: ...
+
+
+@runtime_checkable
 class FindsAnswers(Protocol):
     """A reward of texts that reads an answer in each, by which a majority can vote."""
 

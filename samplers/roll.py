@@ -111,11 +111,14 @@ class Sampling(Generic[R]):
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
     score       rewards [n] of predicted samples, which a plan that steers reads on the way
     on_rollout  called with each rollout but the last, as soon as it is drawn
+    on_part     called with each part of a single rollout as soon as it is drawn, if it is drawn in
+                parts; a part's `prompt` counts from the first of all draws
     """
 
     keep_mean: bool = False
     score: Callable[[R], Tensor] | None = None
     on_rollout: Callable[[R], None] | None = None
+    on_part: Callable[[R], None] | None = None
 
     def announce(self, rollouts: Sequence[R], plans: int) -> None:
         """Call `on_rollout` with the newest rollout, unless it is the last of so many plans."""

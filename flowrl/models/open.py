@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from flowrl.errors import UserError
+from flowrl.models.call_sizes import CallSizes
 from flowrl.models.policy import Policy
 from flowrl.paths import find
 from flowrl.settings import Run
 from flowrl.settings.levels import levels_of
 
 if TYPE_CHECKING:
+    from flowrl.models.diffusers.kept_encodings import KeptEncodings
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -57,7 +59,21 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     if m.compile:
         savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(m.guidance.sample, m.guidance.train)
+    policy.kept_encodings = _kept_encodings(run)
     return policy
+
+
+def _kept_encodings(run: Run) -> "KeptEncodings | None":
+    from flowrl.models.diffusers.kept_encodings import MIB, KeptEncodings
+
+    how = run.model.encodings
+    return None if how.keep == "no" else KeptEncodings(how.keep, how.most * MIB)
+
+
+def call_sizes(run: Run, automatic: int) -> CallSizes:
+    """The sizes of `train.rows_per_call`, with a number in place of auto."""
+    rows = run.train.rows_by_kind
+    return CallSizes(**{kind: automatic if n == "auto" else n for kind, n in rows.items()})
 
 
 def evaluation_policy(policy: Policy, run: Run) -> Policy:
@@ -78,8 +94,8 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if size:
         twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
         twin.call, twin.known_proofs = twin.loop.call, {}
-        if run.train.rows_per_call == "auto":
-            twin.rows_per_call = twin.automatic(run.evaluation_steps)
+        twin.kept_encodings = _kept_encodings(run)  # they may depend on the size
+        twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()
     return twin
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from flowrl.media.statistics import Statistics
+from flowrl.models.call_sizes import CallSizes
 from flowrl.models.evaluation_counter import Meter
 from samplers import Columns, Sampling
 
@@ -108,9 +109,9 @@ class EvaluationSampler(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """A model with trainable weights. `rows_per_call` bounds the rows in one call."""
+    """A model with trainable weights. `sizes` bound the rows in one call."""
 
-    rows_per_call: int | None
+    sizes: CallSizes
 
     def open(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int) -> Batch:
         """Encode prompts. `meta` are their rows of the prompt file, or empty; `steps` are

@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
+from flowrl.models.call_sizes import CallTooLarge
 from flowrl.models.shards import local_shard
 from flowrl.processes import context_parallel
 from flowrl.processes.context_parallel import Shared
@@ -185,16 +186,20 @@ class Together:
                     lockstep.fail()
             except Elsewhere as elsewhere:
                 error = elsewhere
-        sentences = gather_object([None if isinstance(error, Elsewhere) else _sentence(error)])
-        failures = [(rank, text) for rank, text in enumerate(sentences) if text is not None]
-        if not failures or sentences[self.parallel.rank] is not None:
+        kinds = error.kinds if isinstance(error, CallTooLarge) else None
+        mine = None if error is None or isinstance(error, Elsewhere) else (_sentence(error), kinds)
+        found = [(rank, *each) for rank, each in enumerate(gather_object([mine])) if each]
+        large = [kinds for *_, kinds in found if kinds is not None]
+        if found and len(large) == len(found) and lockstep is None:  # all may repeat smaller calls
+            raise CallTooLarge(frozenset().union(*large), found[0][1], agreed=True) from error
+        if not found or mine is not None:
             return False  # its own error propagates
-        rank, text = failures[0]
+        rank, text, _ = found[0]
         raise UserError(f"process {rank} stopped: {text}") from None
 
 
-def _sentence(error: BaseException | None) -> str | None:
-    if error is None or isinstance(error, UserError):
-        return None if error is None else str(error)
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error)
     notes = "; ".join([str(error), *vars(error).get("__notes__", ())])
     return f"{type(error).__name__}: {notes}"

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -22,6 +22,8 @@ from flowrl.run.finite import NotFiniteError, first_not_finite, refuse
 from flowrl.run.learner import EVALUATION, Learner, evaluated
 from flowrl.run.optimizers import update_settings
 from flowrl.run.session import Session
+from flowrl.run.smaller_calls import saved_sizes, take_sizes
+from flowrl.run.writer import copied
 from flowrl.settings import Run
 from flowrl.settings.sentences import explain
 
@@ -55,6 +57,7 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
     """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
 
     Only then drop best weights that are no longer the best: the checkpoint before still needs them.
+    All is copied first, since the session's writer may write it while the run goes on.
     NotFiniteError, and the checkpoint before stays the newest, for weights or an optimizer state
     that are not finite.
     """
@@ -62,29 +65,51 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
     moments = whole_state(session.learner.optimizer, session.learner.policies.parameters.values())
     with session.parallel.together():
         if session.parallel.main:
-            parent = session.folder / "checkpoints"
             if (bad := first_not_finite([*weights.items(), *_moments(moments)])) is not None:
                 refuse(f"{bad} of checkpoint {progress.iteration}, which was not written,")
+            state = {
+                "progress": asdict(progress),
+                "alarms": alarms.state(),
+                "tracker": session.tracker.state(),
+                "scaler": session.learner.scaler.state_dict(),
+                "origin": session.origin.state() if session.origin else None,
+                "call_sizes": saved_sizes(session.learner),
+            }
+            saved = SavedState(
+                weights, copied(moments), copied(session.spending.state()), json.dumps(state)
+            )
+            keep, reached = session.run.checkpoint.keep, replace(progress)
+            session.writer.check()
+            session.writer.write(lambda: saved.write(session.folder, reached, keep))
 
-            def write(folder: Path) -> None:
-                save_file(weights, folder / POLICIES_FILE)
-                torch.save(moments, folder / "optimizer.pt")
-                torch.save(session.spending.state(), folder / "budget.pt")
-                state = {
-                    "progress": asdict(progress),
-                    "alarms": alarms.state(),
-                    "tracker": session.tracker.state(),
-                    "scaler": session.learner.scaler.state_dict(),
-                    "origin": session.origin.state() if session.origin else None,
-                }
-                (folder / "state.json").write_text(json.dumps(state))
 
-            write_folder(parent / f"{progress.iteration:06d}", write, listed=True)
-            every = numbered_folders(parent)
-            kept = [old for old in every if int(old.name) <= progress.iteration]
-            for old in {*every} - {*kept[-session.run.checkpoint.keep :]}:
-                put_away(old)  # older ones, and damaged later ones that the run came back from
-            drop_other_best(session.folder, progress)
+@dataclass(frozen=True)
+class SavedState:
+    """The contents of a checkpoint, which nothing else changes.
+
+    state   a JSON object, as text
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    moments: Mapping[str, Any]
+    budget: Any
+    state: str
+
+    def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
+        """Write the checkpoint's folder, then remove what no checkpoint needs any more."""
+        parent = run_folder / "checkpoints"
+        write_folder(parent / f"{progress.iteration:06d}", self._fill, listed=True)
+        every = numbered_folders(parent)
+        kept = [old for old in every if int(old.name) <= progress.iteration]
+        for old in {*every} - {*kept[-keep:]}:
+            put_away(old)  # older ones, and damaged later ones that the run came back from
+        drop_other_best(run_folder, progress)
+
+    def _fill(self, folder: Path) -> None:
+        save_file(dict(self.weights), folder / POLICIES_FILE)
+        torch.save(self.moments, folder / "optimizer.pt")
+        torch.save(self.budget, folder / "budget.pt")
+        (folder / "state.json").write_text(self.state)
 
 
 def _moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -142,6 +167,7 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)
         session.learner.scaler.load_state_dict(state["scaler"])
+        take_sizes(session.learner, state.get("call_sizes"))  # older versions wrote none
     except NotFiniteError:
         raise
     except MISFITS as error:

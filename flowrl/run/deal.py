@@ -84,7 +84,7 @@ class Deal:
 def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
     """Return the rows of an optimizer step, in chunks of one (rollout, step) each."""
     settings, unit = learner.run.train, learner.algorithm.loss.unit
-    rows_per_call = learner.policy.rows_per_call
+    rows_per_call = learner.policy.sizes.training
     assert rows_per_call is not None  # `load_policy` chose it
     deal, chunks = Deal(settings.seed, iteration, settings.updates), list[Chunk]()
     for place, rows in enumerate(experience.rows):

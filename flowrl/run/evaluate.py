@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics
+from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.attempts import Attempts
@@ -61,7 +62,8 @@ def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
     """Sample a trial with the policy's present weights."""
     batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
     plan = policy.plain(trial.group)
-    (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
+    with bounded_call("sampling"):
+        (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
     samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
     return TrialSamples(samples, batch.statistics(rollout, samples.media))
 

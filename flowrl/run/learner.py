@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.models.open import DTYPES, evaluation_policy, open_model
+from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
 from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
 from flowrl.processes import context_parallel
@@ -73,8 +73,7 @@ def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> P
     """Load the model, with new adapters or with all weights trained."""
     m = run.model
     policy = open_model(run, device, folder)
-    rows = run.train.rows_per_call
-    policy.rows_per_call = policy.automatic(run.algorithm().steps) if rows == "auto" else rows
+    policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
     if m.lora is None:
         policy.train_all()
     else:

@@ -15,6 +15,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models import sizes
+from flowrl.models.call_sizes import NO_MORE
 from flowrl.models.description import unknown_because
 from flowrl.models.devices import DeviceGroup
 from flowrl.models.sizes import Sizes
@@ -22,6 +23,7 @@ from flowrl.run.learner import averages
 from flowrl.run.live import of_callback
 from flowrl.settings import Run
 from flowrl.settings.read import override
+from flowrl.settings.train import CallKind
 from samplers import Plan
 
 GIB = 2**30
@@ -41,8 +43,6 @@ CHANGES = (
     "--train.optimizer adamw8bit",
     "--model.dtype bfloat16",
 )
-# messages of an allocator that has no more memory
-NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     model = sizes.of(run.model, algorithm.steps)
     if model is None:
         return None
-    rows = rows_per_call(run, model)
+    rows = rows_per_call(run, model, "training")
     if algorithm.text:  # a call has no more rows than an optimizer step has texts
         texts = run.prompts.per_iteration * algorithm.group
         rows = min(rows, -(-texts // run.train.updates))
     together = max(rows, algorithm.loss.unit)  # a unit's rows have one backward, however many calls
     phases = {"training": _activations(run, model, together)}
     if model.decoding:
-        decoded = 1 if run.model.vae.slicing else rows
+        decoded = 1 if run.model.vae.slicing else rows_per_call(run, model, "decoding")
         wide = BYTES[run.model.dtype]
         phases["decoding"] = decoded * model.decoding * LAYERS * wide
         if algorithm.through:
@@ -131,9 +131,9 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     }
 
 
-def rows_per_call(run: Run, model: Sizes) -> int:
-    """Return rows per call, as `Policy.automatic` chooses them."""
-    given = run.train.rows_per_call
+def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
+    """Return rows per call, as `Policy.automatic` chooses them; a GPU's search may find others."""
+    given = run.train.rows_by_kind[kind]
     if given != "auto":
         return given
     if run.model.language is not None:
@@ -200,7 +200,7 @@ def _words(change: str, run: Run) -> list[str] | None:
             return None if m.vae.slicing or not pipeline else [name]
         case "--train.rows-per-call":
             seen = sizes.of(m, run.algorithm().steps)
-            rows = 1 if seen is None else rows_per_call(run, seen)
+            rows = 1 if seen is None else rows_per_call(run, seen, "training")
             return None if rows == 1 else [name, "1" if rows < 8 else str(rows // 8)]
         case "--train.optimizer":
             return None if t.optimizer == value[0] else [name, *value]

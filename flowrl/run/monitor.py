@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from accelerate.utils import gather_object
 
@@ -21,10 +23,10 @@ from flowrl.run.origin import source_digests
 from flowrl.run.page_records import record_alarms, record_evaluation, renew_page
 from flowrl.run.panel import HeldOutScore, PanelFacts
 from flowrl.run.session import Session, prove_rewards
+from flowrl.run.smaller_calls import with_smaller_calls
 from flowrl.run.text_facts import text_length
 from flowrl.run.through import prove_gradients
-from flowrl.run.track import show_samples
-from flowrl.run.training_samples import shown_samples
+from flowrl.run.training_samples import PageRows, save_page
 from flowrl.run.unscored import Evidence
 from flowrl.settings import Run
 from rewards.types import Kind
@@ -109,13 +111,17 @@ def evaluate_and_keep(session: Session, progress: Progress, name: str | None) ->
     """
     if session.held_out is None:
         return {}
-    result = evaluate_held_out(session.learner, session.held_out, session.judges)
+    learner, judged = session.learner, (session.held_out, session.judges)
+    evaluate = partial(evaluate_held_out, learner, *judged)
+    result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
     key = session.run.checkpoint.best or session.run.judges[0].label
     if progress.base_scores is None:
         progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}
     base = progress.first
     progress.first = base or result.metrics
     progress.last = result.metrics
+    with session.parallel.together():
+        session.writer.wait()  # a checkpoint removes best weights that it does not know
     checkpoint.keep_best(session.learner, session.folder, progress, result.metrics[key])
     scores = ", ".join(
         f"{n} {result.metrics[n]:.3f}"
@@ -150,13 +156,16 @@ def save_samples(
     title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
     samples, folder = result.samples.take(pick), session.folder / "samples"
     page = Page(samples, scores, title)
-    written = page.save(folder, name)
-    if name == "after":
-        page.save_beside(folder, "before", "before_after")
     rows = [_shown_row(result, i) for i in pick]
     columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
-    shown = shown_samples("samples/held_out", samples, columns, rows, written)
-    show_samples(session.accelerator, shown, iteration)
+
+    def save() -> Path:
+        written = page.save(folder, name)
+        if name == "after":
+            page.save_beside(folder, "before", "before_after")
+        return written
+
+    save_page(session, save, PageRows("samples/held_out", samples, columns, rows), iteration)
 
 
 def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:

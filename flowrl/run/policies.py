@@ -93,11 +93,11 @@ class Policies:
                 slow.lerp_(self.parameters[key].detach(), 1 - d)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all weights as `policy/parameter` -> whole tensor, without the start, which is
-        loaded again. Collective: all processes call it."""
-        kept = {"current": _copy(self.parameters), **self._weights}
+        """Return copies of all weights on the CPU as `policy/parameter` -> whole tensor, without
+        the start, which is loaded again. Collective: all processes call it."""
+        kept = {"current": self.parameters, **self._weights}
         return {
-            f"{policy}/{name}": full(value)
+            f"{policy}/{name}": _whole(value.detach())
             for policy, weights in kept.items()
             if policy != "ref"
             for name, value in weights.items()
@@ -125,6 +125,11 @@ class Policies:
 
 def _copy(parameters: Mapping[str, nn.Parameter]) -> NamedWeights:
     return {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """Gather shards, which makes a copy; copy a whole weight."""
+    return full(weight) if isinstance(weight, DTensor) else weight.to("cpu", copy=True)
 
 
 def _held(p: nn.Parameter) -> Tensor:

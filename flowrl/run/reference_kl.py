@@ -52,7 +52,7 @@ def _log_probabilities(
     learner: Learner, name: str, policy: Any, rows: Rows
 ) -> Float[Tensor, "b t"]:
     """Evaluate log-probabilities under the weights of that name."""
-    most = learner.policy.rows_per_call
+    most = learner.policy.sizes.training
     assert most is not None  # `load_policy` chose it
     likelihood = learner.algorithm.likelihood
     with learner.policies.using(name):

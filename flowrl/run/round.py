@@ -11,12 +11,13 @@ from torch import Tensor
 
 from flowrl.budget.spending import RoundOutcome, RoundScores
 from flowrl.media.statistics import Statistics
+from flowrl.models.call_sizes import bounded_call
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws, PromptSet
 from flowrl.run.finite import check_samples
 from flowrl.run.reference_kl import reference_log_ratios
-from flowrl.run.score_ahead import ScoreAhead
+from flowrl.run.score_parts import ScoreParts
 from flowrl.run.score_way import AskedOnWay, looks_of
 from flowrl.run.session import Session, score_once
 from rewards import Samples, Scores, score_all
@@ -90,20 +91,24 @@ def sample_round(
         return decode_samples_of(batch, rollout, session.prompts, rows, place)
 
     lookahead = Lookahead(session, iteration, decode)
-    ahead = ScoreAhead(decode, partial(score_once, session.parallel, session.rewards))
+    ahead = ScoreParts(decode, session.rewards, partial(score_once, session.parallel))
     with session.parallel.together(), closing(ahead):
-        with timed(seconds, "encode"):
+        session.writer.check()
+        with timed(seconds, "encode"), bounded_call("sampling"):
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
-        sampling = Sampling(algorithm.likelihood.keep_mean, lookahead, ahead.on_rollout)
-        with session.learner.policies.using(algorithm.behaviour), timed(seconds, "sample"):
-            seed = session.run.train.seed
+        parts = ahead.on_part if session.parallel.members == 1 else None
+        keep = algorithm.likelihood.keep_mean
+        sampling = Sampling(keep, lookahead, ahead.whole.on_rollout, parts)
+        seed = session.run.train.seed
+        behaving = session.learner.policies.using(algorithm.behaviour)
+        with behaving, timed(seconds, "sample"), bounded_call("sampling"):
             rollouts = batch.rollouts(
                 algorithm.plan, ids, seed=seed, iteration=iteration, sampling=sampling
             )
         with timed(seconds, "decode"):
             decoded = ahead.media(rollouts)
         with timed(seconds, "score"):
-            scores = ahead.scores()
+            scores = ahead.scores(decoded)
         if any(looks_of(rollout) for rollout in rollouts):
             with timed(seconds, "way"):
                 asked = AskedOnWay(session, iteration, decode)
@@ -123,7 +128,8 @@ def decode_samples_of(
     NotFiniteError names `place` where latents or media hold NaN or infinity: a reward would answer
     with an error or a score of its own, and be blamed.
     """
-    media = batch.media(rollout)
+    with bounded_call("decoding"):
+        media = batch.media(rollout)
     check_samples(rollout, media, place)
     group = rollout.prompt.cpu()
     texts, meta = prompts.take([rows[i] for i in group.tolist()])

@@ -6,6 +6,7 @@ encoding again happen here; credit and the update see one set of draws.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import compress
 
 import torch
@@ -16,6 +17,7 @@ from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
 from flowrl.run.round import PlanSamples, Round, sample_round, timed
 from flowrl.run.session import Session
+from flowrl.run.smaller_calls import with_smaller_calls
 from rewards import Scores
 from samplers import Velocity
 
@@ -47,7 +49,8 @@ class Rounds:
         request = DrawRequest(session.prompts, count, seed, iteration, weights)
         each: list[Round] = []
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
-            each.append(sample_round(session, iteration, draws, seconds))
+            sample = partial(sample_round, session, iteration, draws, seconds)
+            each.append(with_smaller_calls(session.learner, session.terminal, sample))
         kept = spending.kept(request, [r.outcome for r in each])
         return cls(session, tuple(each), kept, seconds)
 

@@ -1,7 +1,7 @@
 """The objects of a run, built once: the learner, its prompts, its rewards, where results go."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from flowrl.run.learner import Learner
 from flowrl.run.live import NOTHING_LIVE, Live
 from flowrl.run.origin import Origin
 from flowrl.run.record import JsonlTracker, Terminal
+from flowrl.run.writer import FileWriter
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
 from rewards.load import check_sources
@@ -47,6 +48,7 @@ class Session:
     origin: Origin | None  # on the main process, which writes it into checkpoints
     live: Live = NOTHING_LIVE
     given: GivenData | None = None
+    writer: FileWriter = field(default_factory=FileWriter)
 
     @property
     def run(self) -> Run:

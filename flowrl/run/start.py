@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list
 
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import numbered
+from flowrl.processes.meeting import meet
 from flowrl.run import checkpoint, memory, origin, record
 from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.failures import resumable
@@ -29,7 +30,7 @@ def start(
     run: Run, name: str, folder: Path | None, cache: bool = True, live: Live = NOTHING_LIVE
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
-    state = PartialState(cpu=on_cpu(run))
+    state = meet(on_cpu(run))
     chosen = Path(agreed(state, lambda: str(reserve(run, folder, name, live))))
     run = live.placed(run, chosen)
     with held_together(chosen, state):
@@ -76,7 +77,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
     UserError if `run` differs from what the run was begun with in a setting that cannot change; one
     line names other changes.
     """
-    state = PartialState(cpu=on_cpu(run))
+    state = meet(on_cpu(run))
     terminal = record.Terminal(state.is_main_process, run.train.iterations)
     with held_together(folder, state) as before:
         if before:

@@ -155,7 +155,7 @@ def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
     model = sizes.of(run.model, run.algorithm().steps)
     assert model is not None
     each = -(-samples // devices.number)
-    batches = -(-each // rows_per_call(run, model))
+    batches = -(-each // rows_per_call(run, model, "sampling"))
     read = model.trained * BYTES[run.model.dtype] / (devices.kind.bandwidth * 1e12)
     return batches * run.algorithm().steps * read
 

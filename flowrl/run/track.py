@@ -99,6 +99,11 @@ def finishing(accelerator: Accelerator) -> Iterator[None]:
     accelerator.trackers = []
 
 
+def shows_samples(accelerator: Accelerator) -> bool:
+    """Whether a tracker of this process shows samples."""
+    return any(tracker.name in _SAMPLES for tracker in accelerator.trackers)
+
+
 def show_samples(accelerator: Accelerator, samples: ShownSamples, step: int) -> None:
     """Pass samples to the trackers that show them. Main process only."""
     for tracker in accelerator.trackers:

@@ -5,11 +5,15 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from flowrl.models.call_sizes import bounded_call
 from flowrl.run import checkpoint, memory, ratio_check, record
 from flowrl.run.alarms import Alarms
+from flowrl.run.call_search import search_sizes
 from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import Experience
 from flowrl.run.experience import experience_of
 from flowrl.run.failures import resumable
 from flowrl.run.finite import check_iteration
@@ -26,6 +30,7 @@ from flowrl.run.monitor import (
 from flowrl.run.page_records import record_start, record_tree, renew_page
 from flowrl.run.session import Session
 from flowrl.run.signals import Interrupt
+from flowrl.run.smaller_calls import with_smaller_calls
 from flowrl.run.track import SHOW_HISTOGRAMS, finishing, show_histograms
 from flowrl.run.training_samples import save_training_samples
 from flowrl.run.update import update
@@ -56,12 +61,14 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     main = session.accelerator.is_main_process
     failures, explained = resumable(session.folder), memory.explained(session.run)
     with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
-        with finishing(session.accelerator):
+        with finishing(session.accelerator), session.writer.beside():
             progress, alarms = begin(session, resume, cache)
             stop = interrupt.pending(session.accelerator)
             if not stop:
                 with following(session, progress):
                     stop = training_loop(session, progress, alarms, interrupt)
+            with session.parallel.together():
+                session.writer.wait()
         if stop:
             renew_page(session)
             return Result(session.folder, stop, main=main)
@@ -87,6 +94,9 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
     proof = StartProof(session, cache)
     with session.parallel.together():
         prove_pipeline(session, proof)
+    if resume is None:  # a checkpoint has the sizes that were found
+        search_sizes(session)
+    terminal.say(f"rows per call: {session.learner.policy.sizes}")
     record_start(session, progress.iteration, resume is not None)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
@@ -148,6 +158,7 @@ def announce(
         return
     saved = session.folder / "checkpoints" / f"{progress.iteration:06d}"
     with session.parallel.together():
+        session.writer.wait()  # a callback may read the files of its moment
         for kind, metrics in moments.items() if session.parallel.main else ():
             folder = saved if kind == "checkpoint" else session.folder
             session.live.call(Event(kind, progress.iteration, dict(metrics), folder))
@@ -161,13 +172,15 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
     for group in session.learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
-    seen = IterationValues() if {*session.run.track.trackers} & {*SHOW_HISTOGRAMS} else None
     experience = experience_of(session, progress.iteration)
     if progress.optimizer_steps == 0:
-        with session.parallel.together():
-            ratio_check.check_ratio(session.learner, experience, session.terminal)
+        compare = partial(_check_ratio, session, experience)
+        with_smaller_calls(session.learner, session.terminal, compare)
     t1 = time.perf_counter()
-    metrics = experience.metrics | update(session.learner, experience, progress, seen)
+    updated, seen = with_smaller_calls(
+        session.learner, session.terminal, partial(_updated, session, experience, progress)
+    )
+    metrics = experience.metrics | updated
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates
@@ -186,6 +199,21 @@ def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, f
         histograms = seen.histograms(session.parallel.every)
         show_histograms(session.accelerator, histograms, progress.iteration)
     return metrics
+
+
+def _check_ratio(session: Session, experience: Experience) -> None:
+    with session.parallel.together(), bounded_call("training"):
+        ratio_check.check_ratio(session.learner, experience, session.terminal)
+
+
+def _updated(
+    session: Session, experience: Experience, progress: Progress
+) -> tuple[dict[str, float], IterationValues | None]:
+    """Take the optimizer steps; may be repeated while the first one is not taken."""
+    shown = {*session.run.track.trackers} & {*SHOW_HISTOGRAMS}
+    seen = IterationValues() if shown else None
+    session.learner.optimizer.zero_grad(set_to_none=True)
+    return update(session.learner, experience, progress, seen), seen
 
 
 def learning_rate(run: Run, iteration: int) -> float:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flowrl.run.collect import Experience
 from flowrl.run.record import iteration_of, replace
 from flowrl.run.round import totals
 from flowrl.run.session import Session
-from flowrl.run.track import ShownSamples, show_samples
+from flowrl.run.track import ShownSamples, show_samples, shows_samples
 from rewards import Samples
 
 KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
@@ -34,35 +35,55 @@ def save_training_samples(session: Session, experience: Experience, iteration: i
     folder, samples = session.folder / "samples" / "training", experience.samples.take(pick)
     title = f"{session.folder.name}, training, iteration {iteration}"
     page = Page(samples, [line["reward"] for line in lines], title)
-    written = page.save(folder, f"{iteration:06d}")
-    _rewrite(folder, lines, iteration)
-    for old in folder.iterdir():
-        if old.stem.isdecimal() and int(old.stem) <= iteration - KEPT_ITERATIONS:
-            old.unlink()
+
+    def save() -> Path:
+        written = page.save(folder, f"{iteration:06d}")
+        _rewrite(folder, lines, iteration)
+        for old in folder.iterdir():
+            if old.stem.isdecimal() and int(old.stem) <= iteration - KEPT_ITERATIONS:
+                old.unlink()
+        return written
+
+    names, shown = list(lines[0]["rewards"]), None
     if iteration == 1 or iteration % session.run.evaluate.every == 0:
-        names = list(lines[0]["rewards"])
         rows = [_row(line, names) for line in lines]
         own = [f"reward/{name}" for name in names]
         columns = ("iteration", "prompt", "reward", *own, "advantage")
-        shown = shown_samples("samples/training", samples, columns, rows, written)
-        show_samples(session.accelerator, shown, iteration)
+        shown = PageRows("samples/training", samples, columns, rows)
+    save_page(session, save, shown, iteration)
 
 
-def shown_samples(
-    name: str,
-    samples: Samples,
-    columns: tuple[str, ...],
-    rows: list[list[Any]],
-    page: Path,
-) -> ShownSamples:
-    """Samples and their page for trackers; texts become a column of the table."""
-    if samples.kind == "text":
-        rows = [[*row, text] for row, text in zip(rows, samples.media, strict=True)]
-        return ShownSamples(name, (*columns, "text"), rows, (), page)
-    images = []
-    if samples.kind == "image":
-        images = [pictures.enlarged(pictures.to_image(media)) for media in samples.media]
-    return ShownSamples(name, columns, rows, images, page)
+@dataclass(frozen=True)
+class PageRows:
+    """Samples of a page, with a row of `columns` each."""
+
+    name: str
+    samples: Samples
+    columns: tuple[str, ...]
+    rows: list[list[Any]]
+
+    def shown(self, page: Path) -> ShownSamples:
+        """Samples and their page for trackers; texts become a column of the table."""
+        if self.samples.kind == "text":
+            pairs = zip(self.rows, self.samples.media, strict=True)
+            rows = [[*row, text] for row, text in pairs]
+            return ShownSamples(self.name, (*self.columns, "text"), rows, (), page)
+        images = []
+        if self.samples.kind == "image":
+            images = [pictures.enlarged(pictures.to_image(each)) for each in self.samples.media]
+        return ShownSamples(self.name, self.columns, self.rows, images, page)
+
+
+def save_page(
+    session: Session, save: Callable[[], Path], rows: PageRows | None, iteration: int
+) -> None:
+    """Call `save`, which draws a page and returns its path: by the session's writer, or at once
+    where a tracker shows the page."""
+    if rows is None or not shows_samples(session.accelerator):
+        session.writer.write(save)
+        return
+    session.writer.wait()  # pages are written in their order
+    show_samples(session.accelerator, rows.shown(save()), iteration)
 
 
 def _lines(

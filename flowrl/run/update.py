@@ -11,6 +11,7 @@ from torch import Tensor
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
 from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
 from flowrl.losses.weights import share_bound
+from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
@@ -32,9 +33,25 @@ class Tally:
     counts: dict[str, float] = field(default_factory=dict)
     highest: dict[str, float] = field(default_factory=dict)
     lowest: dict[str, float] = field(default_factory=dict)
+    waiting: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # on the device
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        kept = values.detach().double().expand(mask.shape)[mask]
+        """Keep values until `settle`: to read one of them would wait for a GPU."""
+        self.waiting.append((name, values.detach().double().expand(mask.shape), mask))
+
+    def settle(self) -> None:
+        """Bring all values to the CPU in two transfers, and add them up in their order."""
+        if not self.waiting:
+            return
+        names, values, masks = zip(*self.waiting, strict=True)
+        sizes = [each.numel() for each in masks]
+        own = torch.cat([each.flatten() for each in values]).cpu().split(sizes)
+        kept = torch.cat([each.flatten() for each in masks]).cpu().split(sizes)
+        self.waiting = []
+        for name, part, mask in zip(names, own, kept, strict=True):
+            self._add(name, part[mask])
+
+    def _add(self, name: str, kept: Tensor) -> None:
         if len(kept) == 0:
             return
         self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
@@ -45,6 +62,7 @@ class Tally:
     def means(self) -> dict[str, float]:
         """Means over all processes, the extremes of `ratio` and the largest `mismatch`. Processes
         that share rows report equal sums, so means stay right."""
+        self.settle()
         total = Tally()
         for part in gather_object([self]):
             for name in part.sums:
@@ -80,12 +98,19 @@ def update(
         share_of(learner, experience, progress.iteration, number)
         for number in range(settings.updates)
     ]
-    with learner.parallel.together():  # only the first may wait for the weights that sampled
+    with (
+        learner.parallel.together(),
+        bounded_call("training"),
+    ):  # only the first may wait for the weights that sampled
         shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
     shares = with_uncertain(learner, experience, shares)
     norms: list[float] = []
     for share in shares:
-        add_gradients(learner, experience, share, share is shares[0], tally, seen)
+        try:
+            add_gradients(learner, experience, share, share is shares[0], tally, seen)
+        except CallTooLarge as error:
+            error.repeatable = not norms  # a step has changed the weights that sampled
+            raise
         norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
@@ -113,7 +138,7 @@ def add_gradients(
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
     `first`: of the iteration's first step."""
     counts = denominators(learner, share)
-    with learner.parallel.together():
+    with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
             rows = chunk.rows()
             entries, mask = chunk_loss(learner, experience, rows, first)
@@ -148,7 +173,8 @@ def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks
     if part is None:
         return shares
     chunks = [chunk for share in shares for chunk in share]
-    with learner.parallel.together(), learner.policies.using(learner.algorithm.behaviour):
+    using = learner.policies.using(learner.algorithm.behaviour)
+    with learner.parallel.together(), bounded_call("training"), using:
         values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
     own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
     every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))

@@ -40,6 +40,16 @@ class Vae(Settings):
     slicing: bool = False
 
 
+class EncodingSettings(Settings):
+    """Encodings of prompts that are kept across iterations. Each prompt is then encoded alone."""
+
+    keep: Literal["no", "cpu", "disk"] = "no"
+    """no: encode the prompts of an iteration together, in each iteration. cpu: keep encodings in
+    the CPU's memory. disk: in temporary files."""
+    most: int = Field(default=2048, ge=1)
+    """Most MiB that are kept; the encodings that were not used for longest go first."""
+
+
 class ModelSettings(Settings):
     """A diffusers pipeline or a language model, its arguments and its precision."""
 
@@ -79,6 +89,7 @@ class ModelSettings(Settings):
     which maps a number of steps to such a list. For flows whose call takes `sigmas`."""
     offload: bool = False
     """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
+    encodings: EncodingSettings = EncodingSettings()
     vae: Vae = Vae()
     attention: str | None = None
     """Attention backend of diffusers: native, flash, flex, xformers, ..."""
@@ -113,7 +124,7 @@ class ModelSettings(Settings):
             raise ValueError("set either pipeline (images, video) or language (text)")
         of = {
             "pipeline": {"height", "width", "guidance", "call", "sigmas"}
-            | {"offload", "vae", "attention", "compile", "context_parallel"},
+            | {"encodings", "offload", "vae", "attention", "compile", "context_parallel"},
             "language": {"gguf_file", "system", "stop", "server", "environment"},
         }
         others = of["language" if self.language is None else "pipeline"]

@@ -133,9 +133,11 @@ def _names_below(kind: type[BaseModel], at: str, recipe: type[BaseModel]) -> Ite
     for key, field in kind.model_fields.items():
         name = at + (field.alias or key)
         inner = recipe if name == "recipe" else settings_at(field.annotation)
-        if inner is not None and tuple not in list(_kinds(field.annotation)):
+        kinds = list(_kinds(field.annotation))
+        below = inner is not None and tuple not in kinds
+        if below and inner is not None:
             yield from _names_below(inner, f"{name}.", recipe)
-        else:
+        if not below or int in kinds:  # one number may stand for the section
             yield name
 
 

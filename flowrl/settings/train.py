@@ -1,9 +1,9 @@
 """Training, evaluation, checkpoints and trackers."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowrl.settings.base import OnResume, Settings
 
@@ -14,6 +14,29 @@ class ScheduleSettings(Settings):
     name: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = Field(default=0, ge=0)
     """Iterations of linear warm-up."""
+
+
+CallKind = Literal["sampling", "decoding", "training"]
+RowCount = Literal["auto"] | Annotated[int, Field(ge=1)]
+
+
+class RowsPerCall(Settings):
+    """Most rows per call of the model, by what the call is for."""
+
+    sampling: RowCount = "auto"
+    """Of the text encoders and the denoiser, or of generation."""
+    decoding: RowCount = "auto"
+    """Of the decoder."""
+    training: RowCount = "auto"
+    """Of the update's evaluations, with gradients and without."""
+
+
+def checked_rows(value: Any, place: str = "") -> Any:
+    """Return a number of rows, or auto. ValueError, with the `place`, for anything else."""
+    text = str(value)
+    if value == "auto" or (not isinstance(value, bool) and text.isdecimal() and text.strip("0")):
+        return value
+    raise ValueError(f"{place}{text[:100]!r} is neither auto nor a number of rows of at least 1")
 
 
 class Train(Settings):
@@ -34,8 +57,10 @@ class Train(Settings):
     schedule: ScheduleSettings = ScheduleSettings()
     updates: int = Field(default=1, ge=1)
     """Optimizer steps per iteration; each sees an equal share of the samples."""
-    rows_per_call: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Most rows per call of the model, in sampling and in training."""
+    rows_per_call: RowCount | RowsPerCall = "auto"
+    """Most rows per call of the model: one number, auto, or a mapping of sampling, decoding and
+    training. auto: by the settings on a CPU and for texts, by a search on a GPU. A size is halved
+    after an out-of-memory error."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""
@@ -55,6 +80,30 @@ class Train(Settings):
     self_test: Literal["raise", "warn", "off"] = "raise"
     """Action if a reward fails its test at the start."""
     seed: int = 0
+
+    @field_validator("rows_per_call", mode="before")
+    @classmethod
+    def _rows(cls, value: Any) -> Any:
+        """One sentence for what is wrong, in place of one for each type that a value may have."""
+        if not isinstance(value, Mapping):
+            return value if isinstance(value, RowsPerCall) else checked_rows(value)
+        known = list(RowsPerCall.model_fields)
+        unknown = sorted(map(str, value.keys() - {*known}))
+        if unknown:
+            raise ValueError(f"{unknown[0][:100]!r} is not one of {', '.join(known)}")
+        return {name: checked_rows(rows, f"{name}: ") for name, rows in value.items()}
+
+    @property
+    def rows_by_kind(self) -> dict[CallKind, RowCount]:
+        """`rows_per_call` of each kind of call."""
+        rows = self.rows_per_call
+        if not isinstance(rows, RowsPerCall):
+            rows = RowsPerCall(sampling=rows, decoding=rows, training=rows)
+        return {
+            "sampling": rows.sampling,
+            "decoding": rows.decoding,
+            "training": rows.training,
+        }
 
 
 class EvaluateSettings(Settings):

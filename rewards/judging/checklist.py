@@ -25,6 +25,7 @@ class Checklist:
 
     panel: Panel
     one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
     made: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:

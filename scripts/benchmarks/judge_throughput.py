@@ -13,6 +13,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +38,11 @@ class Arguments:
     """Pixels per side of the images, which are noise: the largest PNGs possible."""
 
 
-def serve(latency: float) -> None:
-    """Run a chat server that always prefers the first; prints its port."""
+FIRST = "<answer>Image 1 is better</answer>"
+
+
+def serve(latency: float, said: str = FIRST) -> None:
+    """Run a chat server that always says the same: it prefers the first. Prints its port."""
     import uvicorn
     from fastapi import FastAPI, Request
 
@@ -52,7 +57,6 @@ def serve(latency: float) -> None:
         began = time.monotonic()
         await request.body()
         await asyncio.sleep(max(0.0, latency - (time.monotonic() - began)))
-        said = "<answer>Image 1 is better</answer>"
         return {"choices": [{"message": {"content": said}}], "usage": {}}
 
     async def run() -> None:
@@ -64,6 +68,19 @@ def serve(latency: float) -> None:
         await task
 
     asyncio.run(run())
+
+
+@contextmanager
+def running(latency: float, said: str = FIRST) -> Iterator[str]:
+    """The address of such a server, in a process of its own."""
+    command = [sys.executable, __file__, "serve", str(latency), said]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def measure(url: str, given: Arguments) -> list[dict[str, float]]:
@@ -96,18 +113,11 @@ def measure(url: str, given: Arguments) -> list[dict[str, float]]:
 
 def main() -> None:
     if sys.argv[1:2] == ["serve"]:
-        serve(float(sys.argv[2]))
+        serve(float(sys.argv[2]), *sys.argv[3:])
         return
     given = tyro.cli(Arguments, description=__doc__)
-    command = [sys.executable, __file__, "serve", str(given.latency)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    try:
-        port = server.stdout.readline().strip()
-        ratios = [row["ratio"] for row in measure(f"http://127.0.0.1:{port}/v1", given)]
-    finally:
-        server.terminate()
-        server.wait()
+    with running(given.latency) as url:
+        ratios = [row["ratio"] for row in measure(url, given)]
     print(
         f"throughput with {given.at_once} in flight over the server's own: median "
         f"{statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f} "

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers import columns
+from flowrl.models.diffusers import columns, image_cache
 from flowrl.models.diffusers.image_cache import Memo, Posterior
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
@@ -93,6 +93,29 @@ def test_memo_encodes_an_image_once() -> None:
     noise = (first.sample() - first.mean) / first.std
     assert noise.std() == pytest.approx(1, abs=0.1) and not torch.equal(noise[0], noise[1])
     assert pipe.vae.encode is counted
+
+
+def test_memo_is_bounded_by_bytes_and_keeps_the_encodings_of_its_call(monkeypatch) -> None:
+    class Pipe:
+        pass
+
+    pipe: Any = Pipe()
+    pipe.vae = vae().eval()
+    memo = Memo(pipe)
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    (patch,) = memo.patches()
+    with patch.applied(), torch.no_grad():
+        pipe.vae.encode(images[:1])
+        each = memo.bytes
+        assert each > 0
+        monkeypatch.setattr(image_cache, "CACHED_BYTES", 2 * each)
+        for i in range(4):
+            pipe.vae.encode(images[i : i + 1])
+        assert memo.bytes == 2 * each and len(memo.kept) == 2
+        pipe.vae.encode(images)  # one call needs all four
+        assert memo.bytes == 4 * each
+        pipe.vae.encode(images[:1])
+        assert memo.bytes == 2 * each
 
 
 def test_fixed_frames_are_no_part_of_the_state(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Job(TypedDict, total=False):
     settings: Required[dict[str, Any]]
     iterations: Required[int]
     poison: bool  # gradients of the second process are not numbers
+    most_rows: int  # more of them in one call are too many for the second process's memory
     stops: bool  # a UserError is expected of every process
     unrounded: bool  # networks that turn float64 to float32 inside are kept from it
     counts: bool  # bytes of collectives are counted, of the last iteration
@@ -95,6 +96,8 @@ def _train(job: Job, out: Path, name: str) -> None:
     if job.get("poison") and not kept.parallel.main:
         for parameter in kept.learner.policies.parameters.values():
             parameter.register_hook(lambda grad: grad * float("nan"))
+    if "most_rows" in job and not kept.parallel.main:
+        little_memory(kept.learner.policy, job["most_rows"])
     progress, alarms, first = Progress(), Alarms(), kept.learner.policies.state()
     metrics, replayed, norms = dict[str, float](), 0.0, list[float]()
     sent = dict[str, float]()
@@ -110,10 +113,27 @@ def _train(job: Job, out: Path, name: str) -> None:
     if kept.parallel.main:
         save_file({k: v.contiguous() for k, v in weights.items()}, out / f"{name}.safetensors")
         moved = max(float((weights[n] - first[n]).abs().max()) for n in first if "current/" in n)
+        sizes = str(kept.learner.policy.sizes)
         told = {"metrics": metrics, "processes": str(kept.parallel), "company": every}
+        told["sizes"] = sizes
         # the latter two over all iterations
         told |= {"moved": moved, "replayed": replayed, "norms": norms, "sent": sent}
         (out / f"{name}.json").write_text(json.dumps(told))
+
+
+def little_memory(policy: Any, most: int, graded: bool | None = None) -> None:
+    """Let the denoiser run out of memory in calls of more than `most` rows: in all of them, or in
+    those with gradients or without."""
+    for denoiser in policy.denoisers:
+        forward = denoiser.forward
+
+        def little(*args: Any, forward=forward, **named: Any) -> Any:
+            rows = len(named.get("hidden_states", args[0] if args else ()))
+            if rows > most and graded in (None, torch.is_grad_enabled()):
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried {rows} rows")
+            return forward(*args, **named)
+
+        denoiser.forward = little
 
 
 def alone(job: Job, out: Path, **more: Any) -> Weights:

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics, image_statistics
+from flowrl.models.call_sizes import CallKind
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
-from samplers import Begin, Latents, Planner, Rollout, Sampling, Velocity, roll
+from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
+from samplers.parts import DrawsPart, joined_rollout, parts_of, placed_rollout
 
 
 class Scales(NamedTuple):
@@ -29,6 +32,9 @@ class Driven(Protocol):
     device: torch.device
 
     @property
+    def rows_per_call(self) -> int | None: ...
+
+    @property
     def arithmetic(self) -> torch.dtype: ...
 
     def schedule(self, steps: int) -> PipelineSchedule: ...
@@ -40,7 +46,7 @@ class Driven(Protocol):
     def shape(self, steps: int) -> tuple[int, ...]: ...
 
     def bind(
-        self, conditioning: Conditioning, *, steps: int, guidance: float | None
+        self, conditioning: Conditioning, *, steps: int, guidance: float | None, kind: CallKind
     ) -> Velocity: ...
 
     def decode(
@@ -68,10 +74,10 @@ class Painting:
     @property
     def policy(self) -> Velocity:
         """The velocity at the guidance of training."""
-        return self._bind(self.owner.guidance.train)
+        return self._bind(self.owner.guidance.train, "training")
 
-    def _bind(self, guidance: float | None) -> Velocity:
-        return self.owner.bind(self.conditioning, steps=self.steps, guidance=guidance)
+    def _bind(self, guidance: float | None, kind: CallKind) -> Velocity:
+        return self.owner.bind(self.conditioning, steps=self.steps, guidance=guidance, kind=kind)
 
     def rollouts(
         self,
@@ -91,19 +97,32 @@ class Painting:
         if on_rollout is not None:
             sampling = replace(sampling, on_rollout=lambda rollout: on_rollout(decoded(rollout)))
         begin = owner.begin(self.conditioning, self.steps)
-        velocity = self._bind(owner.guidance.sample)
+        velocity = self._bind(owner.guidance.sample, "sampling")
         if self.ending is not None:
             velocity = self.ending(self, velocity)
-        rollouts = roll(
-            plan(owner.schedule(self.steps).sigmas, iteration, seed),
-            self.meter(velocity),
-            Latents(owner.shape(self.steps), owner.device, owner.arithmetic, begin),
-            draws,
-            seed=seed,
-            iteration=iteration,
-            sampling=sampling,
-        )
-        return tuple(decoded(rollout) for rollout in rollouts)
+        plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
+        metered = self.meter(velocity)
+        latents = Latents(owner.shape(self.steps), owner.device, owner.arithmetic, begin)
+        drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
+        parts = self._parts(plans, draws, sampling)
+        if len(parts) == 1 or sampling.on_part is None:
+            return tuple(map(decoded, drawn(metered, latents, draws)))
+        found: list[Rollout] = []
+        for part in parts:
+            own = replace(latents, begin=part.begin(begin))
+            (rolled,) = drawn(part.velocity(metered), own, part.draws)
+            found.append(decoded(placed_rollout(rolled, part)))
+            sampling.on_part(found[-1])
+        return (joined_rollout(found, tuple(draws)),)
+
+    def _parts(
+        self, plans: Sequence[Plan], draws: Sequence[int], sampling: Sampling[Rollout]
+    ) -> list[DrawsPart]:
+        """The parts of a single plan's draws. Rows with images are in calls by their images."""
+        rows, alone = self.owner.rows_per_call, len(plans) == 1 and not self.conditioning.extras
+        if sampling.on_part is None or rows is None or not alone:
+            return [DrawsPart(0, tuple(draws))]
+        return list(parts_of(plans[0], draws, rows))
 
     def media(self, rollout: Rollout) -> Tensor:
         """Decode samples to images, with their own encodings, which some decoders read."""

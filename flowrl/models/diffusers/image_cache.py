@@ -20,6 +20,7 @@ from flowrl.models.diffusers.scheduler_standin import Patch
 from samplers.noise import generator
 
 CACHED_ENCODINGS = 512  # encodings
+CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
 # components, beside a vae, that see conditioning images
 SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
 
@@ -47,6 +48,7 @@ class Memo:
     def __init__(self, pipe: Any):
         self.pipe = pipe
         self.kept: OrderedDict[str, Any] = OrderedDict()
+        self.bytes = 0
 
     def patches(self) -> list[Patch]:
         found = []
@@ -77,13 +79,30 @@ class Memo:
                         self.kept[key] = tree_map(
                             lambda leaf, key=key: _fixed(leaf, key), real(*again, **keywords)
                         )
+                    self.bytes += _size(self.kept[key])
                 self.kept.move_to_end(key)
                 rows.append(self.kept[key])
-            while len(self.kept) > max(CACHED_ENCODINGS, len(rows)):
-                self.kept.popitem(last=False)
+            self._bound(len(rows))
             return rows[0] if len(rows) == 1 else _stack(rows)
 
         return remembering
+
+    def _bound(self, used: int) -> None:
+        """Forget the encodings that were not used for longest. Those of this call stay."""
+        while len(self.kept) > used and (
+            len(self.kept) > CACHED_ENCODINGS or self.bytes > CACHED_BYTES
+        ):
+            _, old = self.kept.popitem(last=False)
+            self.bytes -= _size(old)
+
+
+def _size(encoding: Any) -> int:
+    """Bytes of an encoding's tensors."""
+    size = 0
+    for leaf in tree_flatten(encoding)[0]:
+        parts = (leaf.parameters, leaf.noise) if isinstance(leaf, Posterior) else (leaf,)
+        size += sum(p.numel() * p.element_size() for p in parts if isinstance(p, Tensor))
+    return size
 
 
 def _content(row: Tensor) -> str:

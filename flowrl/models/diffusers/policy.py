@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from flowrl.models import savings
+from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
 from flowrl.models.diffusers import checks, columns, lora, proof
 from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.diffusers.kept_encodings import KeptEncodings, encoded_in_calls
 from flowrl.models.diffusers.offload import OffloadedParts
 from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
@@ -35,6 +37,8 @@ class PipelinePolicy:
     Raises UserError, with the reason, for a pipeline that cannot be driven.
     """
 
+    rows_per_call = SamplingRows()
+
     def __init__(
         self,
         pipe: Any,
@@ -43,7 +47,7 @@ class PipelinePolicy:
         rows_per_call: int | None = None,
         levels: OwnLevels | None = None,
     ) -> None:
-        self.pipe, self.rows_per_call = pipe, rows_per_call
+        self.pipe, self.sizes = pipe, CallSizes.same(rows_per_call)
         self.guidance = Scales()
         self.device = torch.device("cpu")  # of sampling
         self.frozen = OffloadedParts()  # on the device only while in use
@@ -57,6 +61,7 @@ class PipelinePolicy:
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
+        self.kept_encodings: KeptEncodings | None = None  # None: prompts are encoded in batches
 
     @classmethod
     def load(
@@ -102,21 +107,19 @@ class PipelinePolicy:
 
         Rows are compared with their neighbours at the higher scale, which has negative prompts too.
         """
-        default = math.inf  # the pipeline's own scale
-        scales = sorted(set(self.guidance), key=lambda scale: default if scale is None else scale)
-        return [
-            str(
-                self.prove(
-                    prompts[:2],
-                    steps=steps,
-                    guidance=scale,
-                    meta=meta[:2],
-                    complete=scale == scales[-1],
-                    gradient=scale == self.guidance.train,
-                )
+        scales = sorted(set(self.guidance), key=lambda scale: math.inf if scale is None else scale)
+        found = [
+            self.prove(
+                prompts[:2],
+                steps=steps,
+                guidance=scale,
+                meta=meta[:2],
+                complete=scale == scales[-1],
+                gradient=scale == self.guidance.train,
             )
             for scale in scales
         ]
+        return list(map(str, found))
 
     @property
     def arithmetic(self) -> torch.dtype:
@@ -145,15 +148,13 @@ class PipelinePolicy:
         """
         extras = self.loop.extras(meta, len(prompts))
         assert not extras or len(extras) == len(prompts)
-        groups = columns.by_image(extras) if extras else [list(range(len(prompts)))]
-        size, parts = self.rows_per_call or max(len(prompts), 1), []
-        chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
-        for rows in chunks:
-            some = [extras[i] for i in rows] if extras else ()
-            parts.append(self.loop.encode([prompts[i] for i in rows], some))
+        given = self.loop.encode, prompts, extras
+        if self.kept_encodings is None:
+            found = encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
+        else:
+            found = self.kept_encodings.encode(*given, self.device)
         self.frozen.rest()
-        order = torch.tensor([i for rows in chunks for i in rows]).argsort()
-        return Conditioning.cat(parts).take(order)
+        return found
 
     def begin(self, conditioning: Conditioning, steps: int) -> Begin | None:
         """Return the function of noise [n *d] to first states; None if they are the noise itself.
@@ -178,28 +179,30 @@ class PipelinePolicy:
         """
         return self.loop.latents(x, steps).to(x.dtype)
 
-    def bind(self, conditioning: Conditioning, *, steps: int, guidance: float | None) -> Velocity:
+    def bind(
+        self,
+        conditioning: Conditioning,
+        *,
+        steps: int,
+        guidance: float | None,
+        kind: CallKind = "sampling",
+    ) -> Velocity:
         """(x [n *d], sigma [n], prompt [n]) -> v [n *d] in `arithmetic`, with gradients.
 
         `prompt` are rows of the conditioning. Proves the pipeline first, unless that was done.
         """
-        proof = self.known_proofs.get((steps, guidance))
+        proof, own = self.known_proofs.get((steps, guidance)), conditioning.extras
         if proof is None:
-            extras = conditioning.extras[:1] * 2
-            proof = self._prove([SHORT_PROMPT, LONG_PROMPT], extras, steps, guidance)
+            proof = self._prove([SHORT_PROMPT, LONG_PROMPT], own[:1] * 2, steps, guidance)
         for denoiser in self.denoisers:
             denoiser.eval()  # dropout would make the ratio of new to old differ from 1
-        way = proof.to_way
+        way, take = proof.to_way, conditioning.take
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            chosen = (
-                [conditioning.extras[i] for i in prompt.tolist()] if conditioning.extras else []
-            )
-            groups = self._groups(sigma, chosen, mixed=way.mixed)
-            parts = [
-                self.loop.velocity(x[rows], sigma[rows], conditioning.take(prompt[rows]), way)
-                for rows in groups
-            ]
+            chosen = [own[i] for i in prompt.tolist()] if own else []
+            size = self.sizes.most(kind, len(sigma))
+            groups = columns.rows_by_call(sigma, chosen, mixed=way.mixed, size=size)
+            parts = [self.loop.velocity(x[r], sigma[r], take(prompt[r]), way) for r in groups]
             order = torch.argsort(torch.cat(groups)).to(x.device)
             return torch.cat([v.to(x.device, self.arithmetic) for v in parts])[order]
 
@@ -221,7 +224,8 @@ class PipelinePolicy:
         assert len(x0) == len(conditioning), "decode takes one row of conditioning a sample"
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
-        groups = self._groups(torch.zeros(len(x0)), conditioning.extras, mixed=True)
+        zero, size = torch.zeros(len(x0)), self.sizes.most("decoding", len(x0))
+        groups = columns.rows_by_call(zero, conditioning.extras, mixed=True, size=size)
         parts = [(x0[rows], conditioning.take(rows)) for rows in groups]
         media = [self.loop.decode(*part, way, graded) for part in parts]
         self.frozen.rest()
@@ -302,7 +306,3 @@ class PipelinePolicy:
 
     def close(self) -> None:
         """Do nothing: all that the policy holds is in this process."""
-
-    def _groups(self, sigma: Tensor, extras: Sequence[Extra], *, mixed: bool) -> list[Tensor]:
-        size = self.rows_per_call or max(len(sigma), 1)
-        return columns.rows_by_call(sigma, extras, mixed=mixed, size=size)

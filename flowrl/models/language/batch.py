@@ -1,7 +1,7 @@
 """Encoded prompts of a language model, and the completions sampled for them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from flowrl.models.language.token_scores import ScoringPolicy
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
+from samplers.parts import DrawsPart, joined_texts, parts_of
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,33 @@ class Writing:
         assert not sampling.keep_mean, "texts have no means"
         found: list[TextRollout] = []
         plans = plan([0.0] * (self.steps + 1), iteration, seed)
+        whole = DrawsPart(0, tuple(draws))
         for index, each in enumerate(plans):
-            writer = Writer(
-                self.sampler(each), self.contexts, tuple(draws), seed, iteration,
-                self.model.device, self.answers,
-            )  # fmt: skip
-            found.append(writer.write(each, index))
-            self.meter.add(int(found[-1].own.sum()))
+            parts = self._parts(each, whole, sampling) if len(plans) == 1 else [whole]
+            written: list[TextRollout] = []
+            for part in parts:
+                contexts = self.contexts[part.first : part.first + len(part.draws)]
+                writer = Writer(
+                    self.sampler(each), contexts, part.draws, seed, iteration,
+                    self.model.device, self.answers,
+                )  # fmt: skip
+                rollout = writer.write(each, index)
+                self.meter.add(int(rollout.own.sum()))
+                written.append(replace(rollout, prompt=rollout.prompt + part.first))
+                if sampling.on_part is not None and len(parts) > 1:
+                    sampling.on_part(written[-1])
+            found.append(written[0] if len(parts) == 1 else joined_texts(written, whole.draws))
             sampling.announce(found, len(plans))
         return tuple(found)
+
+    def _parts(
+        self, plan: TextPlan, whole: DrawsPart, sampling: Sampling[TextRollout]
+    ) -> list[DrawsPart]:
+        """Parts of the model's own texts; a server is asked for all texts at once."""
+        rows = self.rows_per_call
+        if sampling.on_part is None or rows is None or self.sampler(plan) is self.server:
+            return [whole]
+        return list(parts_of(plan, whole.draws, rows))
 
     def media(self, rollout: TextRollout) -> list[str]:
         """Decode completions without their end (a stop token or text) and special tokens: all turns

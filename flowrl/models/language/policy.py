@@ -16,6 +16,7 @@ from transformers import (
 
 from flowrl.errors import UserError
 from flowrl.models import savings
+from flowrl.models.call_sizes import CallSizes, SamplingRows
 from flowrl.models.language import lora
 from flowrl.models.language.batch import Writing
 from flowrl.models.language.chat import chat_tokens
@@ -43,9 +44,11 @@ class CausalPolicy:
     of new to old would be wrong.
     """
 
+    rows_per_call = SamplingRows()
+
     def __init__(self, model: Any, tokenizer: Any, *, rows_per_call: int | None = None) -> None:
         self.model, self.tokenizer = model.eval(), tokenizer
-        self.rows_per_call = rows_per_call
+        self.sizes = CallSizes.same(rows_per_call)
         self.name = type(model).__name__
         self.system: str | None = None
         self.temperature = 1.0  # of evaluations

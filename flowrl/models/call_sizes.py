@@ -1,0 +1,107 @@
+"""Rows per call of a model: one number each for sampling, decoding and training."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from flowrl.settings.train import CallKind as CallKind
+
+# messages of an allocator that has no more memory
+NO_MORE = re.compile(r"DefaultCPUAllocator|not enough memory|out of memory", re.IGNORECASE)
+
+
+@dataclass
+class CallSizes:
+    """Most rows in a call; None: all of them.
+
+    sampling  of the encoders and the denoiser, or of generation
+    decoding  of the decoder
+    training  evaluations of the update, and of log-probabilities
+    """
+
+    sampling: int | None = None
+    decoding: int | None = None
+    training: int | None = None
+
+    @classmethod
+    def same(cls, rows: int | None) -> "CallSizes":
+        return cls(rows, rows, rows)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{rows or 'all'} in {kind}" for kind, rows in asdict(self).items())
+
+    def most(self, kind: CallKind, rows: int) -> int:
+        """Rows of one call of this kind, if there are so many in all."""
+        bound: int | None = getattr(self, kind)
+        return bound or max(rows, 1)
+
+    def lower(self, kind: CallKind) -> bool:
+        """Halve the rows of a kind of call; False where they are one already, or unbounded."""
+        rows: int | None = getattr(self, kind)
+        if rows is None or rows == 1:
+            return False
+        setattr(self, kind, rows // 2)
+        return True
+
+    def take(self, rows: Mapping[str, int | None]) -> None:
+        """Set the sizes. ValueError for other contents than sizes."""
+        for each in fields(self):
+            value = rows[each.name]
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{each.name}: {value!r} is no number of rows")
+            setattr(self, each.name, value)
+
+
+@runtime_checkable
+class HasSizes(Protocol):
+    """A policy whose calls have sizes."""
+
+    sizes: CallSizes
+
+
+class SamplingRows:
+    """The attribute `rows_per_call` of a policy: that of sampling. To set it sets all sizes."""
+
+    def __get__(self, owner: HasSizes, kind: type | None = None) -> int | None:
+        return owner.sizes.sampling
+
+    def __set__(self, owner: HasSizes, rows: int | None) -> None:
+        owner.sizes = CallSizes.same(rows)
+
+
+class CallTooLarge(RuntimeError):
+    """A call of the model had more rows than the memory holds.
+
+    kinds       of the calls that failed, on any process
+    agreed      whether every process raises this error, so that all may repeat their calls
+    repeatable  False once the weights have changed since the rows were dealt
+    """
+
+    def __init__(self, kinds: frozenset[CallKind], reason: str, agreed: bool = False) -> None:
+        super().__init__(reason)
+        self.kinds, self.agreed, self.repeatable = kinds, agreed, True
+
+
+@contextmanager
+def bounded_call(kind: CallKind) -> Iterator[None]:
+    """Raise `CallTooLarge` of this kind for an out-of-memory error of the model inside."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CallTooLarge) or not out_of_memory(error):
+            raise
+        reason = str(error).strip() or "out of memory"
+        raise CallTooLarge(frozenset({kind}), reason) from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is used up, and not inside of a reward."""
+    if any(note.startswith(("in reward", "in judge")) for note in vars(error).get("__notes__", ())):
+        return False
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and NO_MORE.search(str(error)) is not None

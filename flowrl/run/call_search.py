@@ -1,0 +1,106 @@
+"""Rows per call on a GPU by measurement: peaks of calls of one and two rows, and a margin."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.models.call_sizes import CallTooLarge, bounded_call
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.run.session import Session
+from flowrl.settings.train import CallKind
+
+SHARE = 0.8  # of the free memory: the rest is for fragments, and for longer prompts
+MOST_ROWS = 256
+
+
+def search_sizes(session: Session) -> None:
+    """Set the sizes that `train.rows_per_call` leaves to a search, the least over all processes.
+
+    On a CPU, and for a language model, they stay what the settings give: a number that is the same
+    on every machine.
+    """
+    policy, settings = session.learner.policy, session.run.train.rows_by_kind
+    kinds = [kind for kind, rows in settings.items() if rows == "auto"]
+    there = session.parallel.device == "cuda" and isinstance(policy, PipelinePolicy)
+    if not kinds or not there or session.parallel.lockstep is not None:
+        return
+    assert isinstance(policy, PipelinePolicy)
+    calls = _calls(session, policy)
+    own = {kind: rows_that_fit(lambda n, k=kind: _peak(calls[k], n), _free()) for kind in kinds}
+    for each in session.parallel.every(own):
+        own = {kind: min(rows, each[kind]) for kind, rows in own.items()}
+    policy.sizes.take({**vars(policy.sizes), **own})
+
+
+def rows_that_fit(peak: Callable[[int], int], free: int) -> int:
+    """The largest power of two of rows whose peak, by its growth from one row to two, stays within
+    SHARE of the `free` bytes; at least 1.
+
+    peak: bytes that a call of so many rows needs. The result is tried, and halved while it raises
+    CallTooLarge.
+    """
+    one = peak(1)
+    try:
+        two = peak(2)
+    except CallTooLarge:
+        return 1
+    each = max(two - one, 1)
+    room = (SHARE * free - (one - each)) / each
+    rows = 1
+    while rows * 2 <= min(room, MOST_ROWS):
+        rows *= 2
+    while rows > 2:
+        try:
+            peak(rows)
+            return rows
+        except CallTooLarge:
+            rows //= 2
+    return rows
+
+
+def _calls(session: Session, policy: PipelinePolicy) -> dict[CallKind, Callable[[int], object]]:
+    """A call of each kind as a function of its rows."""
+    steps = session.algorithm.steps
+    prompts, meta = session.prompts.take([0])
+    conditioning = policy.encode(prompts, meta)
+    sigma, shape = policy.schedule(steps).sigmas[0], policy.shape(steps)
+
+    def velocity(rows: int, guidance: float | None) -> Tensor:
+        bound = policy.bind(conditioning, steps=steps, guidance=guidance)
+        x = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
+        place = torch.zeros(rows, dtype=torch.long, device=policy.device)
+        return bound(x, torch.full((rows,), sigma, device=policy.device), place)
+
+    @torch.no_grad()
+    def sampling(rows: int) -> None:
+        velocity(rows, policy.guidance.sample)
+
+    def training(rows: int) -> None:
+        velocity(rows, policy.guidance.train).square().mean().backward()
+        session.learner.optimizer.zero_grad(set_to_none=True)
+
+    def decoding(rows: int) -> None:
+        x0 = torch.zeros(rows, *shape, device=policy.device, dtype=policy.arithmetic)
+        taken: Any = conditioning.take(torch.zeros(rows, dtype=torch.long))
+        policy.decode(x0, taken, steps=steps, guidance=policy.guidance.sample)
+
+    return {"sampling": sampling, "decoding": decoding, "training": training}
+
+
+def _peak(call: Callable[[int], object], rows: int) -> int:
+    """Bytes of the GPU that a call needs beside what is held already."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with bounded_call("sampling"):
+        call(rows)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _free() -> int:
+    """Bytes that this process may still take, those that its allocator keeps included."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]

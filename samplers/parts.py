@@ -1,0 +1,87 @@
+"""Draws in parts that end where calls of the model end, so that samples keep their bits."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from math import gcd, lcm
+
+import torch
+from torch import Tensor
+
+from samplers.completions import TextPlan, TextRollout
+from samplers.plan import Plan
+from samplers.roll import Rollout
+from samplers.walk import Begin, Edges, Velocity
+
+
+@dataclass(frozen=True)
+class DrawsPart:
+    """Some of a rollout's draws: `first` is the place of the first one."""
+
+    first: int
+    draws: tuple[int, ...]
+
+    def velocity(self, whole: Velocity) -> Velocity:
+        """The velocity whose `prompt` counts from this part's first draw."""
+        return lambda x, sigma, prompt: whole(x, sigma, prompt + self.first)
+
+    def begin(self, whole: Begin | None) -> Begin | None:
+        return None if whole is None else lambda noise, prompt: whole(noise, prompt + self.first)
+
+
+def parts_of(
+    plan: Plan | TextPlan, draws: Sequence[int], rows_per_call: int
+) -> Iterator[DrawsPart]:
+    """Cut the draws where calls of `rows_per_call` rows end at every level of the plan.
+
+    One part where there is no such place, and for plans whose calls are other ones: those that
+    steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy leaves and several turns.
+    """
+    each = draws_per_part(plan, rows_per_call) or len(draws)
+    for first in range(0, len(draws), each):
+        yield DrawsPart(first, tuple(draws[first : first + each]))
+
+
+def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
+    """Fewest draws whose rows fill whole calls at every level; None if there are none."""
+    if isinstance(plan, TextPlan):
+        simple = not (plan.cuts or plan.forking or plan.greedy or plan.turns > 1)
+        counts = {plan.group}
+    else:
+        others = (plan.steer, plan.guide, plan.looks, plan.thin, plan.keep)
+        simple = all(other is None for other in others)
+        counts = {*plan.states, plan.group}
+    return lcm(*(rows_per_call // gcd(rows_per_call, n) for n in counts)) if simple else None
+
+
+def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
+    """A part's rollout, whose `prompt` counts from the first of all draws."""
+    edges = [replace(edge, prompt=edge.prompt + part.first) for edge in rollout.edges]
+    return replace(rollout, prompt=rollout.prompt + part.first, edges=tuple(edges))
+
+
+def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
+    """The rollout of all draws. States that two edges share are shared in the result too."""
+    made: dict[tuple[int, ...], Tensor] = {}
+
+    def cat(tensors: Sequence[Tensor]) -> Tensor:
+        key = tuple(id(each) for each in tensors)
+        if key not in made:
+            made[key] = torch.cat(list(tensors))
+        return made[key]
+
+    edges: list[Edges] = []
+    for same in zip(*(part.edges for part in parts), strict=True):
+        columns = {f.name: [getattr(edge, f.name) for edge in same] for f in fields(Edges)}
+        columns.pop("step")
+        whole = {name: None if c[0] is None else cat(c) for name, c in columns.items()}
+        edges.append(Edges(same[0].step, **whole))  # type: ignore[arg-type]
+    x0, prompt = cat([part.x0 for part in parts]), cat([part.prompt for part in parts])
+    return replace(parts[0], x0=x0, prompt=prompt, draws=draws, edges=tuple(edges))
+
+
+def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRollout:
+    """The same of texts, which have no trees here."""
+    names = ("ids", "logp", "lengths", "stopped", "kept", "prompt")
+    columns = {name: [getattr(part, name) for part in parts] for name in names}
+    whole = {name: None if c[0] is None else torch.cat(c) for name, c in columns.items()}
+    return replace(parts[0], draws=draws, **whole)

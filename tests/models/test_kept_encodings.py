@@ -1,0 +1,94 @@
+"""Kept encodings: the bits of a prompt depend on nothing but itself, and bytes are bounded."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from flowrl.models.diffusers.kept_encodings import KeptEncodings, byte_count
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.train import iterate
+from flowrl.settings.read import run_from
+from tests.support import runs
+from tests.support.tiny_pipelines import FAMILIES, qwen_image
+
+PROMPTS = ["a red ball", "a blue cube on the table beside a lamp", "two dogs"]
+MOST = 2**30
+CALL = FAMILIES["qwen"][1] | {"max_sequence_length": 64}
+
+
+def driven(keep: KeptEncodings | None):
+    made = PipelinePolicy(qwen_image(), call=CALL, rows_per_call=8)
+    made.kept_encodings = keep
+    return made
+
+
+def equal(one, other) -> bool:
+    pairs = zip(tree_leaves(one.values), tree_leaves(other.values), strict=True)
+    same = [torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs]
+    return all(same) and (one.plain is None or equal(one.plain, other.plain))
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_a_prompt_has_the_same_bits_alone_cold_and_warm(where):
+    kept = KeptEncodings(where, MOST)
+    made = driven(kept)
+    calls, real = [], made.loop.encode
+    made.loop.encode = lambda prompts, extras: calls.append(prompts) or real(prompts, extras)
+    cold = made.encode(PROMPTS)
+    warm = made.encode(PROMPTS)
+    assert calls == [[prompt] for prompt in PROMPTS] and equal(cold, warm)
+    assert cold.prompts == warm.prompts == tuple(PROMPTS)
+    back = made.encode(PROMPTS[::-1])
+    assert equal(back.take([2, 1, 0]), cold) and len(calls) == 3
+    other = driven(KeptEncodings(where, MOST)).encode([*PROMPTS[1:], PROMPTS[0]])
+    assert equal(other.take([2, 0, 1]), cold)
+
+
+def test_bytes_are_bounded_and_files_end_with_the_run():
+    sizes = [byte_count(driven(None).encode([prompt])) for prompt in PROMPTS]
+    kept = KeptEncodings("disk", max(sizes) + 1)
+    made, folder = driven(kept), kept._folder
+    for prompt in PROMPTS:
+        made.encode([prompt])
+        assert 0 < kept.bytes <= kept.most and len(list(folder.iterdir())) == len(kept._kept)
+    assert len(kept._kept) < len(PROMPTS)
+    del made, kept
+    assert not Path(folder).exists()
+    none = KeptEncodings("cpu", 1)
+    driven(none).encode(PROMPTS)
+    assert none.bytes == 0 and not none._kept
+
+
+def test_a_prompts_own_negative_prompt_is_part_of_what_is_kept():
+    made = driven(KeptEncodings("cpu", MOST))
+    rows = [{"negative_prompt": "blurry"}, {"negative_prompt": "a long list of what is unwanted"}]
+    both = made.encode([PROMPTS[0]] * 2, rows)
+    assert len(made.kept_encodings._kept) == 2
+    assert equal(made.encode([PROMPTS[0]] * 2, rows[::-1]).take([1, 0]), both)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_a_cold_cache_has_the_same_bits(pipeline, tmp_path):
+    settings = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
+    settings["model"]["encodings"] = {"keep": "cpu"}
+
+    def opened():
+        return runs.session_of(run_from(settings, "test"), tmp_path)
+
+    whole, first, again = opened(), opened(), opened()
+    progress = Progress()
+    for _ in range(3):
+        iterate(whole, progress, Alarms())
+    assert whole.learner.policy.kept_encodings._kept
+    progress = Progress()
+    iterate(first, progress, Alarms())
+    checkpoint.save_checkpoint(first, progress, Alarms())
+    progress = checkpoint.restore(again, tmp_path / "checkpoints" / "000001", Alarms())
+    for _ in range(2):
+        iterate(again, progress, Alarms())
+    assert runs.same_weights(whole, again)

@@ -1,0 +1,151 @@
+"""Rewards behind a server are asked for a part of the samples while the next part is drawn."""
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from flowrl.run.alarms import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.collect import collect
+from flowrl.run.score_parts import ScoreParts, asks_server
+from flowrl.run.train import iterate
+from rewards import Reward, Samples, score_all
+from samplers import FlowSDE, Tree
+from samplers.completions import Completions, Segments
+from samplers.parts import draws_per_part, parts_of
+from tests.support import runs, text_runs, tiny_lm
+
+TWO = [{"name": "brightness"}, {"name": "colour", "weight": 0.5}]
+BRANCH = {"name": "branch_grpo", "steps": 3, "at": [0, 1]}
+
+
+@dataclass
+class Asked:
+    """A reward that notes its calls, and may wait for a server."""
+
+    reward: Reward
+    waits: bool = True
+    before: Callable[[], object] = lambda: None
+    calls: list[tuple[int, bool]] = field(default_factory=list)  # samples; in the main thread
+
+    def __call__(self, samples: Samples) -> torch.Tensor:
+        self.before()
+        main = threading.current_thread() is threading.main_thread()
+        self.calls.append((len(samples.prompts), main))
+        return self.reward(samples)
+
+
+def opened(pipeline, folder, recipe, waits, rows=4, before=lambda: None):
+    settings = runs.tree(pipeline, folder, recipe, lr=1e-2, rows_per_call=rows)
+    settings["rewards"], settings["prompts"]["per_iteration"] = TWO, 4
+    kept = runs.opened(settings, folder)
+    first, second = kept.rewards
+    rewards = {
+        first: Asked(kept.rewards[first], False),
+        second: Asked(kept.rewards[second], waits, before),
+    }
+    return replace(kept, rewards=rewards), rewards[second]
+
+
+def test_parts_end_where_calls_end_at_every_level():
+    sigmas = (1.0, 0.75, 0.5, 0.0)
+    (tree,) = Tree(FlowSDE(0.7), at=(0, 1), branch=2, roots=3)(sigmas, 0, 0)
+    assert tree.states == (3, 6, 12, 12)
+    assert draws_per_part(tree, 4) == 4 and draws_per_part(tree, 3) == 1
+    cuts = [(part.first, part.draws) for part in parts_of(tree, [5, 6, 7, 8, 9], 6)]
+    assert cuts == [(0, (5, 6)), (2, (7, 8)), (4, (9,))]
+    levels = [0.0] * 9
+    assert draws_per_part(Completions(6)(levels, 0, 0)[0], 4) == 2
+    for other in (Completions(6, greedy=True), Segments(2, 2, (4,))):
+        (plan,) = other(levels, 0, 0)
+        assert draws_per_part(plan, 1) is None and len(list(parts_of(plan, [1, 2], 1))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT, BRANCH], ids=lambda r: r["name"])
+def test_parts_change_no_bit(pipeline, tmp_path, recipe):
+    def trained(waits: bool):
+        kept, asked = opened(pipeline, tmp_path, recipe, waits, rows=2)
+        metrics = iterate(kept, Progress(), Alarms())
+        same = {name: value for name, value in metrics.items() if "seconds" not in name}
+        return kept, asked.calls, same
+
+    (parts, calls, metrics), (whole, once, expected) = trained(True), trained(False)
+    assert [main for _, main in calls] == [False] * len(calls) and len(calls) > 1
+    assert len(once) == 1 and sum(n for n, _ in calls) == once[0][0]
+    assert runs.same_weights(parts, whole) and metrics == pytest.approx(
+        expected, nan_ok=True, rel=0
+    )
+
+
+def test_a_server_is_asked_while_the_next_part_is_drawn(pipeline, tmp_path):
+    drawn = threading.Event()
+    wait = lambda: drawn.wait(60) or pytest.fail("the next part waited for this score")
+    kept, asked = opened(pipeline, tmp_path, runs.FLOW_GRPO, True, before=wait)
+    real, calls = kept.learner.policy.decode, []
+
+    def decode(*words, **named):
+        calls.append(len(words[0]))
+        if len(calls) == 2:  # the second part is there, and the first one's score is awaited
+            assert not asked.calls
+            drawn.set()
+        return real(*words, **named)
+
+    kept.learner.policy.decode = decode
+    collect(kept, 0)
+    assert calls == [4] * 4 and [n for n, _ in asked.calls] == [4] * 4
+
+
+def test_texts_are_drawn_in_parts_with_the_same_bits(tmp_path):
+    def drawn(waits: bool):
+        settings = text_runs.tree(
+            tiny_lm.write(tmp_path / "model"), tmp_path, text_runs.GRPO, rows_per_call=4
+        )
+        kept = runs.opened(settings, tmp_path)
+        ((name, reward),) = kept.rewards.items()
+        asked = Asked(reward, waits)
+        return collect(replace(kept, rewards={name: asked}), 0), asked.calls
+
+    (parts, calls), (whole, once) = drawn(True), drawn(False)
+    assert len(calls) > 1 == len(once)
+    assert parts.samples.media == whole.samples.media
+    for mine, theirs in zip(parts.rows, whole.rows, strict=True):
+        assert torch.equal(mine.prompt, theirs.prompt) and torch.equal(mine.ids, theirs.ids)
+        assert torch.equal(mine.advantage, theirs.advantage)
+        assert torch.equal(mine.old.logp, theirs.old.logp)
+
+
+def test_composite_rewards_wait_if_all_their_parts_do():
+    @dataclass
+    class Both:
+        parts: dict[str, Reward]
+
+        def __call__(self, samples: Samples) -> torch.Tensor:
+            return torch.zeros(len(samples.prompts))
+
+    server, here = Asked(len), Asked(len, False)
+    assert asks_server(Both({"a": server, "b": Both({"c": server})}))
+    assert not asks_server(Both({"a": server, "b": here})) and not asks_server(Both({}))
+
+
+def test_an_error_of_a_server_is_raised_with_its_reward(tmp_path):
+    def fails() -> None:
+        raise RuntimeError("no paper")
+
+    rewards = {
+        "here": Asked(lambda s: [1.0] * len(s.prompts), False),
+        "far": Asked(len, True, fails),
+    }
+    decode = lambda part: Samples([part], ("",), torch.zeros(1, dtype=torch.long))
+    with (
+        pytest.raises(RuntimeError, match="no paper") as error,
+        closing(ScoreParts(decode, rewards, score_all)) as parts,
+    ):
+        for part in ("a", "b"):
+            parts.on_part(part)
+        parts.scores(parts.media(["ab"]))
+    assert "far" in str(error.value.__notes__)
