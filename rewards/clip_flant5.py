@@ -182,6 +182,12 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
     return model
 
 
+def _linear(weight: Tensor) -> nn.Linear:
+    """A layer of the size of this weight."""
+    outputs, inputs = weight.shape
+    return nn.Linear(inputs, outputs)
+
+
 def projector_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
     """The two linear layers with a GELU between them. ValueError for others."""
     own = {k.removeprefix(PROJECTOR): v for k, v in state.items() if k.startswith(PROJECTOR)}
@@ -189,7 +195,7 @@ def projector_of(state: Mapping[str, Tensor], place: str) -> nn.Sequential:
         found = ", ".join(sorted(own)) or "none"
         raise ValueError(f"clip_flant5: {place}: wanted {PROJECTOR}0 and .2, found {found}")
     first, last = own["0.weight"], own["2.weight"]
-    layers = nn.Sequential(nn.Linear(*first.shape[::-1]), nn.GELU(), nn.Linear(*last.shape[::-1]))
+    layers = nn.Sequential(_linear(first), nn.GELU(), _linear(last))
     layers.load_state_dict(own)
     return layers
 

@@ -34,7 +34,8 @@ def parts_of(
     """Cut the draws where calls of `rows_per_call` rows end at every level of the plan.
 
     One part where there is no such place, and for plans whose calls are other ones: those that
-    steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy leaves and several turns.
+    steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy
+    leaves and several turns.
     """
     each = draws_per_part(plan, rows_per_call) or len(draws)
     for first in range(0, len(draws), each):

@@ -118,12 +118,13 @@ class TurningPoint:
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, known, noisy = state_values(credit, context)
-        steps = torch.tensor([k for k, drawn in enumerate(noisy) if drawn], dtype=torch.long)
+        deciding = [k for k, drawn in enumerate(noisy) if drawn]
+        steps = torch.tensor(deciding, dtype=torch.long)
         before, after, end = value[:, steps], value[:, steps + 1], value[:, -1:]
         # a turn reads the whole trajectory, and all rewards have a part in its signs
-        whole = known[:, [*steps.tolist(), -1]].all(1, keepdim=True).all(-1, keepdim=True)
+        whole = known[:, [*deciding, -1]].all(1, keepdim=True).all(-1, keepdim=True)
         weights = context.weights.to(value)
-        turn = self.turns(*(part @ weights for part in (before, after, end)), whole[..., 0])
+        turn = self.turns(before @ weights, after @ weights, end @ weights, whole[..., 0])
         if self.form == "paper":
             worth = torch.where(turn[..., None], end - before, after - before)
         else:

@@ -6,14 +6,12 @@ slope at the end of these steps trains the network (`flowrl/run/through.py`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from flowrl.credit.choices import Choices, image_plans, text_plans
 from flowrl.errors import UserError
@@ -21,6 +19,7 @@ from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Plan, Rollout, Velocity
 from samplers.noise import key_hash, normal
+from samplers.untyped import evaluated_again
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ def euler_path(
     for sigma, to in pairwise(sigmas):
         dtype = torch.promote_types(x.dtype, torch.float32)
         level = torch.full((len(x),), sigma, dtype=dtype, device=x.device)
-        look = partial(checkpoint, policy, use_reentrant=False, preserve_rng_state=False)
-        v = (look if again else policy)(x, level, prompt)
+        v = evaluated_again(policy, x, level, prompt) if again else policy(x, level, prompt)
         states.append(x.detach())
         velocities.append(v)
         x = (x + (to - sigma) * v).to(x.dtype)
@@ -241,15 +239,14 @@ class KnownNoise:
         )
         m = 0.005 + 0.99 * float(torch.rand((), generator=rng, dtype=torch.float64))
         low, high = self.levels
-        at = lambda place: low + place * (high - low)
         reach, noise = min(self.width, m, 1 - m), noise_of(rollout, "root")
         ways = [(m + reach, False, self.strengths[0]), (m - reach, True, self.strengths[1])]
         found: list[PathRows] = []
         for place, swapped, (first, last) in ways[: 1 + self.both]:
-            sigma = at(place)
+            sigma, end = (low + at * (high - low) for at in (place, m))
             x = (1 - sigma) * rollout.x0 + sigma * noise
             own = {"swapped": swapped, "strength": first + m * (last - first)}
-            found.append(_rows(common, x=x, sigmas=(sigma, at(m)), noise=noise, **own))
+            found.append(_rows(common, x=x, sigmas=(sigma, end), noise=noise, **own))
         return found
 
 

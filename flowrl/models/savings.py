@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from diffusers import ModelMixin
+from diffusers.models.modeling_utils import ModelMixin
 from torch import nn
 from torch._dynamo import config
 from torch.utils.checkpoint import checkpoint

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models.call_sizes import CallTooLarge
+from flowrl.models.call_sizes import CallKind, CallTooLarge
 from flowrl.models.shards import local_shard
 from flowrl.processes import context_parallel
 from flowrl.processes.context_parallel import Shared
@@ -188,7 +188,8 @@ class Together:
                 error = elsewhere
         kinds = error.kinds if isinstance(error, CallTooLarge) else None
         mine = None if error is None or isinstance(error, Elsewhere) else (_sentence(error), kinds)
-        found = [(rank, *each) for rank, each in enumerate(gather_object([mine])) if each]
+        every: list[tuple[str, frozenset[CallKind] | None] | None] = gather_object([mine])
+        found = [(rank, *each) for rank, each in enumerate(every) if each is not None]
         large = [kinds for *_, kinds in found if kinds is not None]
         if found and len(large) == len(found) and lockstep is None:  # all may repeat smaller calls
             raise CallTooLarge(frozenset().union(*large), found[0][1], agreed=True) from error

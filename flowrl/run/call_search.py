@@ -22,7 +22,7 @@ def search_sizes(session: Session) -> None:
     on every machine.
     """
     policy, settings = session.learner.policy, session.run.train.rows_by_kind
-    kinds = [kind for kind, rows in settings.items() if rows == "auto"]
+    kinds: list[CallKind] = [kind for kind, rows in settings.items() if rows == "auto"]
     there = session.parallel.device == "cuda" and isinstance(policy, PipelinePolicy)
     if not kinds or not there or session.parallel.lockstep is not None:
         return

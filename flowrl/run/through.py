@@ -29,6 +29,7 @@ from rewards.gradient_test import Agreement, graded_scores, gradient_test, slope
 from rewards.self_test import Prompts
 from rewards.types import Kind
 from samplers import Velocity
+from samplers.untyped import integers
 
 CHECKED = 32  # samples of the first iteration whose two scores are compared
 NO_GRADIENT = (
@@ -69,12 +70,12 @@ class RewardPath:
             meta,
             graded_rewards(session),
             session.weights(iteration),
-            1 if slicing else session.learner.policy.rows_per_call or len(texts),
+            1 if slicing else session.learner.policy.sizes.most("decoding", len(texts)),
         )
 
     def samples(self, media: Tensor, prompt: Tensor, word: str = "") -> Samples:
         """Samples of these prompts, behind a word if there is one."""
-        at = prompt.tolist()
+        at = integers(prompt)
         texts = [f"{word} {self.texts[i]}" if word else self.texts[i] for i in at]
         meta = [self.meta[i] for i in at] if self.meta else ()
         return Samples(media.detach(), texts, prompt.cpu(), meta)

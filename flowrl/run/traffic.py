@@ -41,8 +41,11 @@ class Traffic:
     calls: CallCounts
 
 
-def call_counts(run: Run, processes: int, rows: int, iteration: int = 0) -> CallCounts:
-    """Count the calls of an iteration, `rows` states each, for a run of images or videos."""
+def call_counts(
+    run: Run, processes: int, rows: int, graded_rows: int, iteration: int = 0
+) -> CallCounts:
+    """Count the calls of an iteration, for a run of images or videos: `rows` states each in
+    sampling, and `graded_rows` in training."""
     algorithm, updates = run.algorithm(), run.train.updates
     levels = run.levels(algorithm.steps)
     made = algorithm.plan(levels, iteration, run.train.seed)
@@ -50,7 +53,7 @@ def call_counts(run: Run, processes: int, rows: int, iteration: int = 0) -> Call
     draws = -(-run.prompts.per_iteration // processes)
     drawn = -(-run.drawn // processes)
     plain = sum(-(-drawn * states // rows) for states in _sampled(plans))
-    graded = sum(_dealt(draws * inputs, updates, rows) for inputs in _trained(run, plans))
+    graded = sum(_dealt(draws * inputs, updates, graded_rows) for inputs in _trained(run, plans))
     work = iteration_work(run, iteration)
     frozen = graded * work.frozen / work.training if work.training else 0.0
     return CallCounts(plain + round(frozen), graded)
@@ -98,7 +101,9 @@ def traffic(run: Run, model: Sizes, processes: int, reshard: bool = True) -> Tra
     gathered = inside * wide + adapters * max(4, wide)
     gradients = inside * wide if rank is None else adapters * max(4, wide)
     rest = (whole - inside) * wide if rank is None else 0
-    calls = call_counts(run, processes, rows_per_call(run, model))
+    calls = call_counts(
+        run, processes, rows_per_call(run, model, "sampling"), rows_per_call(run, model, "training")
+    )
     share = (processes - 1) / processes
     steps = 2 * run.train.updates
     passes = calls.plain + (2 if reshard else 1) * calls.graded

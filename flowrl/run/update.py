@@ -115,8 +115,8 @@ def update(
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
     decoded = 0 if experience.through is None else experience.through.decoded[0]
-    if any(every := learner.parallel.every(decoded)):
-        scale["count/decoded_graded"] = float(sum(every))
+    if total := sum(learner.parallel.every(decoded)):
+        scale["count/decoded_graded"] = float(total)
     return {
         **tally.means(),
         **scale,
@@ -203,7 +203,8 @@ def chunk_loss(
     algorithm, policies = learner.algorithm, learner.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
     if experience.through is not None:
-        entries = path_entries(learner, experience.policy, experience.through, chunk)
+        velocity: Any = experience.policy  # `Algorithm` refuses gradient methods of texts
+        entries = path_entries(learner, velocity, experience.through, chunk)
         return entries, chunk.mask
     evaluations: dict[str, Evaluation] = {}
     for role in sorted(loss.roles - {"old"}):

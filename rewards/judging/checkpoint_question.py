@@ -12,7 +12,7 @@ from pathlib import Path
 
 SCRIPTS = "eval/qwenvl_72b_en_eval.py of github.com/CodeGoat24/UniGenBench, or another of eval/"
 FILLED = ("prompt", "testpoint", "explanation", "test_explanation")
-LINE_FIELDS = ("point", "explanation_dict[point]", "test_desc[idx]")
+LINE_FIELDS: tuple[str, ...] = ("point", "explanation_dict[point]", "test_desc[idx]")
 LISTS = ("explanation", "test_explanation")
 
 TextPieces = tuple[tuple[str, bool], ...]  # texts, and names of fields (True)
@@ -61,7 +61,7 @@ class CheckpointQuestion:
 
     def fill(self, prompt: str, points: Sequence[str], descriptions: Sequence[str]) -> str:
         """The question. Every point must be in `definitions`."""
-        rows = [
+        rows: list[dict[str, str]] = [
             dict(zip(LINE_FIELDS, (point, self.definitions[point], text), strict=True))
             for point, text in zip(points, descriptions, strict=True)
         ]

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._utils import _rebuild_tensor_v2
 
 
 def _parameter(data: Any, *_: Any) -> Any:
@@ -29,7 +30,7 @@ def _of_type(rebuild: Callable[..., Any], _kind: Any, arguments: Sequence[Any], 
 
 REAL = {  # module and name: what rebuilds tensors and plain containers
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor_v2,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
     ("torch._tensor", "_rebuild_from_type_v2"): _of_type,

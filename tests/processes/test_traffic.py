@@ -25,7 +25,7 @@ def jobs_of(pipeline: Path, folder: Path) -> dict[str, Job]:
         each = job(pipeline, folder, recipe, rows_per_call=2, updates=2)
         each["settings"]["model"]["lora"] = lora
         each["settings"]["prompts"]["per_iteration"] = 4
-        made[name] = each | {"iterations": 2, "counts": True}
+        made[name] = {"settings": each["settings"], "iterations": 2, "counts": True}
     return made
 
 
@@ -50,6 +50,6 @@ def test_calls_of_an_iteration_are_counted_by_hand(pipeline, tmp_path):
     recipe = {"name": "flow_grpo", "steps": 3, "group": 4, "kl": 0.0}
     tree = runs.tree(pipeline, tmp_path, recipe, updates=2)
     tree["prompts"]["per_iteration"] = 4
-    found = call_counts(run_from(tree, "test"), 2, 3)
+    found = call_counts(run_from(tree, "test"), 2, 3, 3)
     assert found.plain == 3 * 3, "8 states a step, 3 in a call"
     assert found.graded == 2 * 2 * 2, "4 inputs of each trained step in each optimizer step"

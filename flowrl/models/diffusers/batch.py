@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowrl.media.statistics import Statistics, image_statistics
-from flowrl.models.call_sizes import CallKind
+from flowrl.models.call_sizes import CallKind, CallSizes
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
@@ -30,9 +30,7 @@ class Driven(Protocol):
 
     guidance: Scales
     device: torch.device
-
-    @property
-    def rows_per_call(self) -> int | None: ...
+    sizes: CallSizes
 
     @property
     def arithmetic(self) -> torch.dtype: ...
@@ -119,7 +117,7 @@ class Painting:
         self, plans: Sequence[Plan], draws: Sequence[int], sampling: Sampling[Rollout]
     ) -> list[DrawsPart]:
         """The parts of a single plan's draws. Rows with images are in calls by their images."""
-        rows, alone = self.owner.rows_per_call, len(plans) == 1 and not self.conditioning.extras
+        rows, alone = self.owner.sizes.sampling, len(plans) == 1 and not self.conditioning.extras
         if sampling.on_part is None or rows is None or not alone:
             return [DrawsPart(0, tuple(draws))]
         return list(parts_of(plans[0], draws, rows))
