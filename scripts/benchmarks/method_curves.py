@@ -7,8 +7,8 @@
 Recipes of images have the settings, first trial and length of configs/compare/demo.yaml, those of
 text the ones of configs/compare/text.yaml, and those of several turns those of turns.yaml; the seed
 is 0. A stopped run continues from its last checkpoint, and a finished one is not repeated.
-docs/curves.json has the held-out score of each evaluation. One seed says that a method learns, and
-not which is better: docs/methods.md compares.
+docs/curves.json has the held-out score of each evaluation. One short run of one seed does not say
+which method is better: docs/methods.md compares.
 """
 
 import inspect
@@ -28,6 +28,7 @@ from flowrl.settings.inherit import merged
 PROJECT = Path(__file__).resolve().parents[2]
 TABLES = PROJECT / "configs" / "compare"
 CURVES = PROJECT / "docs" / "curves.json"
+OWN = {"text_riskpo": {"prompts": {"per_iteration": 30}}}  # bundles of five draws
 TURNS = ("text_gigpo", "text_turns", "text_rebn")
 LOOKS = 8  # evaluations after the base's
 SAMPLES = {"demo": 256, "text": 800, "turns": 480}  # of an evaluation
@@ -69,7 +70,7 @@ def job_of(name: str, root: Path) -> Job:
         "evaluate": {"every": every, "samples": SAMPLES[table_of(name)]},
         "checkpoint": {"every": every, "keep": 1},
     }
-    return Job(name, "seed-0", merged(tree, lengths), root)
+    return Job(name, "seed-0", merged(merged(tree, lengths), OWN.get(name, {})), root)
 
 
 def curve(job: Job) -> dict[str, Any]:

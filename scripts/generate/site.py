@@ -166,8 +166,8 @@ def curve_text(name: str, curve: dict[str, Any]) -> str:
         f"## Its curve\n\n{chart_figure(chart)}\n\nOne short run on [{world}]({page}), over "
         f"iterations: seed 0, {curve['samples']} held-out samples, "
         f"{curve['points'][-1][2]:,} network evaluations in sampling "
-        f"(`python scripts/benchmarks/method_curves.py --methods {name}`). It shows that the "
-        "method learns; [methods.md](methods.md) compares methods over seeds.\n"
+        f"(`python scripts/benchmarks/method_curves.py --methods {name}`). One seed, and "
+        "short: [methods.md](methods.md) compares methods over seeds.\n"
     )
 
 
