@@ -54,7 +54,7 @@ ANSWER = "Yes"
 BEFORE, BEHIND = f"{CHAT_OPENING} USER: ", "\n{} ASSISTANT: "
 LONGEST = 2048  # tokens of a question
 PROJECTOR = "mm_projector."
-TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+TIED_WEIGHTS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 KNOWN_VISION = {  # entries of the configuration, and the only values that are known here
     "mm_projector_type": "mlp2x_gelu",
     "mm_vision_select_layer": -2,
@@ -173,7 +173,7 @@ def language_model(folder: Path, state: Mapping[str, Tensor]) -> Any:
         model = T5ForConditionalGeneration(T5Config.from_dict(own))
     whole = {name: v for name, v in state.items() if not name.startswith(PROJECTOR)}
     if "shared.weight" in whole:
-        whole = dict.fromkeys(TIED, whole["shared.weight"]) | whole
+        whole = dict.fromkeys(TIED_WEIGHTS, whole["shared.weight"]) | whole
     try:
         model.load_state_dict(whole, strict=True, assign=True)
     except RuntimeError as error:

@@ -21,7 +21,7 @@ SIDE, PATCHES, FRAMES = 64, 6, 8  # pixels, patches along a side, frames of a vi
 RANKS = 0.999  # least rank correlation of the two scores in the group
 LARGEST_GAP = 0.05  # largest difference of the two scores, in standard deviations within the group
 SLOPE = 0.05  # largest relative error of the gradient against finite differences
-STEPS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the differences, in the norm of an image's change
+NUDGES = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the differences, in the norm of an image's change
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def slope_error(score: GradedScore, samples: Samples, slope: Tensor | None) -> f
     unit = slope / sizes.clamp(min=1e-30).view(-1, *[1] * (slope.ndim - 1))
     media, errors = samples.media, []
     with torch.no_grad():
-        for step in STEPS:
+        for step in NUDGES:
             up, down = (score(media + way * step * unit, samples) for way in (1, -1))
             measured = ((up - down).double() / (2 * step)).sum()
             errors.append(abs(float(measured / sizes.double().sum()) - 1))

@@ -28,7 +28,7 @@ class DrawsPart:
         return None if whole is None else lambda noise, prompt: whole(noise, prompt + self.first)
 
 
-def parts_of(
+def draw_parts(
     plan: Plan | TextPlan, draws: Sequence[int], rows_per_call: int
 ) -> Iterator[DrawsPart]:
     """Cut the draws where calls of `rows_per_call` rows end at every level of the plan.

@@ -235,6 +235,8 @@ def _setting_fields(kind: str, at: str) -> Iterator[tuple[str, str, str, str]]:
             yield RECIPE_NAME, "str", "", ""
         elif inner and "tuple" not in annotation:
             yield from _setting_fields(inner[0], f"{at}{name}.")
+            if "RowCount" in annotation:  # one number may stand for the section
+                yield f"{at}{name}", annotation, default, about
         else:
             yield f"{at}{name}", annotation, default, about
 

@@ -147,7 +147,7 @@ def test_evaluate_takes_no_zeros(capsys, run_folder):
 def test_samples_never_replace_files(capsys, run_folder, tmp_path):
     (tmp_path / "file").write_text("")
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "file")
-    assert "is a file, and samples need a folder" in said
+    assert "is a file, and a folder is needed" in said
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "000.png").write_text("mine")
     said = refusal(capsys, "sample", run_folder, "a", "--out", tmp_path / "old")

@@ -118,7 +118,9 @@ def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
         assert not torch.equal(trained, velocity(*at))
     seen: list[tuple[Any, ...]] = []
 
-    def shown(x0: Tensor, rows: Any, *, steps: int, guidance: float | None) -> Tensor:
+    def shown(
+        x0: Tensor, rows: Any, *, steps: int, guidance: float | None, graded: bool = False
+    ) -> Tensor:
         seen.append((*rows.prompts, guidance))
         return x0
 

@@ -299,7 +299,7 @@ def test_every_recipe_has_steps_a_group_and_its_paper():
     for name, recipe in IMAGE_RECIPES.items():
         parameters = inspect.signature(recipe).parameters
         assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values()), name
-        assert "steps" in parameters and {"group", "branch"} & parameters.keys(), name
+        assert "steps" in parameters and {"group", "branch", "start"} & parameters.keys(), name
         assert recipe.__doc__ is not None and recipe().group > (0 if name in THROUGH else 1)
         if not name.endswith(("_fast", "_flash", "_mix")):
             assert "arXiv:" in recipe.__doc__, name

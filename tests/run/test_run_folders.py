@@ -206,7 +206,7 @@ def read_folder(folder: Path, kept: Session) -> None:
         cut_back(folder, done, said.append)
         if newest is not None:
             checkpoint.drop_other_best(folder, progress)
-            alarms.watch(dict.fromkeys((*METRICS, *(alarms.recent or [{}])[0]), 0.1))
+            alarms.watch(dict.fromkeys((*METRICS, *(alarms.recent or [{}])[0]), 0.1), 1)
             alarms.compare(dict.fromkeys(alarms.base, 0.2), done + 1)
             alarms.constant(METRICS)
             kept.terminal.iteration(done + 1, METRICS, progress.seconds)

@@ -16,7 +16,7 @@ from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree
 from samplers.completions import Completions, Segments
-from samplers.parts import draws_per_part, parts_of
+from samplers.parts import draw_parts, draws_per_part
 from tests.support import runs, text_runs, tiny_lm
 
 TWO = [{"name": "brightness"}, {"name": "colour", "weight": 0.5}]
@@ -56,13 +56,13 @@ def test_parts_end_where_calls_end_at_every_level():
     (tree,) = Tree(FlowSDE(0.7), at=(0, 1), branch=2, roots=3)(sigmas, 0, 0)
     assert tree.states == (3, 6, 12, 12)
     assert draws_per_part(tree, 4) == 4 and draws_per_part(tree, 3) == 1
-    cuts = [(part.first, part.draws) for part in parts_of(tree, [5, 6, 7, 8, 9], 6)]
+    cuts = [(part.first, part.draws) for part in draw_parts(tree, [5, 6, 7, 8, 9], 6)]
     assert cuts == [(0, (5, 6)), (2, (7, 8)), (4, (9,))]
     levels = [0.0] * 9
     assert draws_per_part(Completions(6)(levels, 0, 0)[0], 4) == 2
     for other in (Completions(6, greedy=True), Segments(2, 2, (4,))):
         (plan,) = other(levels, 0, 0)
-        assert draws_per_part(plan, 1) is None and len(list(parts_of(plan, [1, 2], 1))) == 1
+        assert draws_per_part(plan, 1) is None and len(list(draw_parts(plan, [1, 2], 1))) == 1
 
 
 @pytest.mark.slow

@@ -136,6 +136,7 @@ def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):
         experience.through.decoded[0] = 0
         add_gradients(kept.learner, masked, share, True, tally, None)
         assert experience.through.decoded[0] == int(mask.sum())
+        tally.settle()
         assert tally.counts.get("loss", 0) == int(mask.sum())
 
 

