@@ -21,7 +21,7 @@ from rewards.types import cell
 
 GIVEN_FILE = "given.file"
 DECODED = 200  # files that are decoded before a run starts; of the others the header is read
-TIE_LABEL = 0.5
+EVEN = 0.5
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,10 @@ def _pairs(given: GivenSettings) -> GivenFile:
         read = load_preferences(find(given.file), ReadOptions(given.layout, given.label, folder))
     except UserError as error:
         raise UserError(f"{GIVEN_FILE}: {error}") from error
-    above = [
-        (i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != TIE_LABEL
-    ]
+    above = [(i, j, p) for i, j, p in zip(read.a, read.b, read.label, strict=True) if p != EVEN]
     if not above:
         raise UserError(f"{GIVEN_FILE}: {given.file}: all its pairs are ties, which teach nothing")
-    rows = tuple((int(i), int(j)) if p > TIE_LABEL else (int(j), int(i)) for i, j, p in above)
+    rows = tuple((int(i), int(j)) if p > EVEN else (int(j), int(i)) for i, j, p in above)
     texts = tuple(read.items[row[0]].prompt for row in rows)
     meta = tuple(_row_of(read, row[0], find(given.file).parent) for row in rows)
     items = tuple(GivenItem(item.source, _place(item.meta)) for item in read.items)

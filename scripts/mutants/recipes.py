@@ -15,7 +15,7 @@ ROWS = (
      "each = [-1.0, 1.0] if group == 2", "run/test_given.py"),
     ("given-end", "flowrl/models/language/given_texts.py", "return [*ids, *ends][:length]",
      "return [*ids][:length]", "run/test_given.py"),
-    ("given-label", "flowrl/run/given_file.py", "(int(i), int(j)) if p > TIED else (int(j), int(i))",
+    ("given-label", "flowrl/run/given_file.py", "(int(i), int(j)) if p > EVEN else (int(j), int(i))",
      "(int(i), int(j))", "run/test_given_mistakes.py"),
     ("recipes-guard-h", GRPO, 'Clip(), ScaleSteps("1/h"))', "Clip())", PINS),
     ("recipes-guard-ratio", GRPO, 'Transition("ratio_norm")', "Transition()", PINS),

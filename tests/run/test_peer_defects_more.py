@@ -130,7 +130,7 @@ def test_18_a_samples_noise_is_its_own():
 
 
 # baselines that are memories, or a greedy sample, and not the group
-ALONE = {"text_stream", "text_riskpo", "text_remax"}
+ALONE = {"refl", "draft", "draft_lv", "srpo", "text_stream", "text_riskpo", "text_remax"}
 
 
 def test_19_a_group_has_at_least_two_samples(pipeline, tmp_path, capsys):
