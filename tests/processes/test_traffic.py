@@ -42,7 +42,7 @@ def test_the_estimate_is_what_two_processes_send(pipeline, tmp_path, config):
         assert expected is not None
         sent = sum(told(tmp_path / "out", name)["sent"].values())
         wanted = expected.ddp if config == DDP else expected.fsdp2
-        assert sent == pytest.approx(wanted, rel=1e-3), name
+        assert sent == pytest.approx(wanted, rel=5e-3), name
 
 
 def test_calls_of_an_iteration_are_counted_by_hand(pipeline, tmp_path):

@@ -36,6 +36,7 @@ def tree(pipeline, folder, recipe: dict[str, Any], **more: Any) -> dict[str, Any
     built = runs.tree(pipeline, folder, {"steps": 4, **recipe}, self_test="off")
     built["rewards"] = [{"name": f"{folder / 'own.py'}:plain"}]
     built["model"]["sigmas"] = LEVELS
+    built["evaluate"]["steps"] = 4
     return built | more
 
 
