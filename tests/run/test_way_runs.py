@@ -195,7 +195,8 @@ def test_the_noise_is_calibrated(pipeline, tmp_path, capsys):
     assert noise == pytest.approx(second.then, rel=1e-3)
     more = ("--recipe.noise", json.dumps(noise))
     assert runs.flowrl("plan", config, *more) in (0, 1)
-    assert runs.flowrl("calibrate", config, "--recipe", "{name: flow_grpo, group: 4}") == 2
+    other = runs.write(settings | {"recipe": {"name": "flow_grpo", "steps": 4}}, tmp_path)
+    assert runs.flowrl("calibrate", other) == 2
     assert "no chains that are scored on the way" in capsys.readouterr().err
 
 
