@@ -5,8 +5,8 @@
     python scripts/benchmarks/real_sizes.py sd35 --neighbours 0.01     must be refused
 
 The denoiser has its published configuration with random weights in bfloat16, adapters of rank 16;
-text encoders are of the published width with one layer, and the decoder is tiny, with latents of
-that many pixels of the published one. `flowrl train` runs one iteration of few steps: its lines
+text encoders are of the published width with one layer, and the decoder has the published factors
+of size with few channels. `flowrl train` runs one iteration of few steps: its lines
 show the proof and the noise floor. `--neighbours` adds a share of another row's output to each.
 """
 
@@ -50,6 +50,16 @@ WAN = {
     "in_channels": 16, "out_channels": 16, "text_dim": 4096, "freq_dim": 256, "ffn_dim": 8960,
     "num_layers": 30, "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads", "eps": 1e-6,
 }  # fmt: skip
+# the decoders' factors of size; the channels are few
+EIGHTH = {
+    "block_out_channels": (8, 8, 8, 8), "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4, "norm_num_groups": 4, "latent_channels": 16,
+}  # fmt: skip
+WAN_EIGHTH = {
+    "dim_mult": [1, 1, 1, 1], "temperal_downsample": [False, True, True], "z_dim": 16,
+    "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16,
+    "scale_factor_temporal": 4, "scale_factor_spatial": 8,
+}  # fmt: skip
 TOKENS = 77
 
 
@@ -69,7 +79,7 @@ def sd35() -> Any:
     return diffusers.StableDiffusion3Pipeline(
         transformer=diffusers.SD3Transformer2DModel(**SD35),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=model("AutoencoderKL", latent_channels=16),  # halves the side once
+        vae=model("AutoencoderKL", **EIGHTH),
         text_encoder=clip(768, 12),
         tokenizer=tokenizer(TOKENS),
         text_encoder_2=clip(1280, 20),
@@ -80,11 +90,10 @@ def sd35() -> Any:
 
 
 def wan() -> Any:
-    statistics = {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
     return diffusers.WanPipeline(
         transformer=diffusers.WanTransformer3DModel(**WAN),
         scheduler=diffusers.UniPCMultistepScheduler(**FLOW),
-        vae=model("AutoencoderKLWan", z_dim=16, **statistics),  # a quarter of the side
+        vae=model("AutoencoderKLWan", **WAN_EIGHTH),
         text_encoder=t5(),
         tokenizer=tokenizer(TOKENS),
     )
@@ -95,8 +104,7 @@ def settings(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     texts = ("a red ball", "a blue cube on the table left of a cat")
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     call: dict[str, Any] = {"max_sequence_length": TOKENS}
-    shrunk = 4 if given.model == "sd35" else 2  # the tiny decoder's side beside the published one's
-    size = {"height": given.height // shrunk, "width": given.width // shrunk}
+    size = {"height": given.height, "width": given.width}
     if given.model == "wan":
         call |= {"num_frames": given.frames}
     return {
