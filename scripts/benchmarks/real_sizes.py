@@ -1,122 +1,63 @@
-"""Start a run at the true size of SD3.5-medium's or Wan 2.1 1.3B's denoiser, on a CPU.
+"""Start a run at the true size of a published model, on a CPU and with random weights.
 
     python scripts/benchmarks/real_sizes.py sd35 --guidance 5 --height 512 --width 512
     python scripts/benchmarks/real_sizes.py wan --guidance 5 --height 160 --frames 5
+    python scripts/benchmarks/real_sizes.py text
     python scripts/benchmarks/real_sizes.py sd35 --neighbours 0.01     must be refused
 
-The denoiser has its published configuration with random weights in bfloat16, adapters of rank 16;
-text encoders are of the published width with one layer, and the decoder has the published factors
-of size with few channels. `flowrl train` runs one iteration of few steps: its lines
-show the proof and the noise floor. `--neighbours` adds a share of another row's output to each.
+The models are the denoisers of SD3.5-medium, SDXL and Wan 2.1 1.3B, and Qwen2.5-0.5B, in bfloat16
+with adapters of rank 16. `flowrl train` runs one iteration of few steps: its lines show the proof
+and the noise floor. Then the run's peak memory, less that of a process which imports as much and
+loads nothing, is compared with the estimate of `flowrl plan`, and the adapter is loaded into a
+plain pipeline. `--neighbours` adds a share of another row's output to each.
 """
 
 import argparse
 import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
+from real_models import PIPELINES, TOKENS, has_adapter, save
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from flowrl.cli.app import exit_code
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.run.memory import estimate
+from flowrl.settings.read import read_run
 
-import diffusers  # noqa: E402
-from transformers import (  # noqa: E402
-    CLIPTextConfig,
-    CLIPTextModelWithProjection,
-    T5Config,
-    T5EncoderModel,
-)
-
-from flowrl.cli.app import exit_code  # noqa: E402
-from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
-from tests.support.tiny_models import model  # noqa: E402
-from tests.support.tiny_pipelines_parts import SPECIAL, WORDS, clip_config, tokenizer  # noqa: E402
-from tests.support.zoo.settings import FLOW  # noqa: E402
-
-SD35 = {
-    "sample_size": 128, "patch_size": 2, "in_channels": 16, "num_layers": 24,
-    "attention_head_dim": 64, "num_attention_heads": 24, "joint_attention_dim": 4096,
-    "caption_projection_dim": 1536, "pooled_projection_dim": 2048, "out_channels": 16,
-    "pos_embed_max_size": 384, "dual_attention_layers": tuple(range(13)), "qk_norm": "rms_norm",
-}  # fmt: skip
-WAN = {
-    "patch_size": (1, 2, 2), "num_attention_heads": 12, "attention_head_dim": 128,
-    "in_channels": 16, "out_channels": 16, "text_dim": 4096, "freq_dim": 256, "ffn_dim": 8960,
-    "num_layers": 30, "cross_attn_norm": True, "qk_norm": "rms_norm_across_heads", "eps": 1e-6,
-}  # fmt: skip
-# the decoders' factors of size; the channels are few
-EIGHTH = {
-    "block_out_channels": (8, 8, 8, 8), "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4, "norm_num_groups": 4, "latent_channels": 16,
-}  # fmt: skip
-WAN_EIGHTH = {
-    "dim_mult": [1, 1, 1, 1], "temperal_downsample": [False, True, True], "z_dim": 16,
-    "latents_mean": [0.0] * 16, "latents_std": [1.0] * 16,
-    "scale_factor_temporal": 4, "scale_factor_spatial": 8,
-}  # fmt: skip
-TOKENS = 77
-
-
-def t5() -> T5EncoderModel:
-    words = len(SPECIAL) + len(WORDS)
-    size = {"d_model": 4096, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    return T5EncoderModel(T5Config(vocab_size=words, **size))
-
-
-def clip(width: int, heads: int) -> CLIPTextModelWithProjection:
-    config = clip_config(TOKENS).to_dict()
-    config |= {"hidden_size": width, "projection_dim": width, "num_attention_heads": heads}
-    return CLIPTextModelWithProjection(CLIPTextConfig(**config | {"num_hidden_layers": 1}))
-
-
-def sd35() -> Any:
-    return diffusers.StableDiffusion3Pipeline(
-        transformer=diffusers.SD3Transformer2DModel(**SD35),
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=model("AutoencoderKL", **EIGHTH),
-        text_encoder=clip(768, 12),
-        tokenizer=tokenizer(TOKENS),
-        text_encoder_2=clip(1280, 20),
-        tokenizer_2=tokenizer(TOKENS),
-        text_encoder_3=t5(),
-        tokenizer_3=tokenizer(TOKENS),
-    )
-
-
-def wan() -> Any:
-    return diffusers.WanPipeline(
-        transformer=diffusers.WanTransformer3DModel(**WAN),
-        scheduler=diffusers.UniPCMultistepScheduler(**FLOW),
-        vae=model("AutoencoderKLWan", **WAN_EIGHTH),
-        text_encoder=t5(),
-        tokenizer=tokenizer(TOKENS),
-    )
+TEXTS = ("a red ball", "a blue cube on the table left of a cat")
 
 
 def settings(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    model: dict[str, Any] = {"dtype": "bfloat16", "device": "cpu", "lora": {"rank": 16}}
+    train = {"iterations": 1, "rows_per_call": 2, "gradient_checkpointing": True}
     prompts = folder / "prompts.jsonl"
-    texts = ("a red ball", "a blue cube on the table left of a cat")
-    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    call: dict[str, Any] = {"max_sequence_length": TOKENS}
-    size = {"height": given.height, "width": given.width}
-    if given.model == "wan":
-        call |= {"num_frames": given.frames}
+    if given.model == "text":
+        rows: list[dict[str, str]] = [{"prompt": "w1 w22 w333"}]
+        recipe = {"name": "text_grpo", "length": 16, "group": 4}
+        model |= {"language": str(folder / "model")}
+        reward = {"name": "length", "kind": "near", "unit": "characters", "most": 100}
+    else:
+        rows = [{"prompt": text} for text in TEXTS]
+        recipe = {"name": "flow_grpo", "steps": given.steps, "group": 2}
+        call = {"num_frames": given.frames} if given.model == "wan" else {}
+        call |= {} if given.model == "sdxl" else {"max_sequence_length": TOKENS}
+        model |= {
+            "pipeline": str(folder / "model"),
+            "guidance": {"sample": given.guidance, "train": given.guidance},
+            "height": given.height, "width": given.width, "call": call,
+        }  # fmt: skip
+        reward = {"name": "brightness"}
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
-        "recipe": {"name": "flow_grpo", "steps": given.steps, "group": 2},
-        "model": {
-            "pipeline": str(folder / "model"), "dtype": "bfloat16", "lora": {"rank": 16},
-            "device": "cpu", "guidance": {"sample": given.guidance, "train": given.guidance},
-            "call": call, **size,
-        },
+        "recipe": recipe, "model": model, "rewards": [reward], "train": train,
         "prompts": {"train": str(prompts), "per_iteration": 1},
-        "rewards": [{"name": "brightness"}],
-        "train": {"iterations": 1, "rows_per_call": 2, "gradient_checkpointing": True},
     }  # fmt: skip
 
 
@@ -140,11 +81,42 @@ def mixed(share: float) -> None:
     vars_of.load = classmethod(loaded)
 
 
+def apart(work: Any, *words: Any) -> float:
+    """Do work in a process of its own; its exit code must be 0. Return all such processes' peak."""
+    process = get_context("spawn").Process(target=work, args=words)
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(f"{work.__name__} ended with exit code {process.exitcode}")
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+
+
+def trained(words: list[str], neighbours: float) -> None:
+    """Run `flowrl train`, then print the process's peak and CPU seconds as its last line."""
+    if neighbours:
+        mixed(neighbours)
+    code = exit_code(["train", *words])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(json.dumps({"code": code, "peak": peak, "cpu": time.process_time()}))
+
+
+def measured(words: list[str], neighbours: float, *, shown: bool = True) -> dict[str, float]:
+    """Run this file in another process, and return what its last line says."""
+    command = [sys.executable, __file__, "--run", str(neighbours), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = ""
+        for line in process.stdout:
+            if shown and not line.startswith('{"code"'):
+                print(line, end="", flush=True)
+    return json.loads(line)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("model", choices=("sd35", "wan"))
+    parser.add_argument("model", choices=(*PIPELINES, "text"))
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--frames", type=int, default=5)
@@ -155,23 +127,28 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        torch.manual_seed(given.seed)
-        torch.set_default_dtype(torch.bfloat16)
-        {"sd35": sd35, "wan": wan}[given.model]().save_pretrained(folder / "model")
-        torch.set_default_dtype(torch.float32)
+        apart(save, given.model, given.seed, folder / "model")
         file = folder / "real_size.yaml"
         file.write_text(yaml.safe_dump(settings(given, folder)))
-        if given.neighbours:
-            mixed(given.neighbours)
-        began, cpu = time.perf_counter(), time.process_time()
-        code = exit_code(["train", str(file), "--folder", str(folder / "run"), "--no-cache"])
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        expected = estimate(read_run(file))
+        assert expected is not None
+        empty = measured(["--help"], 0.0, shown=False)["peak"]
+        began = time.perf_counter()
+        found = measured([str(file), "--folder", str(folder / "run"), "--no-cache"],
+                         given.neighbours)  # fmt: skip
+        peak, planned = found["peak"] - empty, expected.total / 2**30
         print(
-            f"{given.model}, guidance {given.guidance:g}, {given.steps} steps: exit code {code}, "
-            f"{time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} CPU s, peak "
-            f"{peak:.1f} GiB, {torch.get_num_threads()} threads"
+            f"{given.model}: exit code {found['code']}, {time.perf_counter() - began:.0f} s, "
+            f"{found['cpu']:.0f} CPU s, peak {peak:.1f} GiB (estimate {planned:.1f}, "
+            f"{planned / peak:.2f} of it)"
         )
+        if not found["code"]:
+            taken = has_adapter(given.model, folder / "model", folder / "run")
+            print(f"adapter in a plain pipeline: {'loaded' if taken else 'EMPTY'}")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--run"]:
+        trained(sys.argv[3:], float(sys.argv[2]))
+    else:
+        main()

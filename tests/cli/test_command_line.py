@@ -181,10 +181,14 @@ def test_a_tracker_that_does_not_import_is_one_sentence(capsys, tmp_path, monkey
     assert "pip install 'flowrl[track]'" in said
 
 
-def test_plan_needs_neither_prompts_nor_a_hub(capsys):
-    code, out, err = flowrl(capsys, "plan", *PAPERS)
+FEW = ["configs/papers/flow_grpo_sd35m_geneval.yaml", *PAPERS[::6]]
+
+
+@pytest.mark.parametrize("papers", [FEW, pytest.param(PAPERS, marks=pytest.mark.slow)])
+def test_plan_needs_neither_prompts_nor_a_hub(capsys, papers):
+    code, out, err = flowrl(capsys, "plan", *papers)
     assert code == 0, err
-    assert all(f"{path}\nrecipe " in out for path in PAPERS)
+    assert all(f"{path}\nrecipe " in out for path in papers)
     assert "before training: prompts.train: no such file: data/geneval/train.jsonl; configs/" in out
     assert "there is no reward" not in out and "has no setting" not in out
 
