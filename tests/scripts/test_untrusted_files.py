@@ -45,3 +45,8 @@ def test_no_pickle_is_run():
                 reader = named.get("pickle_module") == "_AS_MODULE"  # it runs no code of the file
                 assert named.get("weights_only") == "True" or reader, where
     assert loads >= 5
+
+
+def test_the_tested_versions_are_named_where_one_installs():
+    for page in ("CONTRIBUTING.md", "docs/installing.md"):
+        assert "constraints.txt" in (PROJECT / page).read_text(), page
