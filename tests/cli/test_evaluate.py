@@ -54,15 +54,13 @@ def test_it_repeats_the_evaluations_of_training(finished: Path, tmp_path: Path, 
 def test_a_model_without_a_run_has_the_same_scores(
     finished: Path, pipeline: Path, tmp_path: Path
 ) -> None:
-    assert runs.flowrl("evaluate", finished, "--out", tmp_path / "missing" / "run.jsonl") == 0
+    assert runs.flowrl("evaluate", finished, "--out", tmp_path / "run.jsonl") == 0
     prompts = finished.parent / "prompts.jsonl"
     words = ["--model", pipeline, "--adapter", finished / "adapter", "--prompts", prompts]
     words += ["--rewards", "brightness", "--steps", 3, "--samples", 8, "--per-prompt", 2]
     words += [*OPTIONS, "--model.device=cpu", "--out", tmp_path / "bare.jsonl"]
     assert runs.flowrl("evaluate", *words) == 0
-    pairs = zip(
-        rows(tmp_path / "missing" / "run.jsonl"), rows(tmp_path / "bare.jsonl"), strict=True
-    )
+    pairs = zip(rows(tmp_path / "run.jsonl"), rows(tmp_path / "bare.jsonl"), strict=True)
     for with_run, bare in pairs:
         assert bare["brightness"] == pytest.approx(with_run["brightness"], abs=1e-5)
         assert bare["base"]["brightness"] == pytest.approx(with_run["base"]["brightness"], abs=1e-5)
