@@ -215,3 +215,26 @@ def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> Non
     made = policy("Wan 2.1 image to video")
     with pytest.raises(UserError, match="needs image: add a prompt column, or set it in `call`"):
         made.encode(PROMPTS)
+
+
+def test_a_pipeline_with_images_calls_its_denoiser_no_more_than_needed(tmp_path: Path) -> None:
+    """Kontext begins at noise alone: finding that calls no denoiser, only its stub."""
+    pipe, rows = NAMED["FLUX.1-Kontext"].build(), []
+    forward = pipe.transformer.forward
+
+    def counted(*args: Any, **named: Any) -> Any:
+        rows.append(len(named["hidden_states"]))
+        return forward(*args, **named)
+
+    pipe.transformer.forward = counted  # a stub stands in its place, and is not counted
+    made = PipelinePolicy(pipe, call=NAMED["FLUX.1-Kontext"].call)
+    assert rows == [2, 1]  # a batch of two without images; where a state enters
+    rows.clear()
+    conditioning = made.encode(PROMPTS, [{"image": path} for path in pictures(tmp_path)])
+    assert rows == [2]  # a batch of two with them
+    rows.clear()
+    assert made.begin(conditioning, STEPS) is None and not rows
+    meta = [{"image": path} for path in pictures(tmp_path)]
+    made.prove(PROMPTS, steps=STEPS, guidance=3.5, meta=meta)
+    steps = [2] * 3 * STEPS  # the pipeline's own, ours, and rows of several sigmas
+    assert rows == [*steps, 1, 1, 3, 3, 3, 3, 2, 1]  # neighbours, another guidance, a gradient

@@ -54,6 +54,7 @@ class Loop:
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
         self._starts: dict[int, Start] = {}
+        self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
 
     @property
     def kind(self) -> ModelOutput:
@@ -195,16 +196,31 @@ class Loop:
         """Return the first flow states [n *d] without their noise; None if they are noise alone."""
         if not conditioning.extras or not columns.images(conditioning.extras[0]):
             return None
+        if self._noise_alone(conditioning, steps):
+            return None
         sigma, parts, scale = self.start(steps).schedule.sigmas[0], {}, 1.0
         for rows in columns.by_image(conditioning.extras):
             call = self._trial(conditioning.take(rows[:1]), steps)
             with torch.no_grad(), checks.its_own(self.name, self.call):
                 made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
-            if made is None:  # what begins at noise alone does so for every image
+            if made is None:  # this image is zero
                 return None
             scale = made.scale
             parts |= dict.fromkeys(rows, made.state)
         return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), scale)
+
+    def _noise_alone(self, conditioning: Conditioning, steps: int) -> bool:
+        """Whether first states hold nothing of the images; found once for each set of arguments.
+
+        Two rows, as in the trial that found the encoding: so a stub knows what to return.
+        """
+        names = tuple(conditioning.extras[0]), steps
+        if names not in self._noise:
+            call = self._trial(conditioning.take([0] if self.traits.single else [0, 0]), steps)
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                state = self._begun(call, RecordedNoise(0.0))
+            self._noise[names] = not bool(state.any())
+        return self._noise[names]
 
     def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
         state = self.driver.first(call, draws, own_scale=False).sample

@@ -249,7 +249,7 @@ def _encoding(driver: Driver, traits: Traits, extra: Extra, each: bool) -> Encod
     prompts = (SHORT_PROMPT,) * (1 if traits.single else 2)
     calls, rows = encode(TRIAL_GUIDANCE, prompts), (extra,) * len(prompts) if extra else ()
     call = traits.trial_call(Conditioning(SINGLE, ([calls],), prompts, rows), traits.steps)
-    with torch.no_grad():
+    with torch.no_grad(), driver.stubs.learning():
         first = driver.received(call, Target(torch.empty(0), 0)).folded(len(prompts))
     plain = layout(UNGUIDED) if _differs_unguided(driver, traits, rows[:1]) else None
     return Encoding(guided, plain, each, tuple(first.sample.shape[1:]))
