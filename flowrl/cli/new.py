@@ -207,7 +207,7 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
         recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}{kl}"
     )
     tail = TAIL.format(
-        reward="near_length", draws=draws, iterations=iterations, lr="3.0e-4", updates=2,
+        reward="near_length", draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4", updates=2,
         samples=samples,
     )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
@@ -228,6 +228,12 @@ def _group(recipe: str) -> str:
     """`, group: 8` for a recipe whose own group is larger."""
     group = signature(RECIPES[recipe]).parameters.get("group")
     return ", group: 8" if group is not None and group.default > 8 else ""
+
+
+def _whole(recipe: str, draws: int) -> int:
+    """The fewest draws, of at least so many, that fill the recipe's bundles, if it has any."""
+    bundle = signature(RECIPES[recipe]).parameters.get("bundle")
+    return draws if bundle is None else -(-draws // bundle.default) * bundle.default
 
 
 def _at(recipe: str, length: int) -> str:

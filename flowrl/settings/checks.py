@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from flowrl.algorithm import Algorithm
+from flowrl.credit.trackers import ScoreQuantiles
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
@@ -31,6 +32,16 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
     for place in ("guidance", "height", "width"):
         if getattr(run.evaluate, place) is not None:
             raise UserError(f"evaluate.{place} is for images and videos: leave it out")
+
+
+def check_bundles(run: Run, algorithm: Algorithm) -> None:
+    """UserError for draws that do not fill RiskPO's bundles."""
+    tracker = algorithm.tracker()
+    if isinstance(tracker, ScoreQuantiles) and run.drawn % tracker.bundle:
+        raise UserError(
+            f"prompts.per_iteration: the recipe judges bundles of {tracker.bundle} draws, but "
+            f"{run.drawn} are not a multiple of it: set a multiple, or recipe.bundle"
+        )
 
 
 def check_texts(prompts: PromptSet, m: ModelSettings) -> None:

@@ -11,6 +11,7 @@ import rewards
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings.checks import (
+    check_bundles,
     check_hub,
     check_kind,
     check_model,
@@ -132,6 +133,7 @@ def check_plan(run: Run) -> None:
     if run.train.updates > run.prompts.per_iteration * (algorithm.group if run.drawn else 1):
         raise UserError("train.updates: more optimizer steps than samples in an iteration")
     check_kind(run, algorithm)
+    check_bundles(run, algorithm)
     check_gradients(run, algorithm)
 
 

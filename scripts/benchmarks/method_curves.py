@@ -28,7 +28,11 @@ from flowrl.settings.inherit import merged
 PROJECT = Path(__file__).resolve().parents[2]
 TABLES = PROJECT / "configs" / "compare"
 CURVES = PROJECT / "docs" / "curves.json"
-OWN = {"text_riskpo": {"prompts": {"per_iteration": 30}}}  # bundles of five draws
+OWN: dict[str, dict[str, Any]] = {
+    "text_riskpo": {"prompts": {"per_iteration": 30}},  # bundles of five draws
+    "text_spo_tree": {"recipe": {"at": [1, 3]}},  # answers of five tokens
+    "text_tempo": {"recipe": {"at": [2]}},
+}
 TURNS = ("text_gigpo", "text_turns", "text_rebn")
 LOOKS = 8  # evaluations after the base's
 SAMPLES = {"demo": 256, "text": 800, "turns": 480}  # of an evaluation

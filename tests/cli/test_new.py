@@ -101,3 +101,11 @@ def test_nothing_is_replaced_and_mistakes_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.pipeline: no folder nowhere, and not a hub name"):
         write_new_run(New(other, model="nowhere"))
     assert not other.exists()
+
+
+def test_draws_that_do_not_fill_bundles_are_refused_before_weights_load() -> None:
+    tree = parse_yaml(text_files(None, "text_riskpo")["run.yaml"], "new")
+    assert tree["prompts"]["per_iteration"] == 10
+    tree["prompts"]["per_iteration"] = 8
+    with pytest.raises(UserError, match=r"prompts.per_iteration: .* bundles of 5 draws, but 8"):
+        check_plan(run_from(tree, "new"))
