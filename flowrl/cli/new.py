@@ -207,8 +207,8 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
         recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}{kl}"
     )
     tail = TAIL.format(
-        reward="near_length", draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4", updates=2,
-        samples=samples,
+        reward="near_length", draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4",
+        updates=2, samples=samples,
     )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
     return _files(head + body + tail, reward, prompts)
