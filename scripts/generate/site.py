@@ -31,6 +31,7 @@ TOP = {
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".toml": "toml"}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`[^`\n]+`")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -64,7 +65,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite the links that lead out of docs/."""
+    """Rewrite the links that lead out of docs/, and code with escaped bars in tables."""
     here = page.file.src_uri
     base = repository_folder(here)
 
@@ -84,9 +85,19 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
     parts, at = [], 0
     for fence in FENCE.finditer(markdown):
-        parts += [LINK.sub(rewritten, markdown[at : fence.start()]), fence[0]]
+        parts += [bars(LINK.sub(rewritten, markdown[at : fence.start()])), fence[0]]
         at = fence.end()
-    return "".join(parts) + LINK.sub(rewritten, markdown[at:])
+    return "".join(parts) + bars(LINK.sub(rewritten, markdown[at:]))
+
+
+def bars(text: str) -> str:
+    """`a \\| b` in a table's row as `a | b`: in code, this Markdown shows the backslash, GitHub's
+    does not."""
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line[:1] == "|" else line
+        for line in lines
+    )
 
 
 def repository_folder(page: str) -> str:
