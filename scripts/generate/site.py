@@ -187,6 +187,9 @@ WORLDS = {  # of a held-out score: what it counts, the world, its page
 def curve_text(name: str, curve: dict[str, Any]) -> str:
     """A chart of one short run, and how it was made."""
     counted, world, page = WORLDS[curve["score"]]
+    compared = "[methods.md](methods.md)"
+    if page == "language.md":
+        compared = "[language.md](language.md#six-recipes-side-by-side)"
     points = [(float(at), float(score)) for at, score, _ in curve["points"]]
     chart = Chart(
         f"Held-out {curve['score']}: {counted}",
@@ -198,7 +201,7 @@ def curve_text(name: str, curve: dict[str, Any]) -> str:
         f"seed 0, {curve['samples']} held-out samples, "
         f"{curve['points'][-1][2]:,} network evaluations in sampling "
         f"(`python scripts/benchmarks/method_curves.py --methods {name}`). One seed, and "
-        "short: [methods.md](methods.md) compares methods over seeds.\n"
+        f"short: {compared} compares methods over seeds.\n"
     )
 
 
