@@ -1,11 +1,13 @@
 """The documentation as a whole: anchors, settings that pages name, the questions, the site."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -114,3 +116,37 @@ def test_the_site_builds_without_a_warning_and_opens_offline(tmp_path: Path) -> 
             path = link.partition("#")[0]
             if path and "://" not in path and not path.startswith(("mailto:", "/")):
                 assert (page.parent / path).exists(), f"{page.name}: {link}"
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """scripts/generate/site.py, whose name is also one of Python's own modules."""
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location(
+        "site_hook", PROJECT / "scripts" / "generate" / "site.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_bars_in_code_of_a_table_lose_their_backslash_and_no_others(hook: ModuleType) -> None:
+    row = r"| `a` | x \| y | `KL(new \| role)` |"
+    assert hook.bars(row + "\n") == r"| `a` | x \| y | `KL(new | role)` |" + "\n"
+    assert hook.bars(r"no table: `a \| b`") == r"no table: `a \| b`"
+
+
+def test_names_in_cells_may_break_and_keep_their_text(hook: ModuleType) -> None:
+    page = '<p><code>a_b</code></p><td><code>x.y_z</code> <a href="p_q.html">r/s.py:3</a></td>'
+    broken = hook.on_page_content(page)
+    assert broken.replace("<wbr>", "") == page
+    assert "<code>x.<wbr>y_<wbr>z</code>" in broken and "p_q.html" in broken
+    assert "r/<wbr>s.<wbr>py:3" in broken and "<p><code>a_b</code></p>" in broken
+
+
+def test_a_wide_row_stands_upright(hook: ModuleType) -> None:
+    table = hook.upright("| method | end | cost |", "| nft | 0.9 | 3 k |")
+    assert table.splitlines() == [
+        "| figure | value |", "|---|---|", "| end | 0.9 |", "| cost | 3 k |"
+    ]  # fmt: skip

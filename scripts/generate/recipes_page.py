@@ -141,9 +141,11 @@ def formula(part: Any) -> str:
     marked = re.search(r"^Formula: (.+?)(?:\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     block = re.search(r"\n\n((?:    .+\n?)+)(?:\n|\Z)", text)
     if marked is not None:
-        return f"`{' '.join(marked.group(1).split())}`".replace("|", "\\|")
+        words = " ".join(marked.group(1).replace("`", "").split())
+        return f"`{words}`".replace("|", "\\|")
     if block is not None:
-        return f"{sentence}: `{' '.join(block.group(1).split())}`".replace("|", "\\|")
+        words = " ".join(block.group(1).replace("`", "").split())
+        return f"{sentence}: `{words}`".replace("|", "\\|")
     return sentence.replace("|", "\\|")
 
 

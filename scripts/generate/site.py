@@ -31,6 +31,9 @@ TOP = {
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", ".toml": "toml"}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`[^`\n]+`")
+CELL = re.compile(r"<td.*?</td>", re.DOTALL)
+NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -64,7 +67,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite the links that lead out of docs/."""
+    """Rewrite the links that lead out of docs/, and code with escaped bars in tables."""
     here = page.file.src_uri
     base = repository_folder(here)
 
@@ -84,9 +87,28 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
     parts, at = [], 0
     for fence in FENCE.finditer(markdown):
-        parts += [LINK.sub(rewritten, markdown[at : fence.start()]), fence[0]]
+        parts += [bars(LINK.sub(rewritten, markdown[at : fence.start()])), fence[0]]
         at = fence.end()
-    return "".join(parts) + LINK.sub(rewritten, markdown[at:])
+    return "".join(parts) + bars(LINK.sub(rewritten, markdown[at:]))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Let names in tables break after their marks, so that wide tables fit."""
+    return CELL.sub(lambda cell: NAME.sub(broken, cell[0]), html)
+
+
+def broken(found: re.Match[str]) -> str:
+    return found[1] + re.sub(r"([._/,=-])(?=\w)", r"\1<wbr>", found[2]) + found[3]
+
+
+def bars(text: str) -> str:
+    """`a \\| b` in a table's row as `a | b`: in code, this Markdown shows the backslash, GitHub's
+    does not."""
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        CODE.sub(lambda code: code[0].replace("\\|", "|"), line) if line[:1] == "|" else line
+        for line in lines
+    )
 
 
 def repository_folder(page: str) -> str:
@@ -137,7 +159,7 @@ def method_pages() -> Iterator[tuple[str, str]]:
         row = next((line for line in figures if line.startswith(f"| {name} |")), None)
         parts = [f"# {name}\n{text}"]
         if row is not None:
-            table = "\n".join([*figures[head : head + 2], row])
+            table = upright(figures[head], row)
             parts.append(f"## On the demo\n\n{table}\n\nAll methods: [methods.md](methods.md).\n")
         if name in curves:
             parts.append(curve_text(name, curves[name]))
@@ -148,26 +170,38 @@ def method_pages() -> Iterator[tuple[str, str]]:
         yield name, "\n".join(parts)
 
 
-WORLDS = {
-    "shapes.strict": ("the demo's images", "demo.md"),
-    "exact_answer": ("the demo's sums", "text_demo.md"),
-    "reached": ("the demo's maze", "language.md"),
+def upright(head: str, row: str) -> str:
+    """A wide table of one row as a line per column, without the method's name."""
+    names, values = ([cell.strip() for cell in line.strip("| ").split("|")] for line in (head, row))
+    lines = [f"| {name} | {value} |" for name, value in zip(names[1:], values[1:], strict=True)]
+    return "\n".join(["| figure | value |", "|---|---|", *lines])
+
+
+WORLDS = {  # of a held-out score: what it counts, the world, its page
+    "shapes.strict": ("share of images that show the prompt", "the demo's images", "demo.md"),
+    "exact_answer": ("share of right sums", "the demo's sums", "language.md"),
+    "reached": ("share of goals reached", "the demo's maze", "language.md"),
 }
 
 
 def curve_text(name: str, curve: dict[str, Any]) -> str:
     """A chart of one short run, and how it was made."""
-    world, page = WORLDS[curve["score"]]
+    counted, world, page = WORLDS[curve["score"]]
+    compared = "[methods.md](methods.md)"
+    if page == "language.md":
+        compared = "[language.md](language.md#six-recipes-side-by-side)"
     points = [(float(at), float(score)) for at, score, _ in curve["points"]]
     chart = Chart(
-        f"Held-out {curve['score']}", [Curve(name, points, marks=True)], base=points[0][1]
+        f"Held-out {curve['score']}: {counted}",
+        [Curve(name, points, marks=True)],
+        base=points[0][1],
     )
     return (
-        f"## Its curve\n\n{chart_figure(chart)}\n\nOne short run on [{world}]({page}), over "
-        f"iterations: seed 0, {curve['samples']} held-out samples, "
+        f"## Its curve\n\n{chart_figure(chart)}\n\nOne short run on [{world}]({page}): "
+        f"seed 0, {curve['samples']} held-out samples, "
         f"{curve['points'][-1][2]:,} network evaluations in sampling "
         f"(`python scripts/benchmarks/method_curves.py --methods {name}`). One seed, and "
-        "short: [methods.md](methods.md) compares methods over seeds.\n"
+        f"short: {compared} compares methods over seeds.\n"
     )
 
 

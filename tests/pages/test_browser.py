@@ -84,7 +84,7 @@ def facts(page: Path, width: int = 1280) -> dict:
     copy.write_text(text.replace("</body></html>", f"{FACTS}</body></html>"))
     command = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom",
-        "--force-prefers-reduced-motion=0", f"--window-size={width},900",
+        f"--window-size={width},900",
         "--virtual-time-budget=20000", f"--user-data-dir={page.parent / 'browser'}", copy.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
