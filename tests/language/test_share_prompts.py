@@ -13,20 +13,20 @@ from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3Fo
 
 from flowrl.errors import UserError
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.models.language.prefixes import Packing
+from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.run import update
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.learner import Learner
-from flowrl.settings.read import run_from
+from flowrl.settings.read import check_plan, run_from
 from tests.support import runs, text_runs, tiny_lm
 
 RECIPES: dict[str, dict[str, Any]] = {
     "chain": {"name": "text_grpo", "length": 6, "group": 4, "kl": 0.04},
     "tree": {**text_runs.TREE, "roots": 2, "at": [1, 3]},
     "forks": {"name": "text_treerl", "length": 6, "roots": 2},
-    "entropies": {"name": "text_dapo", "length": 6, "group": 4, "entropy": 0.01},
+    "entropies": {"name": "text", "loss": "surrogate", "length": 6, "group": 4, "entropy": 0.01},
     "pairs": {"name": "text_dpo", "length": 6, "group": 4},
 }
 ALL = Packing(math.inf)  # everything that neighbours share
@@ -34,7 +34,11 @@ ALL = Packing(math.inf)  # everything that neighbours share
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return tiny_lm.write(tmp_path_factory.mktemp("share") / "lm")
+    """GPT-2, whose layers keep float64; Llama's norms round to float32."""
+    folder = tmp_path_factory.mktemp("share") / "lm"
+    tiny_lm.gpt2().save_pretrained(folder)
+    tiny_lm.tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -89,7 +93,7 @@ class Tokens:
 TEXTS = st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=7), min_size=1, max_size=6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(TEXTS, st.sampled_from([0.0, 3.0, 30.0, math.inf]))
 def test_a_pack_holds_every_beginning_once_and_attends_to_it_alone(texts, pairs):
     packs = Packing(pairs).packs(texts)
@@ -155,15 +159,15 @@ def test_windows_and_other_layers_are_refused():
         with pytest.raises(UserError, match=r"train.share_prompts: .*set train.share_prompts: fal"):
             CausalPolicy(model, tiny_lm.tokenizer()).share_prompts()
     flash = tiny_lm.llama()
-    flash.config._attn_implementation = "flash_attention_2"
+    flash.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(UserError, match="flash_attention_2 attention takes no mask"):
-        CausalPolicy(flash, tiny_lm.tokenizer()).share_prompts()
+        refuse_windows(flash)
 
 
 def test_a_pipeline_has_no_prompts_to_share(tmp_path, pipeline):
     tree = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO, share_prompts=True)
     with pytest.raises(UserError, match="train.share_prompts is for texts"):
-        run_from(tree, "test").algorithm()
+        check_plan(run_from(tree, "test"))
 
 
 def test_without_the_setting_texts_are_called_by_themselves(model, tmp_path):
