@@ -42,7 +42,9 @@ class ScoringPolicy:
         row, place = written.nonzero(as_tuple=True)
         texts = [
             [*context, *own[: end - 1]]
-            for context, own, end in zip(contexts, rows.ids.tolist(), rows.ends.tolist(), strict=True)
+            for context, own, end in zip(
+                contexts, rows.ids.tolist(), rows.ends.tolist(), strict=True
+            )
         ]
         last = self.last_states(texts, written.device)[row, starts[row] + place - 1]
         kept = None if rows.kept is None else rows.kept[row, place]
