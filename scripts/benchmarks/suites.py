@@ -131,12 +131,13 @@ def sharing(repeats: int, tiny: bool) -> Table:
 def growth(repeats: int, tiny: bool) -> Table:
     """CPU seconds of iterations as one setting doubles. A step bends where its exponent is off the
     fit's by more than a quarter."""
-    bright = dict.fromkeys(("rewards", "held_out_rewards"), [{"name": "brightness"}])
+    bright = {place: [{"name": "brightness"}] for place in ("rewards", "held_out_rewards")}
     axes: dict[str, tuple[str, list[int], Callable[[int], Mapping[str, Any]]]] = {
         "group": (DEMO, [4, 8, 16, 32], lambda n: {"recipe": {"group": n}}),
         "steps": (DEMO, [4, 8, 16, 32], lambda n: {"recipe": {"steps": n}}),
         "prompts": (DEMO, [2, 4, 8, 16], lambda n: {"prompts": {"per_iteration": n}}),
-        "resolution": (DEMO, [32, 64, 128], lambda n: {"model": {"height": n, "width": n}} | bright),
+        "resolution": (DEMO, [32, 64, 128],
+                       lambda n: {"model": {"height": n, "width": n}} | bright),
         "rewards": (DEMO, [1, 2, 4, 8], lambda n: {"rewards": [
             {"name": "shapes", "kind": "graded", "label": f"r{i}"} for i in range(n)]}),
         "frames": (VIDEO, [5, 9, 17], lambda n: {"model": {"call": {"num_frames": n}}} | bright),

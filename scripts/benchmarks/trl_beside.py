@@ -153,9 +153,10 @@ def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict
 
     config = GRPOConfig(
         output_dir=str(folder), num_generations=GROUP, max_completion_length=size.length,
-        per_device_train_batch_size=size.prompts * GROUP, max_steps=steps + WARM, learning_rate=1e-5,
-        report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
-        save_strategy="no", logging_strategy="no", disable_tqdm=True, **THEIRS[loss],
+        per_device_train_batch_size=size.prompts * GROUP, max_steps=steps + WARM,
+        learning_rate=1e-5, report_to="none", use_cpu=True, bf16=False,
+        gradient_checkpointing=False, save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, **THEIRS[loss],
     )  # fmt: skip
     trainer = GRPOTrainer(
         str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": prompts(size)}),

@@ -94,8 +94,10 @@ class _Pack:
 class Packing:
     """The rule that packs texts: neighbours share a pack while that lowers the cost of a text.
 
-    cost of a pack of s tokens = s pairs + s s, in pairs of tokens that attend to each other; `pairs`
-    is what a token costs beside attention. A larger pack has fewer tokens and more pairs.
+        cost of a pack of s tokens = s pairs + s^2
+
+    in pairs of tokens that attend to each other; `pairs` is what a token costs beside attention. A
+    larger pack has fewer tokens and more pairs.
     """
 
     pairs: float
