@@ -1,10 +1,12 @@
 """Measurements of the benchmark suites: iterations of opened runs, and the floor below them."""
 
+import inspect
 import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,29 +94,34 @@ class Floor:
 
     @classmethod
     def of(cls, kept: Opened) -> "Floor":
-        """Record an iteration by hooks on its networks, and by its calls of rewards."""
+        """Record an iteration: calls of its networks' `forward`, and of its rewards."""
         found = cls()
-        networks = kept.session.learner.policy.roots()
-        if isinstance(kept.session.learner.policy, PipelinePolicy):
-            parts = kept.session.learner.policy.pipe.components
-            networks |= {n: m for n, m in parts.items() if isinstance(m, nn.Module) and n != "vae"}
-            networks["decoder"] = kept.session.learner.policy.pipe.vae.decoder
-        hooks = [
-            each.register_forward_pre_hook(found._keep, with_kwargs=True)
-            for each in set(networks.values())
-        ]
-        with patch.object(sessions, "score_all", found._score):
+        policy = kept.session.learner.policy
+        networks = list(policy.roots().values())
+        if isinstance(policy, PipelinePolicy):
+            encoders = [m for n, m in policy.pipe.components.items() if n.startswith("text_enc")]
+            networks += [*filter(None, encoders), policy.pipe.vae.decoder]
+        with ExitStack() as patches:
+            patches.enter_context(patch.object(sessions, "score_all", found._score))
+            for module in networks:
+                patches.enter_context(patch.object(module, "forward", found._kept(module)))
             kept.turn()
-        for hook in hooks:
-            hook.remove()
         return found
 
-    def _keep(self, module: nn.Module, args: Any, named: Any) -> None:
+    def _kept(self, module: nn.Module) -> Callable[..., Any]:
+        """The module's `forward`, which also keeps its inputs."""
+        forward = module.forward
+
         def plain(value: Any) -> Any:
             return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
-        given = tree_map(plain, args), tree_map(plain, named)
-        self.calls.append(Call(module, given, torch.is_grad_enabled()))
+        def keeping(*args: Any, **named: Any) -> Any:
+            given = tree_map(plain, args), tree_map(plain, named)
+            self.calls.append(Call(module, given, torch.is_grad_enabled()))
+            return forward(*args, **named)
+
+        keeping.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        return keeping
 
     def _score(self, rewards: Any, samples: Samples) -> Any:
         self.scored.append((rewards, samples))
