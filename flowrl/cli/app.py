@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from flowrl.cli.help import COMMANDS, command_help, overview
+from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.errors import Stopped, UserError
 
@@ -82,6 +83,7 @@ def command(name: str) -> Callable[[list[str]], int]:
         return completion_command
     if name not in WITHOUT_MODELS:
         check_torchvision()
-    from flowrl.cli import commands  # after the first word is known, since torch takes seconds
+    with collection_paused():
+        from flowrl.cli import commands  # after the first word is known, since torch takes seconds
 
     return commands.COMMAND_FUNCTIONS[name]

@@ -40,7 +40,7 @@ def train_command(arguments: list[str]) -> int:
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists; set another --folder, or --resume {folder}")
     quiet()
-    from flowrl.run.start import start
+    from flowrl.cli.run_start import start
 
     return _finish(start(run, path.stem, folder, cache))
 
@@ -51,7 +51,7 @@ def _resume(folder: Path, rest: Sequence[str], cache: bool) -> int:
     run = override(run_of(folder), rest)
     check_start(run)
     quiet()
-    from flowrl.run.start import resume
+    from flowrl.cli.run_start import resume
 
     return _finish(resume(run, folder, cache))
 

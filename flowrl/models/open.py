@@ -109,6 +109,8 @@ def _language(run: Run, device: torch.device) -> "CausalPolicy":
     policy = CausalPolicy.load(
         place(m.language), dtype=DTYPES[m.dtype], device=device, gguf_file=m.gguf_file
     )
+    if run.train.share_prompts:
+        policy.share_prompts()
     policy.configure(system=m.system, stop=m.stop, temperature=run.evaluate.temperature)
     if m.environment is not None:
         stop = tuple(policy.stop), policy.stop_texts

@@ -28,6 +28,8 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
     if m.pipeline is not None and run.evaluate.temperature != 1:
         raise UserError("evaluate.temperature is for text (model.language): leave it out")
     if m.language is None:
+        if run.train.share_prompts:
+            raise UserError("train.share_prompts is for texts (model.language): leave it out")
         return
     for place in ("guidance", "height", "width"):
         if getattr(run.evaluate, place) is not None:

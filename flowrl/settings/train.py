@@ -45,6 +45,7 @@ class Train(Settings):
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
         "rows_per_call": OnResume.FREE,
         "gradient_checkpointing": OnResume.FREE,
+        "share_prompts": OnResume.FREE,
         "on_failure": OnResume.FREE,
         "alarms": OnResume.FREE,
         "self_test": OnResume.FREE,
@@ -64,6 +65,9 @@ class Train(Settings):
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""
+    share_prompts: bool = False
+    """Evaluate once in the update what texts of a call begin with: the prompt of a group, the trunk
+    of a tree. Faster, more so for long prompts; the same but for rounding. For model.language."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw8bit, of bitsandbytes, keeps 2 bytes per trained weight instead of 8."""
     max_grad_norm: float = Field(default=1.0, gt=0)

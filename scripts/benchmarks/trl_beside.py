@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/trl_beside.py   # three losses, three runs of each side, a table
     python scripts/benchmarks/trl_beside.py --losses grpo --repeats 5 --steps 10
+    python scripts/benchmarks/trl_beside.py --losses grpo --size large  # 30 M weights, 256 tokens
 
 Each run is a process of its own, and the two sides take turns. A step is what training repeats:
 sample, score, credit, one optimizer step. The first two steps are not counted. The model is random
@@ -17,15 +18,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 WARM, TIMES = 2, ("wall", "work")
-PROMPTS, GROUP, LENGTH, WORDS = 8, 8, 48, 4096
+GROUP, WORDS = 8, 4096
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its texts."""
+
+    width: int
+    layers: int
+    length: int
+    prompts: int
+
+
+SIZES = {"small": Size(128, 4, 48, 8), "large": Size(512, 10, 256, 2)}  # 2 and 30 million weights
 RECIPES: dict[str, dict[str, Any]] = {
-    "grpo": {"name": "text_grpo", "length": LENGTH, "group": GROUP, "kl": 0.04},
-    "dapo": {"name": "text_dapo", "length": LENGTH, "group": GROUP, "cut": "train"},
-    "dr_grpo": {"name": "text_dr_grpo", "length": LENGTH, "group": GROUP},
+    "grpo": {"name": "text_grpo", "group": GROUP, "kl": 0.04},
+    "dapo": {"name": "text_dapo", "group": GROUP, "cut": "train"},
+    "dr_grpo": {"name": "text_dr_grpo", "group": GROUP},
 }
 THEIRS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
@@ -40,21 +55,21 @@ def even(samples):
 '''
 
 
-def prompts() -> list[str]:
-    return [" ".join(f"w{i * 37 + k}" for k in range(4 + i)) for i in range(PROMPTS)]
+def prompts(size: Size) -> list[str]:
+    return [" ".join(f"w{i * 37 + k}" for k in range(4 + i)) for i in range(size.prompts)]
 
 
-def write_model(folder: Path) -> None:
-    """A random Llama of some two million weights and a tokenizer of `WORDS` numbered words."""
+def write_model(folder: Path, size: Size) -> None:
+    """A random Llama and a tokenizer of `WORDS` numbered words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=WORDS + 2, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=4, max_position_embeddings=128, pad_token_id=0, bos_token_id=None,
-        eos_token_id=1,
+        vocab_size=WORDS + 2, hidden_size=size.width, intermediate_size=2 * size.width,
+        num_hidden_layers=size.layers, num_attention_heads=4, pad_token_id=0, bos_token_id=None,
+        max_position_embeddings=size.length + 80, eos_token_id=1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
@@ -88,7 +103,7 @@ class Clock:
         return {"wall": self.wall[WARM:], "work": self.work[WARM:]}
 
 
-def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     from flowrl.run.checkpoint import Progress
     from flowrl.run.collect import collect
     from flowrl.run.session import open_accelerator, open_session
@@ -97,13 +112,13 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
 
     (folder / "even.py").write_text(REWARD)
     file = folder / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts()))
+    file.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts(size)))
     settings = {
-        "recipe": RECIPES[loss],
+        "recipe": RECIPES[loss] | {"length": size.length},
         "model": {"language": str(model), "lora": None, "device": "cpu"},
-        "prompts": {"train": str(file), "per_iteration": PROMPTS},
+        "prompts": {"train": str(file), "per_iteration": size.prompts},
         "rewards": [{"name": f"{folder / 'even.py'}:even"}],
-        "train": {"lr": 1e-5, "rows_per_call": PROMPTS * GROUP, "self_test": "off"},
+        "train": {"lr": 1e-5, "rows_per_call": size.prompts * GROUP, "self_test": "off"},
     }
     run = run_from(settings, "trl_beside")
     session = open_session(run, folder, open_accelerator(run, folder))
@@ -117,7 +132,7 @@ def ours(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
 
 
-def theirs(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
+def theirs(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -137,13 +152,14 @@ def theirs(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
         return [sum(i % 2 == 0 for i in n) / max(len(n), 1) for n in numbers]
 
     config = GRPOConfig(
-        output_dir=str(folder), num_generations=GROUP, max_completion_length=LENGTH,
-        per_device_train_batch_size=PROMPTS * GROUP, max_steps=steps + WARM, learning_rate=1e-5,
-        report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
-        save_strategy="no", logging_strategy="no", disable_tqdm=True, **THEIRS[loss],
+        output_dir=str(folder), num_generations=GROUP, max_completion_length=size.length,
+        per_device_train_batch_size=size.prompts * GROUP, max_steps=steps + WARM,
+        learning_rate=1e-5, report_to="none", use_cpu=True, bf16=False,
+        gradient_checkpointing=False, save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, **THEIRS[loss],
     )  # fmt: skip
     trainer = GRPOTrainer(
-        str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": prompts()}),
+        str(model), even, args=config, train_dataset=Dataset.from_dict({"prompt": prompts(size)}),
         processing_class=AutoTokenizer.from_pretrained(model), callbacks=[Steps()],
     )  # fmt: skip
     before = peak()
@@ -151,13 +167,13 @@ def theirs(loss: str, model: Path, folder: Path, steps: int) -> dict[str, Any]:
     return {**clock.found(), "tokens": tokens[WARM:], "start": before, "peak": peak()}
 
 
-def one(side: str, loss: str, model: Path, steps: int) -> dict[str, Any]:
+def one(side: str, loss: str, size: str, model: Path, steps: int) -> dict[str, Any]:
     """Run one side in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         command = [
             sys.executable, __file__, "--side", side, "--losses", loss, "--steps", str(steps),
-            "--model", str(model), "--out", str(out),
+            "--model", str(model), "--out", str(out), "--size", size,
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
         if done.returncode:
@@ -170,19 +186,19 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 
 
-def table(losses: list[str], repeats: int, steps: int) -> str:
+def table(losses: list[str], size: str, repeats: int, steps: int) -> str:
     lines = [
         "| loss | side | wall s a step | CPU s a step | peak MB | after loading | tokens |",
         "|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "lm"
-        write_model(model)
+        write_model(model, SIZES[size])
         for loss in losses:
             found: dict[str, list[dict[str, Any]]] = {"flowrl": [], "TRL": []}
             for _ in range(repeats):
                 for side in found:
-                    found[side].append(one(side, loss, model, steps))
+                    found[side].append(one(side, loss, size, model, steps))
                     print(loss, side, json.dumps(found[side][-1]), file=sys.stderr, flush=True)
             for side, runs in found.items():
                 wall, work = ([statistics.median(run[k]) for run in runs] for k in TIMES)
@@ -210,16 +226,17 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", default=list(RECIPES), choices=list(RECIPES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--size", default="small", choices=list(SIZES))
     parser.add_argument("--side", choices=["flowrl", "TRL"], help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side is None:
-        print(table(given.losses, given.repeats, given.steps))
+        print(table(given.losses, given.size, given.repeats, given.steps))
         return
     run = ours if given.side == "flowrl" else theirs
     with tempfile.TemporaryDirectory() as folder:
-        found = run(given.losses[0], given.model, Path(folder), given.steps)
+        found = run(given.losses[0], SIZES[given.size], given.model, Path(folder), given.steps)
         given.out.write_text(json.dumps(found))
 
 

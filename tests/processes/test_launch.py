@@ -141,7 +141,7 @@ def test_a_slurm_job_launches_one_accelerate_a_machine(tmp_path):
 
 
 def test_a_ray_job_launches_one_accelerate_a_machine():
-    """Ray itself is not installed here: its commands are checked, its placement is not."""
+    """The commands; tests/processes/test_ray.py runs them where Ray is installed."""
     words = "--dry-run --nodes 2 --gpus 4 -- --resume runs/flux"
     command = [sys.executable, str(RAY), *words.split()]
     printed = subprocess.run(command, capture_output=True, text=True, check=True)

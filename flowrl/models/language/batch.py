@@ -12,6 +12,7 @@ from flowrl.media.statistics import Statistics, text_statistics
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.language.environment import Conversation
 from flowrl.models.language.generation import Generation
+from flowrl.models.language.prefixes import Packing
 from flowrl.models.language.stop_texts import StopTexts
 from flowrl.models.language.token_scores import ScoringPolicy
 from samplers import Sampling
@@ -27,7 +28,7 @@ class Writing:
     contexts       the prompts' tokens
     stop           tokens that end a completion
     stop_texts     texts that do
-    separate_head  see `flowrl.models.language.token_scores.ScoringPolicy`
+    separate_head, packing  see `flowrl.models.language.token_scores.ScoringPolicy`
     server         samples instead of the model; None: the model samples
     answers        the environment that replies between turns; None: a single turn
     """
@@ -42,11 +43,12 @@ class Writing:
     server: Sampler | None = None
     answers: Conversation | None = None
     stop_texts: StopTexts | None = None
+    packing: Packing | None = None
     meter: Meter = field(default_factory=Meter)
 
     @property
     def policy(self) -> ScoringPolicy:
-        return ScoringPolicy(self.model, self.contexts, self.separate_head)
+        return ScoringPolicy(self.model, self.contexts, self.separate_head, self.packing)
 
     def sampler(self, plan: TextPlan) -> Sampler:
         if self.server is None or (plan.exact and not self.server.exact):

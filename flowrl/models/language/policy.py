@@ -1,5 +1,6 @@
 """A transformers causal language model as a policy, with its chat template if it has one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from flowrl.models.language.batch import Writing
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.generation import Generation
+from flowrl.models.language.prefixes import Packing, refuse_moved
 from flowrl.models.language.server import CompletionsServer
 from flowrl.models.language.stop_texts import StopTexts
-from flowrl.models.language.token_scores import has_separate_head
+from flowrl.models.language.token_scores import ScoringPolicy, has_separate_head
 from flowrl.models.precision import HALF
 from flowrl.prompts import Chat
 from samplers.completions import Completions
@@ -54,6 +56,7 @@ class CausalPolicy:
         self.temperature = 1.0  # of evaluations
         self.server: CompletionsServer | None = None  # samples instead of the model
         self.environment: Replies | None = None  # replies between the model's turns
+        self.packing: Packing | None = None  # of texts that begin alike, in evaluations
         self._published = model.generation_config
         model.generation_config = GenerationConfig()
         self.stop = self._own_stop()
@@ -123,7 +126,7 @@ class CausalPolicy:
         answers = None if self.environment is None else self.environment.to(prompts, meta)
         return Writing(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
-            self.rows_per_call, self.server, answers, self.stop_texts,
+            self.rows_per_call, self.server, answers, self.stop_texts, self.packing,
         )  # fmt: skip
 
     def _check_room(
@@ -169,6 +172,8 @@ class CausalPolicy:
                 f"{self.name} computes logits with more than its head, so they are held whole"
             )
         sentences.append(self._prove_padding(contexts))
+        if self.packing is not None:
+            sentences.append(self._prove_packing(contexts, steps))
         if self.environment is not None:
             sentences.append(self.environment.described())
         if self.server is not None:
@@ -182,13 +187,40 @@ class CausalPolicy:
             self.model.base_model(input_ids=ids, use_cache=False)
         alone = torch.cat([self._next([context]) for context in ends])
         moved = float((self._next(ends).exp() - alone.exp()).abs().sum(-1).max() / 2)
-        half = self.model.dtype in HALF
-        if not moved <= (HALF_PADDING_TOLERANCE if half else PADDING_TOLERANCE):
+        if not moved <= self._tolerance:
             raise UserError(
                 f"left padding moves {self.name}'s next token by {moved:.1e} "
                 "(total variation): set train.rows_per_call: 1"
             )
         return f"left padding moves {self.name}'s next token by {moved:.1e} (total variation)"
+
+    @property
+    def _tolerance(self) -> float:
+        return HALF_PADDING_TOLERANCE if self.model.dtype in HALF else PADDING_TOLERANCE
+
+    def share_prompts(self) -> None:
+        """Evaluate common beginnings of texts once. UserError for a model that cannot."""
+        self.packing = Packing.of(self.model)
+
+    @torch.no_grad()
+    def _prove_packing(self, contexts: Sequence[Sequence[int]], steps: int) -> str:
+        """Compare texts in one pack with the same texts by themselves."""
+        context = max(contexts, key=len)
+        ends = [context[:4], context[:2] + context[-2:], context[-4:]]
+        texts = [[*context, *end[:steps]] for end in ends]
+        device, head = self.model.device, self.model.get_output_embeddings()
+        found = []
+        for packing in (None, Packing(math.inf)):
+            reader = ScoringPolicy(self.model, (), self._separate_head, packing)
+            last = reader.last_states(texts, device)
+            logits = torch.cat([last[i, : len(text)] for i, text in enumerate(texts)])
+            found.append((head(logits) if self._separate_head else logits).float().softmax(-1))
+        moved = float((found[1] - found[0]).abs().sum(-1).max() / 2)
+        refuse_moved(self.model, moved, self._tolerance)
+        return (
+            f"common beginnings of texts are evaluated once, which moves {self.name}'s next token "
+            f"by {moved:.1e} (total variation)"
+        )
 
     @torch.no_grad()
     def _next(self, contexts: Sequence[Sequence[int]]) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flowrl.likelihoods.rows import Evaluation, TokenRows
+from flowrl.models.language.prefixes import Packing
 from samplers.tokens import entropy, unpack, warp
 
 LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
@@ -25,31 +26,46 @@ class ScoringPolicy:
     Rows are padded on the right, which a causal model does not attend to. `separate_head`: the
     logits are the head applied to the last hidden states, and nothing more (`has_separate_head`
     proves it). Then only completion tokens get logits, `LOGITS_PER_CHUNK` at a time, and backward
-    recomputes them.
+    recomputes them. `packing`: evaluates once what rows of a call begin with; None: every row by
+    itself.
     """
 
     model: Any
     contexts: Sequence[Sequence[int]]
     separate_head: bool
+    packing: Packing | None = None
 
     def __call__(self, rows: TokenRows, entropies: bool = False) -> Evaluation:
         written = rows.written
         contexts = [self.contexts[i] for i in rows.prompt.tolist()]
         starts = torch.tensor([len(c) for c in contexts], device=written.device)
         row, place = written.nonzero(as_tuple=True)
-        ids = padded_texts(contexts, rows.ids, rows.ends)
-        last = self._last(ids)[row, starts[row] + place - 1]
+        texts = [
+            [*context, *own[: end - 1]]
+            for context, own, end in zip(
+                contexts, rows.ids.tolist(), rows.ends.tolist(), strict=True
+            )
+        ]
+        last = self.last_states(texts, written.device)[row, starts[row] + place - 1]
         kept = None if rows.kept is None else rows.kept[row, place]
         logp, spread = self._scores(last, rows.ids[row, place], kept, rows.temperature, entropies)
         zeros = logp.new_zeros(written.shape)
         whole = zeros.masked_scatter(written, logp)
         return Evaluation(whole, zeros.masked_scatter(written, spread) if entropies else None)
 
-    def _last(self, ids: Int[Tensor, "b s"]) -> Float[Tensor, "b s _"]:
-        """Last hidden states, or logits without a separate head."""
+    def last_states(
+        self, texts: Sequence[Sequence[int]], device: torch.device
+    ) -> Float[Tensor, "b s _"]:
+        """Last hidden states of texts, or logits without a separate head."""
+        packed = None if self.packing is None else self.packing(texts, device)
+        if packed is None:
+            return self._called({"input_ids": padded_texts(texts, device)})
+        return packed.of_texts(self._called(packed.inputs(self.model.dtype)))
+
+    def _called(self, inputs: dict[str, Tensor]) -> Tensor:
         if self.separate_head:
-            return self.model.base_model(input_ids=ids, use_cache=False)[0]
-        return self.model(input_ids=ids, use_cache=False).logits
+            return self.model.base_model(**inputs, use_cache=False)[0]
+        return self.model(**inputs, use_cache=False).logits
 
     def _scores(
         self,
@@ -81,17 +97,11 @@ class ScoringPolicy:
         return torch.cat(logp), torch.cat(spread)
 
 
-def padded_texts(
-    contexts: Sequence[Sequence[int]], ids: Int[Tensor, "b t"], ends: Int[Tensor, " b"]
-) -> Int[Tensor, "b s"]:
-    """Prompts and completions, padded on the right, without the last token, which predicts none."""
-    rows = [
-        [*context, *row[: end - 1]]
-        for context, row, end in zip(contexts, ids.tolist(), ends.tolist(), strict=True)
-    ]
-    width = max(map(len, rows), default=0)
-    padded = [row + [0] * (width - len(row)) for row in rows]
-    return torch.tensor(padded, dtype=torch.int64, device=ids.device).view(len(rows), width)
+def padded_texts(texts: Sequence[Sequence[int]], device: torch.device) -> Int[Tensor, "b s"]:
+    """Tokens of texts, padded with zeros on the right."""
+    width = max(map(len, texts), default=0)
+    padded = [[*text, *[0] * (width - len(text))] for text in texts]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(len(texts), width)
 
 
 @torch.no_grad()

@@ -1,0 +1,8 @@
+"""The start of a run for the command line, with its imports: torch's, diffusers', transformers'."""
+
+from flowrl.cli.importing import collection_paused
+
+with collection_paused():
+    from flowrl.run.start import resume, start
+
+__all__ = ["resume", "start"]

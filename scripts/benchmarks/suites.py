@@ -1,0 +1,255 @@
+"""Ratios of speed, measured in one run with their spread: one command for all benchmark suites.
+
+    python scripts/benchmarks/suites.py --out runs/suites                 # all, about an hour
+    python scripts/benchmarks/suites.py --suites floor start --repeats 5
+    python scripts/benchmarks/suites.py --out runs/suites --write         # docs/benchmarks.md
+
+floor    an iteration beside a plain loop of exactly its evaluations
+sharing  states that samples share, and common beginnings of texts (train.share_prompts)
+growth   seconds by group, steps, resolution, prompts, rewards and frames: the exponent of a fit
+trl      texts beside TRL's GRPOTrainer
+start    from the start of `flowrl train` to its first iteration
+servers  a slow reward server beside a local reward
+
+Arms take turns, seconds are CPU seconds of one thread unless a table says otherwise, and a cell is
+a median with its smallest and largest value. Each suite is a process of its own and writes
+OUT/suite.json; `--write` writes the section of docs/benchmarks.md from these files.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(PROJECT))
+
+from scripts.benchmarks import start  # noqa: E402
+from scripts.benchmarks.suite_runs import (  # noqa: E402
+    Floor,
+    Opened,
+    beside,
+    by_turns,
+    power_law,
+    settings_of,
+)
+
+Suite = Literal["floor", "sharing", "growth", "trl", "start", "servers"]
+PAGE = PROJECT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- end of suites -->"
+DEMO, TEXT, VIDEO = (
+    "configs/demo_flow_grpo.yaml", "configs/text_demo.yaml", "configs/demo_video.yaml"
+)  # fmt: skip
+TINY = {"recipe": {"steps": 2, "group": 2}, "prompts": {"per_iteration": 1}}
+Table = list[list[str]]  # the first row has the names of the columns
+
+
+@dataclass
+class Arguments:
+    out: Path = Path("runs/suites")
+    suites: tuple[Suite, ...] = ("floor", "sharing", "growth", "trl", "start", "servers")
+    repeats: int = 5
+    tiny: bool = False
+    """The smallest sizes, to see that the suites run."""
+    write: bool = False
+    """Write docs/benchmarks.md from the files in OUT, and measure nothing."""
+    here: bool = False
+    """Measure in this process."""
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def floor(repeats: int, tiny: bool) -> Table:
+    cases: dict[str, dict[str, Any]] = {"demo": {}, "demo, 16 rows a call": {"rows_per_call": 16}}
+    lines = [["case", "rows without gradients, with", "iteration", "floor", "ratio"]]
+    for name, train in cases.items():
+        tree = settings_of(
+            DEMO, {"prompts": {"per_iteration": 8}}, *[TINY] * tiny, {"train": train}
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            kept = Opened.of(tree, Path(folder))
+            plain = Floor.of(kept)
+            found = by_turns({"iteration": kept, "floor": plain}, repeats)
+        rows = f"{plain.rows['frozen']}, {plain.rows['graded']}"
+        own = ratios(found["iteration"], found["floor"])
+        lines.append([name, rows, *map(spread, (found["iteration"], found["floor"], own))])
+    return lines
+
+
+def sharing(repeats: int, tiny: bool) -> Table:
+    from scripts.benchmarks.sharing import PROMPTS, RECIPES, demo_settings
+
+    lines = [["recipe", "setting", "evaluations with gradients", "seconds", "ratio"]]
+    for name in ("temp_flow", "branch_grpo"):
+        recipe = {"name": name, **RECIPES[name]}
+        recipe |= {"steps": 2, "roots": 1, "branch": 2} if tiny and name == "temp_flow" else {}
+        recipe |= {"steps": 2, "at": [0]} if tiny and name == "branch_grpo" else {}
+        drawn = 1 if tiny else PROMPTS[name]
+        tree = demo_settings() | {"recipe": recipe}
+        changes = {"prompts": {"per_iteration": drawn}, "train": {"alarms": "off"}}
+        tree = settings_of(DEMO, changes) | {"recipe": tree["recipe"]}
+        chain = {"name": "flow_grpo", "steps": recipe["steps"], "group": 2 if tiny else 12}
+        with tempfile.TemporaryDirectory() as folder:
+            arms = {"tree": Opened.of(tree, Path(folder) / "a"),
+                    "chains": Opened.of(tree | {"recipe": chain}, Path(folder) / "b")}  # fmt: skip
+            found = by_turns(arms, repeats)
+        each = {arm: kept.metrics[-1]["count/training"] for arm, kept in arms.items()}
+        lines.append([name, "states once", f"{each['tree']:.0f}", spread(found["tree"]), ""])
+        own = ratios(found["chains"], found["tree"])
+        lines.append(["flow_grpo", "beside it", f"{each['chains']:.0f}", spread(found["chains"]),
+                      spread(own)])  # fmt: skip
+    for updates in (1, 2):
+        tree = settings_of(TEXT, {"train": {"updates": updates}}, *[{"prompts": {
+            "per_iteration": 2}}] * tiny)  # fmt: skip
+        both = {name: {"train": {"share_prompts": on}} for name, on in
+                (("by themselves", False), ("train.share_prompts", True))}  # fmt: skip
+        found, metrics = beside(tree, both, repeats)
+        for name, values in found.items():
+            own = ratios(found["by themselves"], values)
+            count = f"{metrics[name]['count/training']:.0f}"
+            lines.append(
+                [f"text demo, {updates} updates", name, count, spread(values), spread(own)]
+            )
+    return lines
+
+
+def growth(repeats: int, tiny: bool) -> Table:
+    """CPU seconds of iterations as one setting doubles. A step bends where its exponent is off the
+    fit's by more than a quarter."""
+    bright = {place: [{"name": "brightness"}] for place in ("rewards", "held_out_rewards")}
+    axes: dict[str, tuple[str, list[int], Callable[[int], Mapping[str, Any]]]] = {
+        "group": (DEMO, [4, 8, 16, 32], lambda n: {"recipe": {"group": n}}),
+        "steps": (DEMO, [4, 8, 16, 32], lambda n: {"recipe": {"steps": n}}),
+        "prompts": (DEMO, [2, 4, 8, 16], lambda n: {"prompts": {"per_iteration": n}}),
+        "resolution": (DEMO, [32, 64, 128],
+                       lambda n: {"model": {"height": n, "width": n}} | bright),
+        "rewards": (DEMO, [1, 2, 4, 8], lambda n: {"rewards": [
+            {"name": "shapes", "kind": "graded", "label": f"r{i}"} for i in range(n)]}),
+        "frames": (VIDEO, [5, 9, 17], lambda n: {"model": {"call": {"num_frames": n}}} | bright),
+    }  # fmt: skip
+    small = {"recipe": {"group": 4}, "prompts": {"per_iteration": 4}}
+    lines = [["setting", "sizes", "seconds", "exponent of the fit", "of each step", "bends"]]
+    for name, (config, sizes, change) in axes.items():
+        sizes = sizes[:2] if tiny else sizes
+        tree = settings_of(config, small, *[TINY] * tiny)
+        found, _ = beside(tree, {str(n): change(n) for n in sizes}, repeats)
+        middle = [statistics.median(found[str(n)]) for n in sizes]
+        slope, steps = power_law(sizes, middle)
+        bends = [f"{a} to {b}" for a, b, p in zip(sizes, sizes[1:], steps, strict=False)
+                 if abs(p - slope) > 0.25]  # fmt: skip
+        lines.append([name, ", ".join(map(str, sizes)), ", ".join(f"{s:.2f}" for s in middle),
+                      f"{slope:.2f}", ", ".join(f"{p:.2f}" for p in steps),
+                      ", ".join(bends) or "nowhere"])  # fmt: skip
+    return lines
+
+
+def trl(repeats: int, tiny: bool) -> Table:
+    if find_spec("trl") is None:
+        return [["result"], ["TRL is not installed here (the extra trl): nothing was compared"]]
+    lines: Table = []
+    for size in ("small",) if tiny else ("small", "large"):
+        words = ["--repeats", str(repeats), "--size", size, "--losses", "grpo"]
+        printed = script("trl_beside.py", *words, *(["--steps", "1"] if tiny else []))
+        rows = [row.strip("| \n").split(" | ") for row in printed.splitlines() if row[:1] == "|"]
+        lines += ([["model", *rows[0]]] if not lines else []) + [[size, *row] for row in rows[2:]]
+    width = len(lines[0])
+    return [[*line, *[""] * (width - len(line))][:width] for line in lines]
+
+
+def starting(repeats: int, tiny: bool) -> Table:
+    found = start.measured(1 if tiny else repeats)
+    rows = [[kind, spread(values), f"{found['goals'].get(kind, '')}"]
+            for kind, values in found["seconds"].items()]  # fmt: skip
+    return [["start", "seconds without `import torch`", "goal"], *rows]
+
+
+def servers(repeats: int, tiny: bool) -> Table:
+    small = ["--latency", "0.05", "--call", "0.01", "--prompts", "2"] if tiny else []
+    printed = script("waiting.py", "--repeats", str(repeats), *small)
+    found = [line for line in printed.splitlines() if " of local (" in line]
+    rows = [[arm, rest] for arm, _, rest in (line.partition(": ") for line in found)]
+    return [["reward", "wall seconds of an iteration"], *rows]
+
+
+def script(name: str, *words: str) -> str:
+    """What another script of this folder prints. RuntimeError with its errors if it fails."""
+    command = [sys.executable, str(Path(__file__).parent / name), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+SUITES: dict[str, Callable[[int, bool], Table]] = {
+    "floor": floor, "sharing": sharing, "growth": growth, "trl": trl, "start": starting,
+    "servers": servers,
+}  # fmt: skip
+
+
+def shown(table: Table) -> str:
+    first, *rest = [f"| {' | '.join(row)} |" for row in table]
+    return "\n".join([first, "|" + "---|" * len(table[0]), *rest])
+
+
+def section(folder: Path) -> str:
+    """The section of docs/benchmarks.md from the files of the suites. ValueError without any."""
+    found = {name: folder / f"{name}.json" for name in SUITES}
+    parts = []
+    for name, file in found.items():
+        if file.is_file():
+            kept = json.loads(file.read_text())
+            parts.append(f"`{name}` ({kept['machine']}, {kept['repeats']} turns):\n\n"
+                         f"{shown(kept['table'])}\n")  # fmt: skip
+    if not parts:
+        raise ValueError(f"{folder} has no files of suites: measure first")
+    return "\n".join([BEGIN, "", *parts, END])
+
+
+def write_page(page: str, folder: Path) -> str:
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + section(folder) + after
+
+
+def machine() -> str:
+    import os
+
+    load = os.getloadavg()[0]
+    return f"torch {torch.__version__}, one thread of {os.cpu_count()} cores, load {load:.1f}"
+
+
+def main(given: Arguments) -> int:
+    if given.write:
+        PAGE.write_text(write_page(PAGE.read_text(), given.out))
+        return 0
+    given.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    for name in given.suites:
+        if given.here:
+            table = SUITES[name](given.repeats, given.tiny)
+            kept = {"suite": name, "repeats": given.repeats, "machine": machine(), "table": table}
+            (given.out / f"{name}.json").write_text(json.dumps(kept, indent=1))
+            continue
+        words = ["--here", "--suites", name, "--out", str(given.out), "--repeats"]
+        script("suites.py", *words, str(given.repeats), *(["--tiny"] if given.tiny else []))
+        print(f"{name}\n{shown(json.loads((given.out / f'{name}.json').read_text())['table'])}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(tyro.cli(Arguments, description=__doc__)))
