@@ -18,6 +18,7 @@ from flowrl.likelihoods.rows import (
     TokenRows,
     first_rows,
     input_of,
+    restored,
     take,
 )
 from flowrl.run.collect import Experience
@@ -47,7 +48,7 @@ class Chunk:
         return self.old is not None or self.whole.old is not None
 
     def rows(self) -> Rows:
-        rows = take(self.whole, self.index)
+        rows = restored(take(self.whole, self.index))
         if self.old is not None:
             rows = replace(rows, old=self.old)
         if self.uncertain is not None:
