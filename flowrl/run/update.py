@@ -17,7 +17,7 @@ from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience
-from flowrl.run.deal import Chunks, share_of
+from flowrl.run.deal import Chunks, shares_of
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.histograms import IterationValues
 from flowrl.run.learner import Learner
@@ -90,15 +90,12 @@ def update(
     NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
     them, over iterations and resumed runs. `seen` keeps the values of entries for histograms.
     """
-    settings, tally = learner.run.train, Tally()
+    tally = Tally()
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     if learner.run.recomputes_old:
         experience = replace(experience, rows=tuple(map(without_old, experience.rows)))
-    shares = [
-        share_of(learner, experience, progress.iteration, number)
-        for number in range(settings.updates)
-    ]
+    shares = shares_of(learner, experience, progress.iteration)
     with (
         learner.parallel.together(),
         bounded_call("training"),

@@ -93,4 +93,3 @@ def test_a_call_of_the_update_takes_its_states_to_where_it_computes():
     assert found.x.is_meta and found.x_next.is_meta and found.old.out.is_meta
     (rows, *_) = credited(Transition(), rolled(CHAIN, WHOLE))
     assert restored(rows) is rows  # nothing is copied where nothing is set
-

@@ -202,6 +202,7 @@ class PipelinePolicy:
         way, take = proof.to_way, conditioning.take
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            prompt = prompt.cpu()  # encodings are selected by numbers on the CPU
             chosen = [own[i] for i in prompt.tolist()] if own else []
             size = self.sizes.most(kind, len(sigma))
             groups = columns.rows_by_call(sigma, chosen, mixed=way.mixed, size=size)

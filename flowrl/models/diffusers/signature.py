@@ -212,8 +212,8 @@ class Loop:
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images."""
-        state = self.state(x, sigma)
-        return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
+        state, levels = self.state(x, sigma), sigma.detach().cpu()  # one transfer for all looks
+        return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
         """Convert the model output that a step receives at a loop state to the flow's velocity."""
