@@ -240,8 +240,10 @@ class Loop:
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))
         else:
-            times = start.schedule.times(sigma).to(start.device)
-            target = Target(times[0] if bool((times == times[0]).all()) else times)
+            times = start.schedule.times(sigma)
+            same = bool((times == times[0]).all())  # asked on the CPU, where they are
+            times = times.to(start.device)
+            target = Target(times[0] if same else times)
         call = self._at(x, conditioning, way)
         if bool((start.schedule.index(sigma) == 0).all()):
             call = replace(call, held=None)
