@@ -17,6 +17,8 @@ ROWS = (
     ("kept-pool", "samplers/kept_tokens.py", "KeptTokens(p.starts + first[id(p.pool)],",
      "KeptTokens(p.starts,", KEPT),
     ("kept-forgotten", "samplers/kept_tokens.py", "part.masked_fill(~there, 0)", "part.clone()", KEPT),
+    ("kept-replay", "flowrl/budget/successes.py", "len(index) + torch.arange(len(samples))",
+     "torch.arange(len(samples))", KEPT),
     ("kept-once", "samplers/generate.py", "self.kept.within(more.kept)", "self.kept", KEPT),
     ("tokens-bonus", "flowrl/losses/base.py", "bonus, metrics[\"entropy\"] = -self.entropy * entropy",
      "bonus, metrics[\"entropy\"] = self.entropy * entropy", LOSSES),

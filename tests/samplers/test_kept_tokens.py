@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowrl.budget.successes import cut, put
 from samplers.completions import Completions, Forking, Forks, Segments
 from samplers.kept_tokens import KeptTokens, joined_kept
-from samplers.tokens import kept_tokens
+from samplers.tokens import kept_tokens, pack
 from tests.language.test_sampling_rules import PROMPTS, policy
 
 
@@ -84,3 +85,23 @@ def test_texts_keep_the_sets_of_their_own_distributions(plan):
     assert len(found.kept.pool) == stored
     if not isinstance(plan, Completions):  # all leaves of a trunk refer to its sets
         assert stored < int(found.kept.counts.abs().sum())
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_replayed_completion_has_its_sets_also_from_older_checkpoints(older):
+    """Checkpoints before these sets held a bit per entry of the vocabulary."""
+    made = policy()
+    batch = made.open(PROMPTS, [], 7)
+    plan = Completions(3, top_p=0.8)
+    first, second = (batch.rollouts(plan, range(4), seed=s, iteration=0)[0] for s in (0, 1))
+    vocabulary = made.model.config.vocab_size
+    pieces = cut(first, 5)
+    if older:
+        names = [name for name in pieces if name.startswith(".kept.")]
+        assert len([pieces.pop(name) for name in names]) == 3
+        pieces[".kept"] = pack(first.kept.mask(vocabulary)[5])
+    found = put(second, {2: pieces})
+    want = second.kept.mask(vocabulary)
+    want[2] = first.kept.mask(vocabulary)[5]
+    assert torch.equal(found.kept.mask(vocabulary), want)
+    assert torch.equal(found.ids[2], first.ids[5]) and torch.equal(found.ids[3], second.ids[3])
