@@ -31,7 +31,7 @@ class Places:
 @pytest.fixture
 def places(monkeypatch) -> Places:
     made = Places()
-    monkeypatch.setattr(experts, "moved", made.moved)
+    monkeypatch.setattr(experts, "move_weight", made.moved)
     return made
 
 

@@ -31,10 +31,10 @@ class Expert:
 
     def move(self, device: torch.device) -> None:
         for tensor in self.resting():
-            moved(tensor, device)
+            move_weight(tensor, device)
 
 
-def moved(tensor: Tensor, device: torch.device) -> None:
+def move_weight(tensor: Tensor, device: torch.device) -> None:
     """Move the data of a weight."""
     tensor.data = tensor.data.to(device)
 
