@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from samplers.tokens import pack, unpack
+from samplers.untyped import distinct_numbers
 
 WORD = 4  # bytes of a number in the pool
 
@@ -91,7 +92,7 @@ class KeptTokens:
         """Forget the other positions, and all numbers of the pool that no position refers to."""
         masked = self.mapped(lambda part: part.masked_fill(~there, 0))
         used = masked.counts != 0
-        starts, place = masked.starts[used].unique(return_inverse=True)
+        starts, place = distinct_numbers(masked.starts[used])
         sizes = torch.empty_like(starts)
         sizes[place] = masked.counts[used].abs().long()
         row, offset = _spread(sizes)
