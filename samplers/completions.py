@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.forks import Forking, owned, passed, points
+from samplers.kept_tokens import KeptTokens
 from samplers.plan import Columns
 
 
@@ -185,7 +186,7 @@ class TextRollout:
                tokens)
     lengths    tokens of each that the model drew, the stop tokens included
     stopped    False where a completion was cut off at the plan's length
-    kept       the tokens that top-p, top-k and min-p left, in bits; None where they left all
+    kept       the tokens that top-p, top-k and min-p left; None where they left all
     common     of a tree that forked: first tokens that a leaf shares with each of its draw's
     elsewhere  another engine drew them: `logp` is that engine's
     `told`     tokens that an environment put between the model's turns, whose `logp` is 0; None
@@ -199,7 +200,7 @@ class TextRollout:
     logp: Float[Tensor, "n t"]
     lengths: Int[Tensor, " n"]
     stopped: Bool[Tensor, " n"]
-    kept: UInt8[Tensor, "n t bytes"] | None
+    kept: KeptTokens | None
     prompt: Int[Tensor, " n"]
     draws: tuple[int, ...]
     seed: int

@@ -151,3 +151,8 @@ def owned(common: Int[Tensor, "n g"], length: int) -> Bool[Tensor, "n t"]:
     earlier = torch.arange(group, device=common.device) < place
     before = (common * earlier).amax(1, keepdim=True)
     return torch.arange(length, device=common.device) >= before
+
+
+def by_draw(rows: Tensor, draws: int) -> Tensor:
+    """[m ...] to [draws m/draws ...]."""
+    return rows.reshape(draws, len(rows) // draws, *rows.shape[1:])

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.completions import TextPlan, TextRollout
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
-from samplers.forks import Grown, choose, grow
+from samplers.forks import Grown, by_draw, choose, grow
+from samplers.kept_tokens import KeptTokens, joined_column
 from samplers.tokens import row_keys
 from samplers.untyped import integer_rows, integers
 
@@ -53,7 +54,7 @@ class WrittenTokens(NamedTuple):
 
     logp     of each under the rule it was drawn by
     stopped  whether its last token ends a completion, itself or as the end of a stop text
-    kept     the tokens that top-p, top-k and min-p left, in bits; None where they left all
+    kept     the tokens that top-p, top-k and min-p left; None where they left all
     spread   entropies of the distributions they were drawn from, in nats; None unless requested
     """
 
@@ -61,7 +62,7 @@ class WrittenTokens(NamedTuple):
     logp: Float[Tensor, "m u"]
     lengths: Int[Tensor, " m"]
     stopped: Bool[Tensor, " m"]
-    kept: UInt8[Tensor, "m u bytes"] | None = None
+    kept: KeptTokens | None = None
     spread: Float[Tensor, "m u"] | None = None
 
 
@@ -82,11 +83,6 @@ class Sampler(Protocol):
     def __call__(self, asked: TokenRequest) -> WrittenTokens: ...
 
 
-def by_draw(rows: Tensor, draws: int) -> Tensor:
-    """[m ...] to [draws m/draws ...]."""
-    return rows.reshape(draws, len(rows) // draws, *rows.shape[1:])
-
-
 class Draft(WrittenTokens):
     """Completions on the way, one per node [m t]. Entries that are not written are 0."""
 
@@ -103,15 +99,18 @@ class Draft(WrittenTokens):
         return Draft(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def behind(self, more: "Draft", draws: int) -> "Draft":
-        """Append more completions to each draw's own."""
+        """Append more completions, made from these, to each draw's own."""
+        kept = None if self.kept is None else self.kept.within(more.kept)
 
-        def joined(mine: Tensor | None, theirs: Tensor | None) -> Tensor | None:
-            if mine is None or theirs is None:
-                return None
-            parts = [by_draw(part, draws) for part in (mine, theirs)]
-            return torch.cat(parts, 1).flatten(0, 1)
+        def beside(both: Sequence[Tensor]) -> Tensor:
+            return torch.cat([by_draw(part, draws) for part in both], 1).flatten(0, 1)
 
-        return Draft(*(joined(*pair) for pair in zip(self, more, strict=True)))  # type: ignore[arg-type]
+        return Draft(
+            *(
+                joined_column(pair, beside)
+                for pair in zip(self._replace(kept=kept), more, strict=True)
+            )
+        )  # type: ignore[arg-type]
 
     def cut(self, lengths: Int[Tensor, " m"]) -> "Draft":
         """Keep the first tokens of each, as unfinished completions."""
@@ -121,7 +120,7 @@ class Draft(WrittenTokens):
             self.logp.masked_fill(gone, 0.0),
             lengths,
             torch.zeros_like(self.stopped),
-            None if self.kept is None else self.kept.masked_fill(gone[..., None], 0),
+            None if self.kept is None else self.kept.mapped(lambda part: part.masked_fill(gone, 0)),
             None if self.spread is None else self.spread.masked_fill(gone, 0.0),
         )
 
@@ -143,7 +142,9 @@ class Draft(WrittenTokens):
         assert ids is not None and logp is not None
         lengths = self.lengths.index_add(0, rows, part.lengths)
         stopped = self.stopped.index_put((rows,), part.stopped)
-        kept, spread = put(self.kept, part.kept), put(self.spread, part.spread)
+        kept, spread = self.kept, put(self.spread, part.spread)
+        if part.kept is not None:
+            kept = (kept or KeptTokens.none(ids)).put(place, part.kept[row, at])
         return Draft(ids, logp, lengths, stopped, kept, spread)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from samplers.completions import TextPlan, TextRollout
+from samplers.kept_tokens import joined_column
 from samplers.plan import Plan
 from samplers.roll import Rollout
 from samplers.walk import Begin, Edges, Velocity
@@ -84,5 +85,5 @@ def joined_texts(parts: Sequence[TextRollout], draws: tuple[int, ...]) -> TextRo
     """The same of texts, which have no trees here."""
     names = ("ids", "logp", "lengths", "stopped", "kept", "prompt")
     columns = {name: [getattr(part, name) for part in parts] for name in names}
-    whole = {name: None if c[0] is None else torch.cat(c) for name, c in columns.items()}
+    whole = {name: joined_column(column) for name, column in columns.items()}
     return replace(parts[0], draws=draws, **whole)

@@ -13,6 +13,7 @@ from samplers.looks import Seen
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
 from samplers.steering import Steering
+from samplers.storage import Storage
 from samplers.thinning import thinned
 from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk
 
@@ -37,6 +38,7 @@ class Rollout:
     index: int
     seen: tuple[Seen, ...] = ()
     kept: Float[Tensor, "n *d"] | None = None  # the states before the plan's step `keep`
+    storage: Storage = Storage()  # how states are kept for training
 
     @property
     def columns(self) -> Columns:
@@ -176,7 +178,8 @@ def roll(
 def _rollout(
     plan: Plan, x0: Tensor, prompt: Tensor, walk: Walk, edges: tuple[Edges, ...], index: int
 ) -> Rollout:
-    return Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index)
+    storage = walk.latents.storage
+    return Rollout(plan, x0, prompt, walk.draws, edges, *walk.key, index, storage=storage)
 
 
 def _steered(

@@ -35,6 +35,11 @@ def distinct_rows(rows: Int[Tensor, "n m"]) -> tuple[Int[Tensor, "u m"], Int[Ten
     return rows.unique(dim=0, return_inverse=True)
 
 
+def distinct_numbers(values: Int[Tensor, " n"]) -> tuple[Int[Tensor, " u"], Int[Tensor, " n"]]:
+    """The different numbers in rising order, and the place of each value among them."""
+    return values.unique(return_inverse=True)
+
+
 def normal_quantiles(chances: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     """The numbers that a standard normal is below with these chances."""
     return torch.special.ndtri(chances)

@@ -13,6 +13,7 @@ from samplers.looks import Seen
 from samplers.noise import normal
 from samplers.plan import Plan
 from samplers.solvers import Past, Point
+from samplers.storage import Storage
 
 # (x [n *d], sigma [n], row of the conditioning of each x [n]) -> v [n *d]
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -41,14 +42,16 @@ class Latents:
     """The states of a sampler. Noise is drawn on the CPU in float32, so it is the same on every
     device and in every dtype.
 
-    shape  of one state
-    begin  turns noise into the first states; None if the noise itself is the first state
+    shape    of one state
+    begin    turns noise into the first states; None if the noise itself is the first state
+    storage  how the states of trained steps are kept
     """
 
     shape: tuple[int, ...]
     device: str | torch.device = "cpu"
     dtype: torch.dtype = torch.float32
     begin: Begin | None = None
+    storage: Storage = Storage()
 
 
 @dataclass
@@ -58,10 +61,14 @@ class State:
     x: Tensor
     past: tuple[Past, ...] = ()
     v: Tensor | None = None  # at x, once evaluated
+    stored: Tensor | None = None  # x as it is kept for training, if it is
 
     def rows(self, index: Tensor) -> "State":
         past = tuple(p.rows(index) for p in self.past)
-        return State(self.x[index], past, None if self.v is None else self.v[index])
+        x, v = self.x[index], None if self.v is None else self.v[index]
+        if self.stored is None or self.stored is self.x:
+            return State(x, past, v, None if self.stored is None else x)
+        return State(x, past, v, self.stored[index.to(self.stored.device)])
 
     def children(self, times: int) -> "State":
         """Every state `times` times, copies next to each other."""
@@ -96,7 +103,13 @@ class Walk:
     def root(self, plan: Plan) -> State:
         """Initial noise, or what `begin` makes of it: the same for every plan of the iteration."""
         x, begin = self.noise(plan.states[0], "root"), self.latents.begin
-        return State(x if begin is None else begin(x, self.prompt(x)).to(x.dtype))
+        x = x if begin is None else begin(x, self.prompt(x)).to(x.dtype)
+        return State(self.rounded(plan, x))
+
+    def rounded(self, plan: Plan, x: Tensor) -> Tensor:
+        """The state that the sampler goes on from, where a plan's states are kept for training."""
+        trained = any(step.train for step in plan.steps)
+        return self.latents.storage.rounded(x) if trained else x
 
     def advance(self, plan: Plan, index: int, k: int, at: State) -> tuple[State, Edges | None]:
         """Step k: the next states, and the transitions if they are trained on."""
@@ -118,11 +131,15 @@ class Walk:
             mean, std, pushed = (a.repeat_interleave(times, 0) for a in (mean, std, pushed))
         g = Gaussian(mean, std)
         x_next = (pushed + per_row(std, mean) * self.step_noise(plan, index, k)).to(at.x.dtype)
+        x_next = self.rounded(plan, x_next)
         after = State(x_next, self.remember(plan, parents, self.point(plan, index, k, parents)))
         if not step.train:
             return after, None
-        logp, kept = mean_log_prob(g, x_next), mean if self.keep_mean else None
-        edges = Edges(k, parents.x, x_next, kept, logp, self.prompt(x_next))
+        logp, keep = mean_log_prob(g, x_next), self.latents.storage
+        after.stored = keep.put(x_next)
+        x = keep.put(parents.x) if parents.stored is None else parents.stored
+        kept = keep.moved(mean) if self.keep_mean else None
+        edges = Edges(k, x, after.stored, kept, logp, self.prompt(x_next))
         if plan.guided(k):
             edges = replace(edges, moved=(pushed - mean).flatten(1).square().mean(1).sqrt() / std)
         return after, edges
@@ -149,7 +166,8 @@ class Walk:
             at = at.children(plan.states[k + 1] // plan.states[k])
         point = self.point(plan, index, k, at)
         x, new = plan.solver_at(k)(point, at.past)
-        return State(x.to(at.x.dtype), self.remember(plan, at, point, new))
+        x = self.rounded(plan, x.to(at.x.dtype))
+        return State(x, self.remember(plan, at, point, new))
 
     def completed(self, plan: Plan, k: int, at: State) -> Seen:
         """The clean samples of the states before step k, by the plan's ODE."""

@@ -10,9 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-RowChange = Callable[[str, Tensor], Tensor]
+from samplers.kept_tokens import KeptTokens, joined_kept
+from samplers.tokens import unpack
+
+RowChange = Callable[[str, Any], Any]  # (name, tensor or kept tokens) -> the same kind
 Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on the CPU
 
 
@@ -32,9 +36,14 @@ def signature(rollout: Any) -> str:
 def cut(rollout: Any, sample: int) -> Pieces:
     found: Pieces = {}
 
-    def keep(name: str, tensor: Tensor) -> Tensor:
-        found[name] = tensor[sample].detach().cpu().clone()
-        return tensor
+    def keep(name: str, rows: Any) -> Any:
+        own = rows[sample]
+        if isinstance(own, KeptTokens):
+            own = own.only(own.counts != 0).to("cpu")
+            found.update({f"{name}.{part.name}": getattr(own, part.name) for part in fields(own)})
+        else:
+            found[name] = own.detach().cpu().clone()
+        return rows
 
     _changed(rollout, len(rollout.prompt), keep)
     return found
@@ -43,17 +52,35 @@ def cut(rollout: Any, sample: int) -> Pieces:
 def put(rollout: Any, pieces: Mapping[int, Pieces]) -> Any:
     """The rollout with these samples in place of its own; their prompts stay."""
 
-    def swap(name: str, tensor: Tensor) -> Tensor:
-        tensor = tensor.clone()
+    def swap(name: str, rows: Any) -> Any:
+        if isinstance(rows, KeptTokens):
+            return _swapped(rows, {at: _kept(parts, name) for at, parts in pieces.items()})
+        rows = rows.clone()
         for sample, parts in pieces.items():
-            tensor[sample] = parts[name].to(tensor)
-        return tensor
+            rows[sample] = parts[name].to(rows)
+        return rows
 
     return _changed(rollout, len(rollout.prompt), swap) if pieces else rollout
 
 
+def _kept(parts: Pieces, name: str) -> KeptTokens:
+    """A sample's kept tokens. Older checkpoints hold a bit per entry of the vocabulary."""
+    if name in parts:
+        return KeptTokens.of(unpack(parts[name], 8 * parts[name].shape[-1]))
+    return KeptTokens(*(parts[f"{name}.{part.name}"] for part in fields(KeptTokens)))
+
+
+def _swapped(rows: KeptTokens, samples: Mapping[int, KeptTokens]) -> KeptTokens:
+    device, index = rows.counts.device, torch.arange(len(rows.counts))
+    index[list(samples)] = len(index) + torch.arange(len(samples))
+    others = [each.mapped(lambda part: part[None]).to(device) for each in samples.values()]
+    return joined_kept([rows, *others])[index.to(device)]
+
+
 def _changed(value: Any, n: int, change: RowChange, name: str = "") -> Any:
     """`value` with every tensor of n rows changed, in its fields and theirs; not its prompts."""
+    if isinstance(value, KeptTokens):
+        return change(name, value)
     if isinstance(value, Tensor):
         return change(name, value) if value.ndim and len(value) == n else value
     if type(value) is tuple:

@@ -57,16 +57,16 @@ class Directional:
         grouped = rollout.x0.view(-1, rollout.plan.group, *rollout.x0.shape[1:])
         difference = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
         size = difference.square().flatten(1).mean(1)
-        direction = difference / per_row(size + LEAST_SIZE, difference)
+        kept = rollout.storage.put(difference / per_row(size + LEAST_SIZE, difference))
         return [
             DirectionRows(
                 prompt=edges.prompt,
-                advantage=advantage[:, edges.step, None].to(edges.x),
-                mask=mask[:, edges.step, None].to(edges.x.device),
+                advantage=advantage[:, edges.step, None].to(edges.logp),
+                mask=mask[:, edges.step, None].to(edges.logp.device),
                 old=None,
                 x=edges.x,
                 sigma=torch.full_like(edges.logp, rollout.plan.steps[edges.step].sigma),
-                direction=direction,
+                direction=kept,
                 state=states_of(rollout, edges),
             )
             for edges in rollout.edges

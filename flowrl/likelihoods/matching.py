@@ -121,7 +121,7 @@ class Matching:
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[MatchingRows]:
         """One `Rows` per noise level drawn, each with all samples (or pairs)."""
-        credit, kept = advantage[:, -1].cpu(), mask[:, -1].cpu()
+        credit, kept, storage = advantage[:, -1].cpu(), mask[:, -1].cpu(), rollout.storage
         keep = torch.arange(len(credit))
         if self.paired:
             keep, kept = self.pairs(credit, kept, rollout.plan.group)
@@ -129,11 +129,12 @@ class Matching:
         alike = self.unit if self.paired or self.same_noise else 1
         levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
         at = keep.to(rollout.x0.device)
-        x0, prompt = rollout.x0[at], rollout.prompt[at]
+        x0, prompt = storage.rounded(rollout.x0[at]), rollout.prompt[at]
+        kept_x0 = storage.put(x0)
         parts: list[MatchingRows] = []
         for draw, sigma in enumerate(levels.unbind(1)):
             sigma = sigma.to(x0)
-            noise = self._noise(rollout, keep, draw).to(x0)
+            noise = storage.rounded(self._noise(rollout, keep, draw).to(x0))
             s = per_row(sigma, x0)
             x = (1 - s) * x0 + s * noise
             # at sigma 1 a group with the same noise has one state
@@ -144,10 +145,10 @@ class Matching:
                     advantage=credit[keep][:, None].to(x0),
                     mask=kept.to(x0.device),
                     old=None,
-                    x=x,
+                    x=storage.put(x),
                     sigma=sigma,
-                    x0=x0,
-                    noise=noise,
+                    x0=kept_x0,
+                    noise=storage.put(noise),
                     state=None if alone else equal_before(x),
                 )
             )

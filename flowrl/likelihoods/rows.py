@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers import Kernel
+from samplers.kept_tokens import KeptTokens, joined_column
 from samplers.untyped import distinct_rows
 
 T = TypeVar("T")
@@ -28,6 +29,7 @@ class Evaluation(NamedTuple):
     out: Tensor | None
 
 
+STATES = {"x", "x_next", "x0", "noise", "direction"}  # fields that storage may round or move
 Evaluations = Mapping[str, Evaluation]  # by role: new, old, ref, or an average's name
 PointValues = Float[Tensor, "n k"]  # of each sample at its decision points
 PointMask = Bool[Tensor, "n k"]
@@ -84,7 +86,7 @@ class TokenRows(Rows):
 
     mask       the tokens in the loss, stop tokens included
     lengths    number of the model's own tokens. Positions from `ends` on are padding (0)
-    kept       the tokens that the sampler's top-p, top-k and min-p kept, as bits; None: all
+    kept       the tokens that the sampler's top-p, top-k and min-p kept; None: all
     sampled    log-probabilities by another engine that sampled; None: the model itself did
     `told`     tokens of an environment, which are context only; None: there are none
     uncertain  tokens of highest entropy in the iteration: see `flowrl.losses.weights.HighEntropy`
@@ -93,7 +95,7 @@ class TokenRows(Rows):
     ids: Int[Tensor, "b t"]
     lengths: Int[Tensor, " b"]
     temperature: float
-    kept: UInt8[Tensor, "b t bytes"] | None
+    kept: KeptTokens | None
     sampled: Float[Tensor, "b t"] | None = None
     told: Bool[Tensor, "b t"] | None = None
     uncertain: Bool[Tensor, "b t"] | None = None
@@ -161,8 +163,8 @@ def stacked(parts: Sequence[T]) -> T:
     """Concatenate rows of one kind; fields that are no tensors are those of the first."""
 
     def join(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Tensor):
-            return torch.cat(list(values))
+        if isinstance(values[0], Tensor | KeptTokens):
+            return joined_column(values)
         if isinstance(values[0], Evaluation):
             return Evaluation(*(join(part) for part in zip(*values, strict=True)))
         return values[0]
@@ -180,12 +182,27 @@ def trimmed(rows: Rows, unit: int) -> Rows:
     return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
 
 
+def restored(rows: RowsOf) -> RowsOf:
+    """Bring stored states to the dtype and device of computation: those of the noise levels. The
+    rows themselves where they are there already."""
+    if not isinstance(rows, TransitionRows | MatchingRows | DirectionRows):
+        return rows
+    sigma, found = rows.sigma, dict[str, Any]()
+    for each in fields(rows):
+        value = getattr(rows, each.name)
+        if each.name in STATES and (value.dtype, value.device) != (sigma.dtype, sigma.device):
+            found[each.name] = value.to(sigma.device, sigma.dtype)
+    if rows.old is not None and rows.old.out is not None:
+        found["old"] = rows.old._replace(out=rows.old.out.to(sigma.device))
+    return replace(rows, **found) if found else rows
+
+
 def take(rows: T, index: Int[Tensor, " m"]) -> T:
     """Select rows `index` of every tensor in `rows`; other fields stay as they are."""
 
     def pick(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[index]
+        if isinstance(value, Tensor | KeptTokens):
+            return value[index.to(value.device)]
         if isinstance(value, Evaluation):
             return Evaluation(*(pick(part) for part in value))
         return value

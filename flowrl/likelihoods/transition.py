@@ -74,7 +74,7 @@ def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
     """Number the states of a step that has fewer of them than transitions. The plan says where, and
     the states say which: a replay may have put another sample in for one of several siblings."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
-    return None if before == after else equal_before(edges.x)
+    return None if before == after else equal_before(edges.x).to(edges.prompt.device)
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,13 @@ class Transition:
         credit, kept = (a[:, edges.step].reshape(nodes, -1)[:, :1] for a in (advantage, mask))
         return TransitionRows(
             prompt=edges.prompt,
-            advantage=credit.to(x),
-            mask=kept.to(x.device),
+            advantage=credit.to(edges.logp),
+            mask=kept.to(edges.logp.device),
             old=Evaluation(edges.logp[:, None], edges.mean if self.keep_mean else None),
             x=x,
             x_next=edges.x_next,
-            sigma=torch.full((nodes,), step.sigma, dtype=x.dtype, device=x.device),
-            sigma_next=torch.full((nodes,), step.sigma_next, dtype=x.dtype, device=x.device),
+            sigma=torch.full_like(edges.logp, step.sigma),
+            sigma_next=torch.full_like(edges.logp, step.sigma_next),
             kernel=kernel,
             state=states_of(rollout, edges),
         )

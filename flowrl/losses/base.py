@@ -18,6 +18,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
+from samplers.untyped import floats
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
 """The average of unmasked values, over B rows that have any:
@@ -55,8 +56,10 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, masks: Sequence[Tensor]) -> "Counts":
-        rows = sum(int(mask.any(1).sum()) for mask in masks)
-        return cls(float(rows), float(sum(int(mask.sum()) for mask in masks)))
+        if not masks:
+            return cls(0.0, 0.0)
+        counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
+        return cls(*floats(torch.stack(counts).sum(0).double()))  # one transfer
 
 
 def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:

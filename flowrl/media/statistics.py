@@ -57,7 +57,8 @@ def _entropy(images: Tensor) -> Tensor:
     """Bits of each image [n 1]."""
     level = (images * 4).long().clamp(0, 3)
     code = (level[:, 0] * 16 + level[:, 1] * 4 + level[:, 2]).flatten(1)
-    counts = torch.zeros(len(code), 64).scatter_add(1, code, torch.ones(code.shape))
+    code += 64 * torch.arange(len(code))[:, None]
+    counts = code.flatten().bincount(minlength=64 * len(code)).view(-1, 64).float()
     share = counts / counts.sum(1, keepdim=True)
     return -(share * share.clamp(min=1e-12).log2()).sum(1, keepdim=True)
 

@@ -13,6 +13,7 @@ from flowrl.models.policy import Policy
 from flowrl.paths import find
 from flowrl.settings import Run
 from flowrl.settings.levels import levels_of
+from samplers.storage import Storage
 
 if TYPE_CHECKING:
     from flowrl.models.diffusers.kept_encodings import KeptEncodings
@@ -51,6 +52,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         device=device,
         call={key: value for key, value in call.items() if value is not None},
         offload=m.offload,
+        offload_experts=m.offload_experts,
         levels=own,
     )
     savings.decoder(policy.pipe, tiling=m.vae.tiling, slicing=m.vae.slicing)
@@ -60,7 +62,14 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(m.guidance.sample, m.guidance.train)
     policy.kept_encodings = _kept_encodings(run)
+    policy.storage = _storage(run)
     return policy
+
+
+def _storage(run: Run) -> Storage:
+    states = run.train.states
+    device = None if states.device is None else torch.device(states.device)
+    return Storage(None if states.dtype is None else DTYPES[states.dtype], device)
 
 
 def _kept_encodings(run: Run) -> "KeptEncodings | None":

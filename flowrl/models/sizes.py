@@ -39,6 +39,7 @@ class Sizes:
     decoding  of a row's image at the decoder's last level, one layer
     unknown   components whose weights could not be counted
     rows      of the denoiser for one state in training: two with classifier-free guidance
+    largest   weights of the largest denoiser
     public    whether the configuration is from flowrl's table, and not from the model's files
     """
 
@@ -53,6 +54,7 @@ class Sizes:
     decoding: int = 0
     unknown: tuple[str, ...] = ()
     rows: int = 1
+    largest: int = 0
     public: bool = False
 
 
@@ -92,6 +94,7 @@ def _pipeline(described: Description, m: ModelSettings) -> Sizes:
     return Sizes(
         trained=sum(map(_count, denoisers.values())),
         frozen={n: c for n, c in described.counts.items() if c is not None},
+        largest=max(map(_count, denoisers.values()), default=0),
         adapters=_ends(targets),
         tokens=shape.tokens,
         inside=inside,

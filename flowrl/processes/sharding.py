@@ -49,6 +49,11 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
                 "FSDP2: the loss scale of float16 networks is not synchronized over shards; "
                 "set model.dtype: bfloat16"
             )
+        if len({p.device for p in root.parameters()}) > 1:
+            raise UserError(
+                "FSDP2: model.offload_experts moves weights that shards are made of: leave it out, "
+                "since each process holds a part of every expert"
+            )
         units = blocks(root)
         if not units:
             raise UserError(

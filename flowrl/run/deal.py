@@ -18,6 +18,7 @@ from flowrl.likelihoods.rows import (
     TokenRows,
     first_rows,
     input_of,
+    restored,
     take,
 )
 from flowrl.run.collect import Experience
@@ -47,7 +48,7 @@ class Chunk:
         return self.old is not None or self.whole.old is not None
 
     def rows(self) -> Rows:
-        rows = take(self.whole, self.index)
+        rows = restored(take(self.whole, self.index))
         if self.old is not None:
             rows = replace(rows, old=self.old)
         if self.uncertain is not None:
@@ -67,9 +68,11 @@ class Deal:
     iteration: int
     updates: int
 
-    def steps(self, rows: Rows, draws: Sequence[int], place: int, unit: int) -> Int[Tensor, " b"]:
-        """The optimizer step of each row. `place` is that of the rows among the iteration's."""
-        inputs = input_of(rows, unit).cpu()
+    def steps(
+        self, rows: Rows, inputs: Int[Tensor, " b"], draws: Sequence[int], place: int, unit: int
+    ) -> Int[Tensor, " b"]:
+        """The optimizer step of each row. `inputs` are those of `input_of` on the CPU; `place` is
+        that of the rows among the iteration's."""
         prompt = rows.prompt.cpu()[first_rows(inputs)]
         dealt = torch.empty_like(prompt)
         for at, draw in enumerate(draws):
@@ -83,15 +86,24 @@ class Deal:
 
 def share_of(learner: Learner, experience: Experience, iteration: int, number: int) -> Chunks:
     """Return the rows of an optimizer step, in chunks of one (rollout, step) each."""
+    return shares_of(learner, experience, iteration)[number]
+
+
+def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[Chunks]:
+    """Return the rows of all optimizer steps."""
     settings, unit = learner.run.train, learner.algorithm.loss.unit
     rows_per_call = learner.policy.sizes.training
     assert rows_per_call is not None  # `load_policy` chose it
-    deal, chunks = Deal(settings.seed, iteration, settings.updates), list[Chunk]()
+    deal = Deal(settings.seed, iteration, settings.updates)
+    shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for place, rows in enumerate(experience.rows):
-        index = (deal.steps(rows, experience.draws, place, unit) == number).nonzero()[:, 0]
-        parts = calls(index, input_of(rows, unit).cpu(), max(1, rows_per_call // unit))
-        chunks += [Chunk(rows, part.to(rows.prompt.device)) for part in parts]
-    return chunks
+        inputs = input_of(rows, unit).cpu()
+        dealt = deal.steps(rows, inputs, experience.draws, place, unit)
+        for number, share in enumerate(shares):
+            index = (dealt == number).nonzero()[:, 0]
+            parts = calls(index, inputs, max(1, rows_per_call // unit))
+            share += [Chunk(rows, part.to(rows.prompt.device)) for part in parts]
+    return shares
 
 
 def calls(

@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm, Average, Decay
+from flowrl.models.adapters import adapter_switch
 from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
 from flowrl.models.policy import Policy
 from flowrl.models.precision import scaler
@@ -50,6 +51,7 @@ class Learner:
             averages(run, algorithm),
             keep_start="ref" in algorithm.roles,
             changed=parallel.reshard,
+            switch=None if run.model.compile else adapter_switch(policy.roots().values()),
         )
         parallel.follow(policies)
         optimizer = optimizers.build(run.train, policies.parameters.values())

@@ -39,6 +39,8 @@ CHANGES = (
     "--train.gradient-checkpointing",
     "--model.offload",
     "--model.vae.slicing",
+    "--model.offload-experts",
+    "--train.states.device cpu",
     "--train.rows-per-call",
     "--train.optimizer adamw8bit",
     "--model.dtype bfloat16",
@@ -47,12 +49,13 @@ CHANGES = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes. `parts` are held all the time, `phases` one at a time."""
+    """Bytes. `parts` are held all the time, `phases` one at a time, and `resting` on the CPU."""
 
     parts: Mapping[str, int]
     phases: Mapping[str, int]
     unknown: tuple[str, ...]
     public: bool = False  # sizes are from flowrl's table, and not from the model's files
+    resting: int = 0
 
     @property
     def total(self) -> int:
@@ -69,7 +72,8 @@ class MemoryEstimate:
         listed = ", ".join(f"{name} {size(n)}" for name, n in held.items() if n)
         lacks = f"; not counted: {', '.join(self.unknown)}" if self.unknown else ""
         table = "; sizes from flowrl's table, since the model is not here" if self.public else ""
-        return f"memory: about {size(self.total)} ({listed}){lacks}{table}"
+        beside = f"; {size(self.resting)} on the CPU" if self.resting else ""
+        return f"memory: about {size(self.total)} ({listed}){beside}{lacks}{table}"
 
 
 def size(count: int) -> str:
@@ -108,8 +112,14 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     lacks = [f"weights of {name}" for name in model.unknown]
     if model.tokens is None:
         lacks.append("activations of a model without tokens")
-    parts = _weights(run, model) | {"states": _states(run, model, iteration)}
-    return MemoryEstimate(parts, phases, tuple(lacks), model.public)
+    parts, resting = _weights(run, model) | {"states": _states(run, model, iteration)}, 0
+    if run.train.states.device == "cpu" and run.model.device != "cpu":
+        resting += parts.pop("states")
+    if run.model.offload_experts and run.model.device != "cpu":
+        idle = (model.trained - model.largest) * BYTES[run.model.dtype]
+        parts["trained model"] -= idle
+        resting += idle
+    return MemoryEstimate(parts, phases, tuple(lacks), model.public, resting)
 
 
 def _weights(run: Run, model: Sizes) -> dict[str, int]:
@@ -118,7 +128,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     trained = model.trained if m.lora is None else model.adapters * m.lora.rank
     algorithm = run.algorithm()
     kept = len(averages(run, algorithm)) * fine * trained
-    if "ref" in algorithm.roles:
+    if "ref" in algorithm.roles and (m.lora is None or m.compile):  # else adapters are off
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     return {
@@ -162,7 +172,8 @@ def _states(run: Run, model: Sizes, iteration: int) -> int:
     nodes = sum(plan.trained_nodes for plan in plans)
     looked = sum(plan.looked for plan in plans if plan.looks)
     kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)
-    return run.prompts.per_iteration * kept * model.latent * 4
+    wide = 4 if run.train.states.dtype is None else BYTES[run.train.states.dtype]
+    return run.prompts.per_iteration * kept * model.latent * wide
 
 
 def advice(run: Run, limit: int | None = None) -> list[str]:
@@ -198,6 +209,13 @@ def _words(change: str, run: Run) -> list[str] | None:
             return None if m.offload or not pipeline else [name]
         case "--model.vae.slicing":
             return None if m.vae.slicing or not pipeline else [name]
+        case "--model.offload-experts":
+            seen = sizes.of(m, run.algorithm().steps) if m.lora is not None else None
+            several = seen is not None and seen.largest < seen.trained and not m.compile
+            return [name] if several and not m.offload_experts else None
+        case "--train.states.device":
+            moves = pipeline and not run.algorithm().through and t.states.device is None
+            return [name, *value] if moves else None
         case "--train.rows-per-call":
             seen = sizes.of(m, run.algorithm().steps)
             rows = 1 if seen is None else rows_per_call(run, seen, "training")

@@ -17,7 +17,7 @@ from flowrl.models.evaluation_counter import Meter
 from flowrl.processes.sharding import clip
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience
-from flowrl.run.deal import Chunks, share_of
+from flowrl.run.deal import Chunks, shares_of
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.histograms import IterationValues
 from flowrl.run.learner import Learner
@@ -90,25 +90,24 @@ def update(
     NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
     them, over iterations and resumed runs. `seen` keeps the values of entries for histograms.
     """
-    settings, tally = learner.run.train, Tally()
+    tally = Tally()
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     if learner.run.recomputes_old:
         experience = replace(experience, rows=tuple(map(without_old, experience.rows)))
-    shares = [
-        share_of(learner, experience, progress.iteration, number)
-        for number in range(settings.updates)
-    ]
+    shares = shares_of(learner, experience, progress.iteration)
     with (
         learner.parallel.together(),
         bounded_call("training"),
     ):  # only the first may wait for the weights that sampled
         shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
     shares = with_uncertain(learner, experience, shares)
+    equal = set.intersection(*learner.parallel.every(learner.policies.equal_to_current()))
     norms: list[float] = []
     for share in shares:
         try:
-            add_gradients(learner, experience, share, share is shares[0], tally, seen)
+            before = None if share is not shares[0] else frozenset(equal)
+            add_gradients(learner, experience, share, before, tally, seen)
         except CallTooLarge as error:
             error.repeatable = not norms  # a step has changed the weights that sampled
             raise
@@ -132,17 +131,17 @@ def add_gradients(
     learner: Learner,
     experience: Experience,
     share: Chunks,
-    first: bool,
+    equal: frozenset[str] | None,
     tally: Tally,
     seen: IterationValues | None,
 ) -> None:
     """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
-    `first`: of the iteration's first step."""
+    `equal`: see `chunk_loss`; None for later steps than the iteration's first."""
     counts = denominators(learner, share)
     with learner.parallel.together(), bounded_call("training"):
         for chunk in share:
             rows = chunk.rows()
-            entries, mask = chunk_loss(learner, experience, rows, first)
+            entries, mask = chunk_loss(learner, experience, rows, equal)
             learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
             tally.add("loss", entries.value, mask)
             for name, values in entries.metrics.items():
@@ -195,11 +194,12 @@ def _entropies(learner: Learner, experience: Experience, rows: Rows) -> Tensor:
 
 
 def chunk_loss(
-    learner: Learner, experience: Experience, chunk: Rows, first: bool = False
+    learner: Learner, experience: Experience, chunk: Rows, equal: frozenset[str] | None = None
 ) -> tuple[Entries, Tensor]:
     """Return the loss on a chunk: evaluate every role that the loss reads, the trained one last.
 
-    first: no optimizer step was taken since the samples were drawn
+    equal: the policies whose weights are still the trained ones; None once an optimizer step was
+           taken since the samples were drawn. They are not evaluated: they share the trained one's
     """
     algorithm, policies = learner.algorithm, learner.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
@@ -208,20 +208,26 @@ def chunk_loss(
         entries = path_entries(learner, velocity, experience.through, chunk)
         return entries, chunk.mask
     evaluations: dict[str, Evaluation] = {}
-    for role in sorted(loss.roles - {"old"}):
+    same = {"current", *(equal or ())}
+    shared = loss.roles & same
+    for role in sorted(loss.roles - {"old"} - shared):
         with torch.no_grad(), policies.using(role):
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
-    fresh = algorithm.behaviour == "current" and chunk.old is None
+    fresh = algorithm.behaviour in same and chunk.old is None
     if "old" in loss.roles and not fresh:
         with torch.no_grad(), policies.using(algorithm.behaviour):
             evaluations["old"] = chunk.old or likelihood.evaluate(experience.policy, chunk)
     new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
     if fresh:  # before the first step the policy is the one that sampled: no second evaluation
+        shared |= {"old"}
+    for role in sorted(shared & loss.roles):
         out = None if new.out is None else new.out.detach()
-        evaluations["old"] = Evaluation(new.logp.detach(), out)
+        evaluations[role] = Evaluation(new.logp.detach(), out)
     entries = loss(likelihood, evaluations, chunk)
     if "old" in evaluations:
-        stored = first and algorithm.behaviour == "current" and not learner.run.budget.replay
+        stored = (
+            equal is not None and algorithm.behaviour == "current" and not learner.run.budget.replay
+        )
         own = mismatch_metric(chunk, evaluations, stored)
         entries = entries._replace(metrics=own | entries.metrics)
     return entries, chunk.mask

@@ -12,6 +12,7 @@ from flowrl.paths import find
 from flowrl.prompts import Chat, PromptSet
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.run import Run
+from flowrl.settings.train import StatesSettings
 from flowrl.settings.words import unknown_name
 
 _HUB_SECONDS = 5.0
@@ -31,6 +32,10 @@ def check_kind(run: Run, algorithm: Algorithm) -> None:
         if run.train.share_prompts:
             raise UserError("train.share_prompts is for texts (model.language): leave it out")
         return
+    if run.train.states != StatesSettings():
+        raise UserError(
+            "train.states: the states of texts are tokens, which take no space: leave it out"
+        )
     for place in ("guidance", "height", "width"):
         if getattr(run.evaluate, place) is not None:
             raise UserError(f"evaluate.{place} is for images and videos: leave it out")

@@ -4,6 +4,7 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.run import Run
+from flowrl.settings.train import StatesSettings
 from rewards.differentiable import GRADED, never_graded, no_gradient
 
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
@@ -27,6 +28,11 @@ def check_gradients(run: Run, algorithm: Algorithm) -> None:
                 f"budget.{setting}: {name} follows the slope of every sample's own score and "
                 "compares none: leave it out"
             )
+    if run.train.states != StatesSettings():
+        raise UserError(
+            f"train.states: {name} keeps one state per sample and computes the others again, with "
+            "gradients: leave it out"
+        )
     if run.model.offload:
         raise UserError(
             f"model.offload: {name} needs the decoder beside the network, for its gradient: leave "

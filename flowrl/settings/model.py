@@ -57,6 +57,7 @@ class ModelSettings(Settings):
         "gguf_file": OnResume.NEVER,
         "lora": OnResume.NEVER,
         "offload": OnResume.FREE,
+        "offload_experts": OnResume.FREE,
     }
     pipeline: str | None = None
     """A folder in diffusers' format, or a hub name. Set this or `language`."""
@@ -89,6 +90,8 @@ class ModelSettings(Settings):
     which maps a number of steps to such a list. For flows whose call takes `sigmas`."""
     offload: bool = False
     """Keep text encoders, image encoders and VAE on the CPU while they are not used."""
+    offload_experts: bool = False
+    """Of a pipeline with two denoisers (Wan 2.2), keep the one that is not called on the CPU."""
     encodings: EncodingSettings = EncodingSettings()
     vae: Vae = Vae()
     attention: str | None = None
@@ -124,7 +127,15 @@ class ModelSettings(Settings):
             raise ValueError("set either pipeline (images, video) or language (text)")
         of = {
             "pipeline": {"height", "width", "guidance", "call", "sigmas"}
-            | {"encodings", "offload", "vae", "attention", "compile", "context_parallel"},
+            | {
+                "encodings",
+                "offload",
+                "offload_experts",
+                "vae",
+                "attention",
+                "compile",
+                "context_parallel",
+            },
             "language": {"gguf_file", "system", "stop", "server", "environment"},
         }
         others = of["language" if self.language is None else "pipeline"]
@@ -138,6 +149,17 @@ class ModelSettings(Settings):
             raise ValueError(
                 f"context_parallel: {self.context_parallel} needs diffusers' native attention, "
                 "uncompiled: leave attention and compile out"
+            )
+        if self.offload_experts and self.lora is None:
+            raise ValueError(
+                "offload_experts: all weights are trained (lora: null), and optimizers need those "
+                "where they are; train adapters, or leave it out"
+            )
+        if self.offload_experts and (self.compile or self.context_parallel > 1):
+            other = "compile" if self.compile else "context_parallel"
+            raise ValueError(
+                f"offload_experts moves weights between calls, which does not go with {other}: "
+                "leave one of the two out"
             )
         if self.server is not None and self.server.sync == "lora" and self.lora is None:
             raise ValueError(

@@ -39,6 +39,18 @@ def checked_rows(value: Any, place: str = "") -> Any:
     raise ValueError(f"{place}{text[:100]!r} is neither auto nor a number of rows of at least 1")
 
 
+class StatesSettings(Settings):
+    """How the states of images and videos are kept from sampling to the update."""
+
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"device": OnResume.FREE, "dtype": OnResume.SAID}
+    dtype: Literal["bfloat16", "float16"] | None = None
+    """Half precision halves their memory. The sampler goes on from the rounded state, so the ratio
+    of unchanged weights stays exactly 1. null: as they are computed, in float32 or better."""
+    device: Literal["cpu"] | None = None
+    """cpu: in the CPU's memory, from where each call of the update takes its own; this changes no
+    number. null: on the model's device."""
+
+
 class Train(Settings):
     """The optimizer, and the length of a run."""
 
@@ -62,6 +74,7 @@ class Train(Settings):
     """Most rows per call of the model: one number, auto, or a mapping of sampling, decoding and
     training. auto: by the settings on a CPU and for texts, by a search on a GPU. A size is halved
     after an out-of-memory error."""
+    states: StatesSettings = StatesSettings()
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and run the blocks again for gradients: a third
     more time for a fraction of the memory."""

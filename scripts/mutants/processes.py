@@ -7,6 +7,9 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 STEPS = "run/test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
 SHARING = "processes/test_sharing.py"
 DEAL, INPUTS = "flowrl/run/deal.py", "run/test_shared_inputs.py"
+STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
+SHARED_OLD = "run/test_shared_old.py"
+TRANSFERS = "run/test_iteration_transfers.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
 
 # fmt: off
@@ -22,6 +25,25 @@ ROWS = (
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),
     ("deal-calls", DEAL, "(places // most)", "(torch.arange(len(places)) // most)",
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),
+    ("storage-ratio", "samplers/walk.py", "        x_next = self.rounded(plan, x_next)\n", "", STATES),
+    ("storage-once", "samplers/walk.py", "after.stored = keep.put(x_next)",
+     "x_next = keep.put(x_next)", STATES),
+    ("storage-restored", "flowrl/likelihoods/rows.py", "value.to(sigma.device, sigma.dtype)",
+     "value.to(sigma.device)", STATES),
+    ("storage-evaluations", "samplers/walk.py", "self.latents.storage.rounded(x) if trained else x",
+     "self.latents.storage.rounded(x)", STATES),
+    ("experts-graph", "flowrl/models/diffusers/experts.py", "and other.awake and not other.graded",
+     "and other.awake", EXPERTS),
+    ("experts-adapters", "flowrl/models/diffusers/experts.py",
+     "(p for p in others if not p.requires_grad)", "(p for p in others)", EXPERTS),
+    ("experts-rest", "flowrl/models/diffusers/experts.py", "                other.awake = False\n",
+     "", EXPERTS),
+    ("reference-bare", "flowrl/run/policies.py", 'self._switch(name != "ref")', "self._switch(True)",
+     SHARED_OLD),
+    ("old-shared", "flowrl/run/update.py", "before = None if share is not shares[0] else",
+     "before =", SHARED_OLD),
+    ("transfers-counts", "flowrl/losses/base.py", "floats(torch.stack(counts).sum(0).double())",
+     "(float(sum(c[i] for c in counts)) for i in (0, 1))", TRANSFERS),
     ("inputs-prompt", "flowrl/likelihoods/rows.py", "torch.stack([rows.prompt, rows.state], 1)",
      "torch.stack([rows.state, rows.state], 1)",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),

@@ -4,12 +4,22 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 """
 
 LOSSES = "losses/test_token_losses.py losses/test_token_weights.py"
+KEPT = "samplers/test_kept_tokens.py"
 CREDIT = "credit/test_text_credit.py credit/test_success_credit.py"
 
 # fmt: off
 ROWS = (
     ("tokens-sequences", "flowrl/losses/base.py", 'length = 1 if kind == "sequences" else kind',
      "length = 1", "run/test_training.py losses/test_token_losses.py"),
+    ("kept-offset", "samplers/kept_tokens.py", "places * words.shape[-1]", "places", KEPT),
+    ("kept-wide", "samplers/kept_tokens.py", "wide = sizes > words.shape[-1]",
+     "wide = sizes > sizes.max()", KEPT),
+    ("kept-pool", "samplers/kept_tokens.py", "KeptTokens(p.starts + first[id(p.pool)],",
+     "KeptTokens(p.starts,", KEPT),
+    ("kept-forgotten", "samplers/kept_tokens.py", "part.masked_fill(~there, 0)", "part.clone()", KEPT),
+    ("kept-replay", "flowrl/budget/successes.py", "len(index) + torch.arange(len(samples))",
+     "torch.arange(len(samples))", KEPT),
+    ("kept-once", "samplers/generate.py", "self.kept.within(more.kept)", "self.kept", KEPT),
     ("tokens-bonus", "flowrl/losses/base.py", "bonus, metrics[\"entropy\"] = -self.entropy * entropy",
      "bonus, metrics[\"entropy\"] = self.entropy * entropy", LOSSES),
     ("tokens-corrected", "flowrl/losses/base.py", "kl = kl * ratio", "kl = kl * ratio.detach()",

@@ -8,7 +8,7 @@ import torch
 from flowrl.budget.spending import LATER_ROUNDS, Rationed
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import take
-from flowrl.run import checkpoint, ratio_check, update
+from flowrl.run import checkpoint, deal, ratio_check, update
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
@@ -141,7 +141,7 @@ def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(model,
     experience = collect(kept, 0)
     none = torch.empty(0, dtype=torch.int64)
     empty = replace(experience, draws=(), rows=tuple(take(r, none) for r in experience.rows))
-    assert [update.share_of(kept.learner, empty, 0, number) for number in (0, 1)] == [[], []]
+    assert [deal.share_of(kept.learner, empty, 0, number) for number in (0, 1)] == [[], []]
     assert ratio_check.noise_floor(kept.learner, empty) is None
 
 

@@ -13,6 +13,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.environment import Replies
 from flowrl.paths import PROJECT
 from samplers.completions import Completions
+from samplers.kept_tokens import KeptTokens
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
 
 
@@ -123,16 +124,17 @@ def test_the_outcome_is_that_of_all_turns_and_the_replies_have_no_loss(policy):
         context, end = batch.contexts[int(found.prompt[i])], int(found.ends[i])
         ids = torch.tensor([[*context, *found.ids[i, :end].tolist()]])
         logits = policy.model(ids).logits[0, len(context) - 1 : -1] / WARPED["temperature"]
-        allowed = rows.kept[i, :end]
-        bits = (allowed[..., None] >> torch.arange(8)) & 1
-        wide = bits.flatten(1)[:, : logits.shape[1]].bool() | found.told[i, :end, None]
+        place = torch.full((end,), i), torch.arange(end)
+        wide = rows.kept[place].mask(logits.shape[1]) | found.told[i, :end, None]
         logp = logits.masked_fill(~wide, -torch.inf).log_softmax(-1)
         own = logp.gather(1, ids[0, len(context) :, None])[:, 0][~found.told[i, :end]]
         total = total - credit[i] * own.sum()
     (total / int(found.lengths.sum())).backward()
     want = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-3)
-    kept = torch.where(found.told[..., None], 255, rows.kept).to(torch.uint8)
+    wide = rows.kept.mask(policy.model.config.vocab_size) | found.told[..., None]
+    every = KeptTokens.of(wide.flatten(0, 1))
+    kept = every.mapped(lambda part: part.view(found.told.shape))
     wrong = replace(
         rows, told=None, lengths=found.ends, kept=kept, mask=rows.mask | found.told,
         advantage=rows.advantage + found.told * credit[:, None],

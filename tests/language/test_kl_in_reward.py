@@ -203,8 +203,11 @@ def test_what_another_engine_said_is_not_read(model, tmp_path):
 
 def test_weights_that_are_no_numbers_are_not_taken_for_tokens_that_are_not_there(model, tmp_path):
     kept = opened(model, tmp_path, PLUS | OFF)
-    for start in kept.learner.policies._weights["ref"].values():
-        start.fill_(torch.nan)
+    policies = kept.learner.policies
+    policies._switch = None  # the start as weights, in place of no adapters
+    policies._weights["ref"] = {
+        n: torch.full_like(p, torch.nan) for n, p in policies.network.items()
+    }
     with pytest.raises(UserError, match="log-probability of a sample is not finite"):
         collect(kept, 0)
 

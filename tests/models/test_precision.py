@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flowrl.algorithm import Average, Decay
-from flowrl.run import checkpoint, update
+from flowrl.run import checkpoint, deal, update
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
@@ -105,7 +105,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     experience = collect(kept, 0)
     for scale in (1.0, 2.0**16):
         kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": scale})
-        for chunk in update.share_of(kept.learner, experience, 0, 0):
+        for chunk in deal.share_of(kept.learner, experience, 0, 0):
             entries, mask = update.chunk_loss(kept.learner, experience, chunk.rows())
             loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
             kept.learner.scaler.scale(loss).backward()

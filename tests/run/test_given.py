@@ -73,7 +73,7 @@ def gradients(session, experience):
     share = share_of(learner, experience, 0, 0)
     counts = denominators(learner, share)
     for chunk in share:
-        loss = reduced(*chunk_loss(learner, experience, chunk.rows(), True), counts)
+        loss = reduced(*chunk_loss(learner, experience, chunk.rows(), frozenset()), counts)
         loss.backward()
         total += loss.item()
     named = learner.policies.parameters.items()

@@ -38,7 +38,7 @@ def gradients(session: Any) -> dict[str, torch.Tensor]:
     """Those of the first optimizer step."""
     experience = collect(session, 0)
     share = share_of(session.learner, experience, 0, 0)
-    add_gradients(session.learner, experience, share, True, Tally(), None)
+    add_gradients(session.learner, experience, share, frozenset(), Tally(), None)
     parameters = session.learner.policies.parameters
     return {n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None}
 
@@ -134,7 +134,7 @@ def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):
         masked = replace(experience, rows=(replace(rows, mask=mask[:, None]),))
         share, tally = share_of(kept.learner, masked, 0, 0), Tally()
         experience.through.decoded[0] = 0
-        add_gradients(kept.learner, masked, share, True, tally, None)
+        add_gradients(kept.learner, masked, share, frozenset(), tally, None)
         assert experience.through.decoded[0] == int(mask.sum())
         tally.settle()
         assert tally.counts.get("loss", 0) == int(mask.sum())

@@ -10,7 +10,7 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
-from flowrl.run import checkpoint, update
+from flowrl.run import checkpoint, deal, update
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience, collect, handle_failures
@@ -77,7 +77,7 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
 
     monkeypatch.setattr(update, "optimizer_step", step)
     update.update(kept.learner, experience, Progress())
-    shares = [update.share_of(kept.learner, experience, 0, number) for number in range(updates)]
+    shares = [deal.share_of(kept.learner, experience, 0, number) for number in range(updates)]
     counts = [sum(int(chunk.mask.sum()) for chunk in share) for share in shares]
     assert len(found) == updates and sum(counts) == sum(int(r.mask.sum()) for r in experience.rows)
     for i, grad in enumerate(want):

@@ -15,6 +15,7 @@ from flowrl.models.diffusers.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
+from samplers.storage import Storage
 
 
 class Scales(NamedTuple):
@@ -31,6 +32,7 @@ class Driven(Protocol):
     guidance: Scales
     device: torch.device
     sizes: CallSizes
+    storage: Storage
 
     @property
     def arithmetic(self) -> torch.dtype: ...
@@ -100,7 +102,9 @@ class Painting:
             velocity = self.ending(self, velocity)
         plans = plan(owner.schedule(self.steps).sigmas, iteration, seed)
         metered = self.meter(velocity)
-        latents = Latents(owner.shape(self.steps), owner.device, owner.arithmetic, begin)
+        latents = Latents(
+            owner.shape(self.steps), owner.device, owner.arithmetic, begin, owner.storage
+        )
         drawn = partial(roll, plans, seed=seed, iteration=iteration, sampling=sampling)
         parts = self._parts(plans, draws, sampling)
         if len(parts) == 1 or sampling.on_part is None:

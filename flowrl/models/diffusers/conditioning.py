@@ -75,8 +75,8 @@ class Conditioning:
         index = torch.as_tensor(rows, dtype=torch.long).cpu()
         if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
             raise IndexError(f"rows {index.tolist()} are not all among the {self.rows} rows")
-        pairs = zip(self.layout.slots, self.values, strict=True)
-        values = tuple(_take(s, v, index) for s, v in pairs)
+        pairs, there = zip(self.layout.slots, self.values, strict=True), {index.device: index}
+        values = tuple(_take(s, v, index, there) for s, v in pairs)
         extras = tuple(self.extras[i] for i in index.tolist()) if self.extras else ()
         prompts = tuple(self.prompts[i] for i in index.tolist())
         plain = None if self.plain is None else self.plain.take(index)
@@ -229,12 +229,15 @@ def _tensor_slot(column: Sequence[Tensor], name: str) -> Slot:
     return Slot(axis, blocks=blocks, length=length)
 
 
-def _take(slot: Slot, value: Any, index: Tensor) -> Any:
+def _take(slot: Slot, value: Any, index: Tensor, there: dict[torch.device, Tensor]) -> Any:
+    """`there`: the index on each device where it was needed before."""
     if slot.listed:
         return [value[i] for i in index.tolist()]
     if slot.axis is None or value is None:
         return value
-    index = index.to(value.device)
+    if value.device not in there:
+        there[value.device] = index.to(value.device)
+    index = there[value.device]
     rows = value.shape[slot.axis] // slot.blocks
     places = [index + rows * block for block in range(slot.blocks)]
     return value.index_select(slot.axis, torch.cat(places))

@@ -8,6 +8,8 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import nn
 
+from flowrl.models.diffusers.experts import RestingExperts
+
 
 class Waking(ModelHook):
     """Moves its module to the device when it is called; `OffloadedParts.rest` moves it back.
@@ -35,8 +37,11 @@ class OffloadedParts:
     parts: Mapping[str, tuple[nn.Module, Waking]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pipe: Any, denoisers: Collection[str], device: torch.device) -> "OffloadedParts":
-        """Move the denoisers to the device and put hooks on all other modules.
+    def of(
+        cls, pipe: Any, denoisers: Collection[str], device: torch.device, placed: bool = True
+    ) -> "OffloadedParts":
+        """Move the denoisers to the device if they are to be placed, and put hooks on all other
+        modules.
 
         A call of a denoiser moves these back to the CPU, too.
         """
@@ -45,7 +50,8 @@ class OffloadedParts:
         for module, hook in frozen.parts.values():
             add_hook_to_module(module, hook)
         for name in modules.keys() - frozen.parts.keys():
-            modules[name].to(device).register_forward_pre_hook(lambda *_: frozen.rest())
+            denoiser = modules[name].to(device) if placed else modules[name]
+            denoiser.register_forward_pre_hook(lambda *_: frozen.rest())
         return frozen
 
     def rest(self) -> None:
@@ -54,3 +60,22 @@ class OffloadedParts:
             if hook.awake:
                 module.to("cpu")
                 hook.awake = False
+
+
+def placed_parts(
+    pipe: Any, denoisers: Collection[str], device: torch.device, offload: bool, experts: bool
+) -> tuple[OffloadedParts, RestingExperts]:
+    """Move a pipeline to the device, without the parts that are to rest on the CPU."""
+    modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
+    frozen, resting = OffloadedParts(), RestingExperts()
+    if experts:
+        own = {name: module for name, module in modules.items() if name in denoisers}
+        resting = RestingExperts.of(own, device)
+    if offload:
+        frozen = OffloadedParts.of(pipe, denoisers, device, placed=not experts)
+    elif experts:
+        for name in modules.keys() - set(denoisers):
+            modules[name].to(device)
+    else:
+        pipe.to(device)
+    return frozen, resting

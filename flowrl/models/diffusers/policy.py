@@ -20,12 +20,14 @@ from flowrl.models.diffusers.batch import Painting, Scales
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.diffusers.experts import RestingExperts
 from flowrl.models.diffusers.kept_encodings import KeptEncodings, encoded_in_calls
-from flowrl.models.diffusers.offload import OffloadedParts
+from flowrl.models.diffusers.offload import OffloadedParts, placed_parts
 from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.signature import Loop
 from samplers import Begin, Ode, Velocity
+from samplers.storage import Storage
 
 
 class PipelinePolicy:
@@ -51,6 +53,7 @@ class PipelinePolicy:
         self.guidance = Scales()
         self.device = torch.device("cpu")  # of sampling
         self.frozen = OffloadedParts()  # on the device only while in use
+        self.experts = RestingExperts()  # likewise
         pipe.set_progress_bar_config(disable=True)
         for name, module in pipe.components.items():
             if isinstance(module, nn.Module):
@@ -62,6 +65,7 @@ class PipelinePolicy:
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
         self.kept_encodings: KeptEncodings | None = None  # None: prompts are encoded in batches
+        self.storage = Storage()  # of the states that are trained on
 
     @classmethod
     def load(
@@ -72,19 +76,18 @@ class PipelinePolicy:
         device: str | torch.device,
         call: Mapping[str, Any],
         offload: bool = False,
+        offload_experts: bool = False,
         levels: OwnLevels | None = None,
     ) -> "PipelinePolicy":
         """Load a folder or a hub name. Components that its index does not list are left out."""
-        pipe, frozen = checks.from_pretrained(source, dtype, levels), OffloadedParts()
-        if offload:
-            frozen = OffloadedParts.of(pipe, DENOISERS, torch.device(device))
-        else:
-            pipe.to(device)
+        pipe = checks.from_pretrained(source, dtype, levels)
         for module in pipe.components.values():
             if isinstance(module, nn.Module):
                 module.requires_grad_(False)
+        own = torch.device(device)
+        frozen, experts = placed_parts(pipe, DENOISERS, own, offload, offload_experts)
         policy = cls(pipe, call=call, levels=levels)
-        policy.device, policy.frozen = torch.device(device), frozen
+        policy.device, policy.frozen, policy.experts = own, frozen, experts
         frozen.rest()
         return policy
 
@@ -199,6 +202,7 @@ class PipelinePolicy:
         way, take = proof.to_way, conditioning.take
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
+            prompt = prompt.cpu()  # encodings are selected by numbers on the CPU
             chosen = [own[i] for i in prompt.tolist()] if own else []
             size = self.sizes.most(kind, len(sigma))
             groups = columns.rows_by_call(sigma, chosen, mixed=way.mixed, size=size)
@@ -271,6 +275,7 @@ class PipelinePolicy:
     ) -> None:
         """Add adapters to every denoiser. None: to attention and feed-forward linears."""
         lora.add_lora(self.pipe, self.loop.driver.denoisers, lora.Spec(rank, alpha, targets, seed))
+        self.experts.settle()
 
     def roots(self) -> dict[str, nn.Module]:
         return self.loop.driver.denoisers

@@ -228,8 +228,8 @@ class Loop:
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images."""
-        state = self.state(x, sigma)
-        return self.read(state, self.received(state, sigma, conditioning, way).output, sigma)
+        state, levels = self.state(x, sigma), sigma.detach().cpu()  # one transfer for all looks
+        return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
         """Convert the model output that a step receives at a loop state to the flow's velocity."""
@@ -256,8 +256,10 @@ class Loop:
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))
         else:
-            times = start.schedule.times(sigma).to(start.device)
-            target = Target(times[0] if bool((times == times[0]).all()) else times)
+            times = start.schedule.times(sigma)
+            same = bool((times == times[0]).all())  # asked on the CPU, where they are
+            times = times.to(start.device)
+            target = Target(times[0] if same else times)
         call = self._at(x, conditioning, way)
         if bool((start.schedule.index(sigma) == 0).all()):
             call = replace(call, held=None)

@@ -6,6 +6,7 @@ row; the most likely token is then a sample. m rows, u new tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from transformers import (
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from samplers.generate import TokenRequest, WrittenTokens
-from samplers.tokens import entropy, gumbel, kept_tokens, pack, warp
+from samplers.kept_tokens import KeptTokens, joined_column, joined_kept
+from samplers.tokens import entropy, gumbel, kept_tokens, warp
 
 
 class Keyed(LogitsProcessor):
@@ -30,7 +32,7 @@ class Keyed(LogitsProcessor):
     def __init__(self, asked: TokenRequest) -> None:
         self.asked, self.position = asked, asked.first
         self.logp: list[Tensor] = []
-        self.kept: list[Tensor] = []
+        self.kept: list[KeptTokens] = []
         self.spread: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -41,7 +43,7 @@ class Keyed(LogitsProcessor):
         kept = kept_tokens(logp, asked.top_p, asked.top_k, asked.min_p)
         if kept is not None:
             logp = logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
-            self.kept.append(pack(kept))
+            self.kept.append(KeptTokens.of(kept))
         if asked.spread:
             self.spread.append(entropy(logp))
         noisy = logp if cold else logp + gumbel(asked.noise, self.position, logp.shape[-1])
@@ -88,9 +90,10 @@ class Generation:
             done |= places == at_texts.ends[:, None] - 1
         before = done.cumsum(1) - done.long()  # ends before this token
         written = (before == 0) & (places < asked.room[:, None])
-        kept, spread = (
-            torch.stack(parts, 1) if parts else None for parts in (keyed.kept, keyed.spread)
-        )
+        spread = torch.stack(keyed.spread, 1) if keyed.spread else None
+        kept = None
+        if keyed.kept:
+            kept = joined_kept(keyed.kept, partial(torch.stack, dim=1)).only(written)
         logp, stopped = torch.stack(keyed.logp, 1), (done & written).any(1)
         return WrittenTokens(ids, logp, written.sum(1), stopped, kept, spread)
 
@@ -124,14 +127,13 @@ def joined_rows(parts: Sequence[WrittenTokens]) -> WrittenTokens:
     """Join rows of several requests, padded with zeros to the widest."""
     width = max(part.ids.shape[1] for part in parts)
 
-    def whole(name: str) -> Tensor | None:
-        columns = [getattr(part, name) for part in parts]
-        if columns[0] is None or columns[0].ndim == 1:
-            return None if columns[0] is None else torch.cat(columns)
-        blank = (0, 0) * (columns[0].ndim - 2)
-        return torch.cat([F.pad(part, (*blank, 0, width - part.shape[1])) for part in columns])
+    def widened(columns: list[Tensor]) -> Tensor:
+        if columns[0].ndim == 1:
+            return torch.cat(columns)
+        return torch.cat([F.pad(part, (0, width - part.shape[1])) for part in columns])
 
-    return WrittenTokens(*(whole(name) for name in WrittenTokens._fields))  # type: ignore[arg-type]
+    columns = ([getattr(part, name) for part in parts] for name in WrittenTokens._fields)
+    return WrittenTokens(*(joined_column(column, widened) for column in columns))
 
 
 def left_padded(

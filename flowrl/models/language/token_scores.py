@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.models.language.prefixes import Packing
-from samplers.tokens import entropy, unpack, warp
+from samplers.kept_tokens import KeptTokens
+from samplers.tokens import entropy, warp
 
 LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32
 
@@ -71,15 +72,15 @@ class ScoringPolicy:
         self,
         last: Float[Tensor, "m _"],
         ids: Int[Tensor, " m"],
-        kept: Tensor | None,
+        kept: KeptTokens | None,
         temperature: float,
         entropies: bool,
     ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
         head = self.model.get_output_embeddings()
 
-        def score(part: Tensor, token: Tensor, packed: Tensor | None) -> tuple[Tensor, Tensor]:
+        def score(part: Tensor, token: Tensor, some: KeptTokens | None) -> tuple[Tensor, Tensor]:
             logits = head(part) if self.separate_head else part
-            allowed = None if packed is None else unpack(packed, logits.shape[-1])
+            allowed = None if some is None else some.mask(logits.shape[-1])
             logp = warp(logits, temperature, allowed)
             own = logp.gather(1, token[:, None])[:, 0]
             return own, entropy(logp) if entropies else torch.zeros_like(own)

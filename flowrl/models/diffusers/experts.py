@@ -1,0 +1,96 @@
+"""Experts of a pipeline (two denoisers, as in Wan 2.2): those that are not called rest on the CPU.
+
+Adapters, and whatever else takes a gradient, stay on the device: optimizers and averages refer to
+them. So a change of expert moves frozen weights only.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Expert:
+    module: nn.Module
+    awake: bool = True
+    graded: int = 0  # calls whose gradients were not computed yet
+
+    def resting(self) -> Iterator[Tensor]:
+        """Tensors that rest with it. The first parameter stays: it says on which device the module
+        runs."""
+        first, *others = self.module.parameters()
+        del first
+        yield from (p for p in others if not p.requires_grad)
+
+    def move(self, device: torch.device) -> None:
+        for tensor in self.resting():
+            move_weight(tensor, device)
+
+
+def move_weight(tensor: Tensor, device: torch.device) -> None:
+    """Move the data of a weight."""
+    tensor.data = tensor.data.to(device)
+
+
+@dataclass
+class RestingExperts:
+    """Moves an expert to the device before it is called, and all others back to the CPU. One with a
+    graph that waits for `backward` stays: backward reads its weights."""
+
+    device: torch.device = CPU
+    experts: list[Expert] = field(default_factory=list[Expert])
+
+    @classmethod
+    def of(cls, denoisers: Mapping[str, nn.Module], device: torch.device) -> "RestingExperts":
+        """Put hooks on the denoisers, which are on the CPU still. UserError for a single one."""
+        if len(denoisers) < 2:
+            raise UserError(
+                f"model.offload_experts: the pipeline has one denoiser ({', '.join(denoisers)}), "
+                "which every step calls: leave it out"
+            )
+        made = cls(device, [Expert(module) for module in denoisers.values()])
+        for expert in made.experts:
+            expert.module.register_forward_pre_hook(lambda *_, own=expert: made.wake(own))
+            expert.module.register_forward_hook(lambda *a, own=expert: made.called(own, a[-1]))
+        made.settle()
+        return made
+
+    def settle(self) -> None:
+        """Bring all that stays to the device: call it again when adapters were added."""
+        for expert in self.experts:
+            rests = {id(tensor) for tensor in expert.resting()}
+            for tensor in (*expert.module.parameters(), *expert.module.buffers()):
+                if id(tensor) not in rests:
+                    tensor.data = tensor.data.to(self.device)
+            expert.move(CPU)
+            expert.awake = False
+
+    def wake(self, own: Expert) -> None:
+        """Before a call of an expert."""
+        for other in self.experts:
+            if other is not own and other.awake and not other.graded:
+                other.move(CPU)
+                other.awake = False
+        if not own.awake:
+            own.move(self.device)
+            own.awake = True
+
+    def called(self, own: Expert, result: Any) -> None:
+        """After a call: count it until its gradient is computed."""
+        if not torch.is_grad_enabled():
+            return
+        first = result[0] if isinstance(result, tuple) else result.sample
+        if first.requires_grad:
+            own.graded += 1
+            first.register_hook(lambda _: self.done(own))
+
+    def done(self, own: Expert) -> None:
+        """At the start of an expert's backward, which ends before the next call."""
+        own.graded -= 1

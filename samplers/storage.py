@@ -1,0 +1,30 @@
+"""How states are kept from sampling to training: in which dtype, and on which device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Storage:
+    """None: as the sampler computes them, where it does.
+
+    Under another dtype the sampler goes on from the rounded state, so a stored state is the one
+    that the next was drawn from, and the ratio of unchanged weights stays exactly 1.
+    """
+
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """Round a state to what storage holds, in its own dtype and where it is."""
+        return x if self.dtype is None else x.to(self.dtype).to(x.dtype)
+
+    def put(self, x: Tensor) -> Tensor:
+        """Return what is stored; x itself where nothing is set."""
+        return self.moved(x if self.dtype is None else x.to(self.dtype))
+
+    def moved(self, x: Tensor) -> Tensor:
+        """Move what keeps its dtype to the storage's device."""
+        return x if self.device is None else x.to(self.device)
