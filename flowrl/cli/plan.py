@@ -90,6 +90,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     likelihood = run.algorithm().likelihood
     if isinstance(likelihood, Pathwise):
         rows = _through(run, plans, likelihood)
+    if run.teachers is not None:
+        rows += f", {states} evaluations of {len(run.teachers.folders)} teachers"
     return "\n".join(
         [
             " (levels of model.sigmas)"
