@@ -134,17 +134,17 @@ class Walk:
             return plain.mean
         levels = (_level(at.x, s) for s in (plan.steps[k].sigma, plan.steps[k].sigma_next))
         by = self.slopes if plan.guide.by == "slope" else self.probes
-        return plan.guide.drift(plain, by(plan, index, k, at).to(plain.mean), *levels).mean
+        return plan.guide.drift(plain, by(plan, index, k, at, plain.mean), *levels).mean
 
-    def slopes(self, plan: Plan, index: int, k: int, at: State) -> Tensor:
+    def slopes(self, plan: Plan, index: int, k: int, at: State, mean: Tensor) -> Tensor:
         """The reward's slope in the predicted clean samples; 0 without a score."""
         if self.slope is None:
             raise ValueError("a plan guided by slopes needs them: pass Sampling(slope=...)")
         assert at.v is not None
         x0 = at.x - plan.steps[k].sigma * at.v
-        return self.slope(plan, index, x0, self.prompt(x0)).nan_to_num(0.0)
+        return self.slope(plan, index, x0, self.prompt(x0)).to(mean).nan_to_num(0.0)
 
-    def probes(self, plan: Plan, index: int, k: int, at: State) -> Tensor:
+    def probes(self, plan: Plan, index: int, k: int, at: State, mean: Tensor) -> Tensor:
         """An estimate of the reward's gradient in the states; 0 without a score."""
         if self.reward is None:
             raise ValueError("a guided plan needs rewards on the way: pass Sampling(score=...)")
@@ -154,9 +154,9 @@ class Walk:
         ends: list[Tensor] = []
         for x in (at.x + probe * u, at.x - probe * u):
             x0 = x - sigma * self.look(x, sigma)
-            ends.append(self.reward(plan, index, x0, self.prompt(x0)).to(at.x))
+            ends.append(self.reward(plan, index, x0, self.prompt(x0)).to(mean))
         change = ((ends[0] - ends[1]) / (2 * probe)).nan_to_num(0.0)
-        return per_row(change, u) * u
+        return per_row(change, u) * u.to(mean)
 
     def solve(self, plan: Plan, index: int, k: int, at: State) -> State:
         """A step without a density."""

@@ -49,9 +49,19 @@ def velocity(policy: PipelinePolicy) -> torch.Tensor:
     return policy.open(PROMPT, (), 4).policy(x, torch.tensor([0.75]), torch.tensor([0])).detach()
 
 
+@pytest.fixture(scope="module")
+def teachers(pipeline, tmp_path_factory) -> Path:
+    """Two adapters: of the student's rank, and of a smaller one."""
+    folder = tmp_path_factory.mktemp("teachers")
+    for task, lora in LORA.items():
+        tree = runs.tree(pipeline, folder, OPD)
+        trained(plain(tree, lora), lora["rank"]).save(folder / task)
+    return folder
+
+
 @pytest.fixture
-def settings(pipeline, tmp_path) -> dict[str, Any]:
-    """Two tasks, each with an adapter: of the student's rank, and of a smaller one."""
+def settings(pipeline, tmp_path, teachers) -> dict[str, Any]:
+    """A student of two tasks, each with a teacher."""
     tree = runs.tree(pipeline, tmp_path, OPD, self_test="off", lr=1e-3)
     tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1}
     tasks = (("red", "big"), ("blue", "small"), ("old", "big"), ("new", "small"))
@@ -59,20 +69,18 @@ def settings(pipeline, tmp_path) -> dict[str, Any]:
     prompts = tmp_path / "tasks.jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tree["prompts"] = {"train": str(prompts), "held_out": str(prompts), "per_iteration": 4}
-    for task, lora in LORA.items():
-        trained(plain(tree, lora), lora["rank"]).save(tmp_path / task)
-    folders = {task: str(tmp_path / task) for task in LORA}
+    folders = {task: str(teachers / task) for task in LORA}
     return tree | {"teachers": {"folders": folders, "column": "task"}}
 
 
-def test_each_row_is_judged_by_the_teacher_of_its_task(settings, tmp_path):
+def test_each_row_is_judged_by_the_teacher_of_its_task(settings, teachers, tmp_path):
     """A teacher is the same as a policy with its weights alone, whatever its rank."""
     kept = runs.opened(settings, tmp_path)
     policies, experience = kept.learner.policies, collect(kept, 0)
     assert sorted(experience.tasks) == ["big", "big", "small", "small"]
     for task, lora in LORA.items():
         alone = plain(settings, lora)
-        alone.load_weights(tmp_path / task)
+        alone.load_weights(teachers / task)
         with policies.using(f"teacher/{task}"):
             here = velocity(kept.learner.policy)
         torch.testing.assert_close(here, velocity(alone), atol=1e-5, rtol=1e-5)
@@ -90,6 +98,7 @@ def test_each_row_is_judged_by_the_teacher_of_its_task(settings, tmp_path):
 def test_the_student_comes_nearer_at_the_planned_cost(settings, tmp_path):
     run = run_from(settings, "test")
     kept = runs.session_of(run, tmp_path)
+    assert not any(name.startswith("teacher") for name in kept.learner.policies.state())
     progress, alarms = Progress(), Alarms()
     before = {n: w.clone() for n, w in kept.learner.policies._weights["teacher/big"].items()}
     metrics = [iterate(kept, progress, alarms) for _ in range(4)]
@@ -118,13 +127,13 @@ def test_a_student_that_is_its_teacher_learns_nothing(settings, tmp_path):
 
 
 @pytest.mark.parametrize("teacher", ["adapter", "pipeline"])
-def test_a_student_of_full_weights_takes_both_kinds(settings, tmp_path, teacher):
+def test_a_student_of_full_weights_takes_both_kinds(settings, teachers, tmp_path, teacher):
     if teacher == "pipeline":
         alone = trained(plain(settings, None), 5)
         alone.save(tmp_path / "whole")
         folder = tmp_path / "whole"
     else:
-        alone, folder = plain(settings, LORA["small"]), tmp_path / "small"
+        alone, folder = plain(settings, LORA["small"]), teachers / "small"
         alone.load_weights(folder)
     settings["model"]["lora"] = None
     settings["teachers"] = {"folders": {"one": str(folder)}}
