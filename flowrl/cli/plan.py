@@ -91,7 +91,8 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     if isinstance(likelihood, Pathwise):
         rows = _through(run, plans, likelihood)
     if run.teachers is not None:
-        rows += f", {states} evaluations of {len(run.teachers.folders)} teachers"
+        many = len(run.teachers.folders)
+        rows += f", {states} evaluations by {'the teacher' if many == 1 else f'{many} teachers'}"
     return "\n".join(
         [
             " (levels of model.sigmas)"
@@ -139,6 +140,11 @@ def _check_prompts(run: Run, place: PromptPlace) -> None:
     check_texts(run.prompts.read(place), run.model)
 
 
+def _check_teachers(run: Run) -> None:
+    if run.teachers is not None:
+        run.teachers.check(_training_prompts(run), run.model.lora is not None)
+
+
 def open_points(run: Run) -> Iterator[str]:
     """The reasons why this run could not start on this machine, one sentence each."""
     checks = [
@@ -149,6 +155,7 @@ def open_points(run: Run) -> Iterator[str]:
             for place in run.prompts.given
             if not run.prompts.on_hub(place)
         ),
+        lambda: _check_teachers(run),
         lambda: check_optimizer(run.train.optimizer),
         lambda: check_model(run.model),
         lambda: _check_levels(run),

@@ -28,10 +28,12 @@ class TeacherSettings(Settings):
     """Column of the prompt file with a prompt's task; one teacher needs none. `data_set` is the
     name of the row's data set, where `prompts.train` has several."""
 
-    def check(self, prompts: PromptSet, adapters: bool) -> None:
-        """UserError for a folder without weights, or with weights that cannot be held beside the
-        student's, and for a prompt without a teacher. `adapters`: whether the student has any."""
-        self.tasks(prompts, range(len(prompts)))
+    def check(self, prompts: PromptSet | None, adapters: bool) -> None:
+        """UserError for a prompt without a teacher, and for a folder without weights, or with
+        weights that cannot be held beside the student's. `adapters`: whether the student has any;
+        without `prompts` only the folders are checked."""
+        if prompts is not None:
+            self.tasks(prompts, range(len(prompts)))
         for task, folder in self.folders.items():
             place, path = f"teachers.folders.{task}", find(folder)
             if not path.is_dir():

@@ -104,7 +104,7 @@ def test_the_student_comes_nearer_at_the_planned_cost(settings, tmp_path):
     metrics = [iterate(kept, progress, alarms) for _ in range(4)]
     work = iteration_work(run)
     assert metrics[0]["count/frozen"] == work.frozen == 4 * 2 * 2  # prompts, group, window
-    assert "16 evaluations of 2 teachers" in describe_run(run, 0, None)
+    assert "16 evaluations by 2 teachers" in describe_run(run, 0, None)
     assert metrics[0]["kl_teacher"] > 0 and metrics[-1]["kl_teacher"] < metrics[0]["kl_teacher"]
     assert metrics[0]["loss"] == pytest.approx(metrics[0]["kl_teacher"])
     after = kept.learner.policies._weights["teacher/big"]
