@@ -96,10 +96,15 @@ def test_dual_credit_adds_two_advantages(outcome, process):
     torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
 
 
-def test_a_run_is_guided_by_the_slope_at_the_planned_cost(pipeline, tmp_path):
+@pytest.fixture
+def tree(pipeline, tmp_path):
     recipe = SMALL | {"gradient": "reward", "process": 1.0}
     tree = runs.tree(pipeline, tmp_path, recipe, self_test="off", lr=1e-3)
     tree["model"]["sigmas"], tree["evaluate"]["steps"] = LEVELS[:-1], 4
+    return tree
+
+
+def test_a_run_is_guided_by_the_slope_at_the_planned_cost(tree, tmp_path):
     run = run_from(tree, "test")
     kept = runs.session_of(run, tmp_path)
     metrics = iterate(kept, Progress(), Alarms())
@@ -107,10 +112,17 @@ def test_a_run_is_guided_by_the_slope_at_the_planned_cost(pipeline, tmp_path):
     assert metrics["count/scored"] == work.samples == 2 * 4 * (1 + 2 + 3)
     assert metrics["count/sampling"] == work.sampling == 2 * (1 + 4 * 3)
     assert metrics["grad_norm"] > 0 and metrics["guide/moved"] > 0
-    strong = tree | {"recipe": recipe | {"scale": 20.0}}
-    lit = [collect(runs.opened(each, tmp_path), 0).metrics["reward"]
-           for each in (tree | {"recipe": recipe | {"scale": 0.0}}, strong)]  # fmt: skip
-    assert lit[1] > lit[0] + 0.01, "guided samples are brighter"
+
+
+@pytest.mark.slow
+def test_guided_samples_are_brighter(tree, tmp_path):
+    weak, strong = (tree | {"recipe": tree["recipe"] | {"scale": scale}} for scale in (0.0, 20.0))
+    lit = [collect(runs.opened(each, tmp_path), 0).metrics["reward"] for each in (weak, strong)]
+    assert lit[1] > lit[0] + 0.01
+
+
+def test_the_slope_is_that_of_finite_differences(tree, tmp_path):
+    kept = runs.opened(tree, tmp_path)
     batch = kept.learner.policy.open(*kept.prompts.take([0, 1]), 4)
     path = RewardPath.guiding(kept, batch, [0, 1], 0)
     assert path is not None

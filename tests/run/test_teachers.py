@@ -111,6 +111,7 @@ def test_the_student_comes_nearer_at_the_planned_cost(settings, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_student_that_is_its_teacher_learns_nothing(settings, tmp_path):
     start = plain(settings, LORA["big"])
     start.save(tmp_path / "start")
@@ -126,7 +127,7 @@ def test_a_student_that_is_its_teacher_learns_nothing(settings, tmp_path):
     assert entries.value.abs().max() < 1e-9 and all(g.abs().max() < 1e-6 for g in grads)
 
 
-@pytest.mark.parametrize("teacher", ["adapter", "pipeline"])
+@pytest.mark.parametrize("teacher", ["adapter", pytest.param("pipeline", marks=pytest.mark.slow)])
 def test_a_student_of_full_weights_takes_both_kinds(settings, teachers, tmp_path, teacher):
     if teacher == "pipeline":
         alone = trained(plain(settings, None), 5)

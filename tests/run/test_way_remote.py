@@ -41,6 +41,7 @@ def test_a_remote_reward_scores_states_as_the_local_one_does(pipeline, tmp_path)
     assert metrics["grad_norm"] > 0 and metrics["count/scored"] == near.metrics["count/scored"]
 
 
+@pytest.mark.slow
 def test_a_judge_on_the_way_may_abstain(pipeline, tmp_path):
     """A chat model scores clean images on the way; one that it finds unclear has no score, and the
     samples themselves are scored by another reward."""
