@@ -21,6 +21,8 @@ class Distillation:
     states are the student's own, and their distribution counts as a constant. Flow-OPD's `kl_only`,
     where -D is an advantage of a clipped surrogate, is this gradient and a noise of mean 0, so it
     is left out.
+
+    Metric: `kl_teacher`, which is D.
     """
 
     unit = 1

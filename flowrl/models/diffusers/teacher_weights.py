@@ -16,10 +16,9 @@ from torch import Tensor
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.lora import LORA_FILE, has_lora, lora_files
+from flowrl.models.diffusers.lora_formats import METADATA
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import ADAPTER
-
-METADATA = "lora_adapter_metadata"  # diffusers' name
 
 
 @dataclass(frozen=True)
