@@ -1,6 +1,7 @@
 """Sampling towards a reward: a drift added to a noisy step whose density stays the plain step's."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -58,19 +59,21 @@ class RewardDrift:
 
 @dataclass(frozen=True)
 class RewardGuide:
-    """Drifts of noisy steps from step `first` on, by a gradient that needs no derivative of the
-    reward: SPSA.
+    """Drifts of noisy steps from step `first` on, by a reward of the clean sample that is predicted
+    there, x0(x) = x - sigma v(x).
 
-        g = (r(x0(x + probe u)) - r(x0(x - probe u))) / (2 probe) u
+        g = (r(x0(x + probe u)) - r(x0(x - probe u))) / (2 probe) u, u random signs  (probes: SPSA)
+        g = dr / dx0 at x0(x)                                                         (slope)
 
-    x0(x) = x - sigma v(x) is the clean sample that is predicted there, and u has random signs. A
-    step costs two evaluations and two rewards per state. The density that is trained on stays that
-    of the plain step.
+    Probes need no derivative of the reward, and cost two evaluations and two rewards per state. The
+    slope takes v for a constant, so that it needs no evaluation, one reward, and no gradient of the
+    network. The density that is trained on stays that of the plain step.
     """
 
     drift: RewardDrift = RewardDrift()
     first: int = 0
     probe: float = 0.1
+    by: Literal["probes", "slope"] = "probes"
 
     def __post_init__(self) -> None:
         if self.probe <= 0 or self.first < 0:

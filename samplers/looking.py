@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from samplers.looks import Looks, Thinning
 from samplers.plan import Plan
@@ -16,13 +17,13 @@ class Looking:
            projection x - sigma v
     first  whether the state before the first noisy step is looked at
     at     the states before these steps; None: before every noisy step, since nothing is decided
-           between them
+           between them; "trained": those that trained steps end in
     """
 
     otherwise: Planner
     steps: int | None = None
     first: bool = True
-    at: tuple[int, ...] | None = None
+    at: tuple[int, ...] | Literal["trained"] | None = None
 
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         plans = self.otherwise(sigmas, iteration, seed)
@@ -30,6 +31,8 @@ class Looking:
 
     def places(self, plan: Plan) -> tuple[int, ...]:
         """The steps before which the plan's states are looked at."""
+        if self.at == "trained":
+            return tuple(k + 1 for k, step in enumerate(plan.steps) if step.train)
         if self.at is not None:
             return self.at
         noisy = [k for k, step in enumerate(plan.steps) if step.noisy]

@@ -153,6 +153,12 @@ class Plan:
         """Whether step k is sampled by another kernel than the one that is scored."""
         return self.guide is not None and self.steps[k].noisy and k >= self.guide.first
 
+    @property
+    def probed(self) -> int:
+        """Rewards of predicted samples per draw that guide the noisy steps."""
+        ends = 2 if self.guide is not None and self.guide.by == "probes" else 1
+        return ends * sum(n for k, n in enumerate(self.states[:-1]) if self.guided(k))
+
     def solver_at(self, k: int) -> Solver:
         return self.solver if k >= self.solve_from else Euler()
 
@@ -271,9 +277,9 @@ def evaluations(plans: Iterable[Plan]) -> int:
     """Network evaluations per draw of one iteration's plans; what they share is counted once."""
     alone, shared = 0, dict[object, int]()
     for plan in plans:
+        alone += plan.probed if plan.guide is not None and plan.guide.by == "probes" else 0
         for k, step in enumerate(plan.steps):
             here, after = plan.trunk(k), plan.trunk(k + 1)
-            alone += 2 * plan.states[k] * plan.guided(k)
             more = 0 if step.noisy else plan.solver_at(k).evaluations(step.sigma_next) - 1
             alone += looked_evaluations(plan, k)
             if here is None:

@@ -15,7 +15,7 @@ from samplers.plan import Columns, Plan
 from samplers.steering import Steering
 from samplers.storage import Storage
 from samplers.thinning import thinned
-from samplers.walk import Begin, Edges, Latents, State, Velocity, Walk
+from samplers.walk import Begin, Edges, Latents, Predicted, State, Velocity, Walk
 
 __all__ = ["Begin", "Edges", "Latents", "Rollout", "Sampling", "Velocity", "roll"]
 
@@ -112,6 +112,7 @@ class Sampling(Generic[R]):
 
     keep_mean   store the sampling policy's means with the edges: one more latent per trained node
     score       rewards [n] of predicted samples, which a plan that steers reads on the way
+    slope       slopes [n *d] of these rewards in the predicted samples
     on_rollout  called with each rollout but the last, as soon as it is drawn
     on_part     called with each part of a single rollout as soon as it is drawn, if it is drawn in
                 parts; a part's `prompt` counts from the first of all draws
@@ -119,6 +120,7 @@ class Sampling(Generic[R]):
 
     keep_mean: bool = False
     score: Callable[[R], Tensor] | None = None
+    slope: Callable[[R], Tensor] | None = None
     on_rollout: Callable[[R], None] | None = None
     on_part: Callable[[R], None] | None = None
 
@@ -148,15 +150,14 @@ def roll(
         raise ValueError("roll needs at least one draw")
     if len(set(draws)) < len(draws):
         raise ValueError(f"draws {list(draws)} repeat: two draws with one id would be one sample")
-    score = sampling.score
 
-    def reward(plan: Plan, index: int, x0: Tensor, prompt: Tensor) -> Tensor:
-        assert score is not None, "the walk has a reward only with a score"
-        return score(_rollout(plan, x0, prompt, walk, (), index))
+    def asked(of: Callable[[Rollout], Tensor] | None) -> Predicted | None:
+        if of is None:
+            return None
+        return lambda plan, index, *found: of(_rollout(plan, *found, walk, (), index))
 
-    key = seed, iteration
-    on_the_way = None if score is None else reward
-    walk = Walk(velocity, latents, tuple(draws), key, sampling.keep_mean, on_the_way)
+    ways = asked(sampling.score), asked(sampling.slope)
+    walk = Walk(velocity, latents, tuple(draws), (seed, iteration), sampling.keep_mean, *ways)
     trunk = _Trunk.of(plans)
     rollouts: list[Rollout] = []
     for index, plan in enumerate(plans):

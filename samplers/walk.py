@@ -87,6 +87,7 @@ class Walk:
     key: tuple[int, int]  # seed, iteration
     keep_mean: bool = False
     reward: Predicted | None = None  # of clean samples predicted on the way
+    slope: Predicted | None = None  # of that reward in the clean samples [n *d]
 
     def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
         rows = torch.arange(len(self.draws), device=x.device)
@@ -148,17 +149,31 @@ class Walk:
         """The means that are sampled: the plain step's, unless the plan guides this one."""
         if plan.guide is None or not plan.guided(k):
             return plain.mean
+        levels = (_level(at.x, s) for s in (plan.steps[k].sigma, plan.steps[k].sigma_next))
+        by = self.slopes if plan.guide.by == "slope" else self.probes
+        return plan.guide.drift(plain, by(plan, index, k, at, plain.mean), *levels).mean
+
+    def slopes(self, plan: Plan, index: int, k: int, at: State, mean: Tensor) -> Tensor:
+        """The reward's slope in the predicted clean samples; 0 without a score."""
+        if self.slope is None:
+            raise ValueError("a plan guided by slopes needs them: pass Sampling(slope=...)")
+        assert at.v is not None
+        x0 = at.x - plan.steps[k].sigma * at.v
+        return self.slope(plan, index, x0, self.prompt(x0)).to(mean).nan_to_num(0.0)
+
+    def probes(self, plan: Plan, index: int, k: int, at: State, mean: Tensor) -> Tensor:
+        """An estimate of the reward's gradient in the states; 0 without a score."""
         if self.reward is None:
             raise ValueError("a guided plan needs rewards on the way: pass Sampling(score=...)")
+        assert plan.guide is not None
         sigma, probe = plan.steps[k].sigma, plan.guide.probe
         u = self.noise(plan.states[k], "probe", index, k).sign()
         ends: list[Tensor] = []
         for x in (at.x + probe * u, at.x - probe * u):
             x0 = x - sigma * self.look(x, sigma)
-            ends.append(self.reward(plan, index, x0, self.prompt(x0)).to(plain.mean))
-        slope = ((ends[0] - ends[1]) / (2 * probe)).nan_to_num(0.0)  # 0 without a score
-        levels = (_level(at.x, s) for s in (sigma, plan.steps[k].sigma_next))
-        return plan.guide.drift(plain, per_row(slope, u) * u.to(plain.mean), *levels).mean
+            ends.append(self.reward(plan, index, x0, self.prompt(x0)).to(mean))
+        change = ((ends[0] - ends[1]) / (2 * probe)).nan_to_num(0.0)
+        return per_row(change, u) * u.to(mean)
 
     def solve(self, plan: Plan, index: int, k: int, at: State) -> State:
         """A step without a density."""

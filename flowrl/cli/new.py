@@ -24,6 +24,11 @@ recipe: {{name: {recipe}{settings}}}
 model:
 """
 
+TEACHERS = """\
+teachers:                                   # docs/distillation.md
+  folders: {one: runs/TEACHER/pipeline}     # what a run has left: an adapter, or a pipeline
+"""
+
 TAIL = """\
 prompts:
   train: prompts.txt                        # txt, jsonl, csv, parquet, a folder, a hub name
@@ -186,6 +191,7 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
         body += "  # height: 512\n  # width: 512\n"
         body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
     head = HEAD.format(recipe=recipe, settings=_group(recipe))
+    body += TEACHERS if recipe == "opd" else ""
     tail = TAIL.format(reward="warmth", draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
     return _files(head + body + tail, IMAGE_REWARD, prompts)
 

@@ -82,7 +82,7 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
         draws * sum(getattr(plan, of) for plan in plans)
         for of in ("trained_nodes", "trained_states")
     )
-    looked = draws * sum(plan.looked for plan in plans)
+    looked = draws * sum(plan.looked + plan.probed for plan in plans)
     way = f" and {looked} on the way" if looked else ""
     rows = f"{trained} trained rows" if trained else "rows at noise levels of the loss"
     if states < trained:
@@ -90,6 +90,9 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
     likelihood = run.algorithm().likelihood
     if isinstance(likelihood, Pathwise):
         rows = _through(run, plans, likelihood)
+    if run.teachers is not None:
+        many = len(run.teachers.folders)
+        rows += f", {states} evaluations by {'the teacher' if many == 1 else f'{many} teachers'}"
     return "\n".join(
         [
             " (levels of model.sigmas)"
@@ -137,6 +140,11 @@ def _check_prompts(run: Run, place: PromptPlace) -> None:
     check_texts(run.prompts.read(place), run.model)
 
 
+def _check_teachers(run: Run) -> None:
+    if run.teachers is not None:
+        run.teachers.check(_training_prompts(run), run.model.lora is not None)
+
+
 def open_points(run: Run) -> Iterator[str]:
     """The reasons why this run could not start on this machine, one sentence each."""
     checks = [
@@ -147,6 +155,7 @@ def open_points(run: Run) -> Iterator[str]:
             for place in run.prompts.given
             if not run.prompts.on_hub(place)
         ),
+        lambda: _check_teachers(run),
         lambda: check_optimizer(run.train.optimizer),
         lambda: check_model(run.model),
         lambda: _check_levels(run),

@@ -1,4 +1,4 @@
-"""Slow averages of the weights, which losses use as further policies."""
+"""Further policies that losses read: slow averages of the weights, and loaded teachers."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from flowrl.errors import UserError
 
-_RESERVED = frozenset({"new", "old", "ref", "current"})
+TEACHER = "teacher"  # the role of the loaded teacher of a row's prompt
+_RESERVED = frozenset({"new", "old", "ref", "current", TEACHER})
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def check_policies(averages: Sequence[str], behaviour: str, roles: Iterable[str]
     if behaviour != "current":
         _check_known(behaviour, ["current", *averages], "behaviour")
     for role in sorted(roles):
-        _check_known(role, ["old", "ref", *averages], "the loss")
+        _check_known(role, ["old", "ref", TEACHER, *averages], "the loss")
 
 
 def _check_known(name: str, names: Sequence[str], reader: str) -> None:

@@ -8,8 +8,9 @@ review, the recipe says so, and what was chosen.
 from typing import Literal
 
 from flowrl.algorithm import Algorithm, Average, Decay
-from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
+from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
 from flowrl.credit.steps import EvenGradients
+from flowrl.credit.way import Potential
 from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import PermutedGrid, Uniform
@@ -29,6 +30,7 @@ from samplers import (
     Granular,
     Guided,
     Kernel,
+    Looking,
     Merged,
     Ode,
     Random,
@@ -224,24 +226,33 @@ def g2rpo(
 def euphonium(
     *, steps: int = 16, group: int = 8, eta: float = 0.25, clip: float = 1e-4,
     fraction: float = 0.6, scale: float | None = 0.2, kl_beta: float = 3.125, first: int = 12,
-    probe: float = 0.1, shared_noise: bool = True, kernel: Kernel | None = None,
+    probe: float = 0.1, gradient: Literal["spsa", "reward"] = "spsa", outcome: float = 1.0,
+    process: float = 0.0, shared_noise: bool = True, kernel: Kernel | None = None,
 ) -> Algorithm:  # fmt: skip
     """Euphonium, arXiv:2602.04928: sampling is moved along a reward, and the plain steps are
     trained on, so that the policy takes over what guidance finds. 16 steps, eta 0.25, group 8, clip
     1e-4, 60 % of the steps trained, guidance from step 12 on. `scale` is the move per unit
     gradient; null is eta^2 / (2 kl_beta).
 
-    Differences: the gradient is estimated by SPSA from the run's own rewards (the code has it as an
-    option, at scale 0.2), not that of a latent reward model; it is divided by each sample's norm,
-    where the code divides by the batch's; credit is the outcome's only, without a process reward
-    per step. `probe` is ours.
+    `gradient: spsa` estimates the gradient from two scores, which any reward has (the code has it
+    as an option, at scale 0.2); `reward` takes that of a reward with `differentiable` at the
+    predicted clean sample. `process` is the weight of its dual credit: the reward of the predicted
+    sample after each step, standardised by group and step; the code has 1 beside `outcome` 1.
+    `way_rewards` names a process reward, which guides too; without it the run's rewards do both.
+
+    Differences: rewards see decoded predictions, where the code's process reward sees noisy
+    latents; the gradient is divided by each sample's norm, where the code divides by the batch's;
+    the two advantages are added, where the code adds two clipped losses. `probe` is ours.
     """
     own = Standardize("group", correction=1, eps=1e-8)
-    guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe)
+    by = "slope" if gradient == "reward" else "probes"
+    guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe, by)
+    plan = Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
+    dual = (Rescale(1.0, outcome), Potential(process), Clip()) if process else ()
     return Algorithm(
         steps=steps,
-        plan=Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide),
-        advantage=Estimator((own, Clip(), Sum(partial=True))),
+        plan=Looking(plan, 1, at="trained") if process else plan,
+        advantage=Estimator((own, Clip(), Sum(partial=True), *dual)),
         likelihood=Transition(),
         loss=Surrogate(clip, clip),
     )

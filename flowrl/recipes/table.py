@@ -34,6 +34,7 @@
 | draft           | LastSteps    | none                         | Pathwise, K steps | Gradient   |
 | draft_lv        | Ode          | none                         | Pathwise, renoise | Gradient   |
 | srpo            | Ode          | none                         | Pathwise, noise   | Gradient   |
+| opd             | Window       | none                         | Transition        | Teacher    |
 
 | text            | any          | any                          | Token             | any        |
 | text_grpo       | Completions  | group mean, group std        | Token             | Surrogate  |
@@ -70,7 +71,8 @@ nft, dgpo and crd sample with a slow average, the others with the policy that is
 are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
 `flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`, those with
 scores on the way (`looks`, `thin`) in `flowrl/recipes/on_the_way.py`, those that follow a reward's
-gradient in `flowrl/recipes/through.py`. vgpo, pro_grpo and potential_tree are built from reviews or
+gradient in `flowrl/recipes/through.py`, and opd, which has teachers and needs no rewards, in
+`flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from reviews or
 an abstract, as their texts say. Those of
 language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe `text` in
 `flowrl/recipes/text.py`.
@@ -79,6 +81,7 @@ language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe 
 from collections.abc import Callable
 
 from flowrl.algorithm import Algorithm
+from flowrl.recipes.distillation import opd
 from flowrl.recipes.feedback import (
     crd,
     dgpo,
@@ -116,7 +119,7 @@ IMAGE_FUNCTIONS = (
     branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
     flow_dppo, dgpo, crd, fdfo, flash_grpo, e_grpo, g2rpo, euphonium,
     dense_grpo, turning_point, vgpo, pro_grpo, potential_tree,
-    refl, draft, draft_lv, srpo,
+    refl, draft, draft_lv, srpo, opd,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}

@@ -16,6 +16,7 @@ from flowrl.run.round import PlanSamples, Round
 from flowrl.run.rounds import ModelCall, Rounds
 from flowrl.run.score_way import looks_of, way_metrics
 from flowrl.run.session import Session
+from flowrl.run.teachers import tasks_of
 from flowrl.run.through import RewardPath
 from flowrl.run.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
@@ -36,6 +37,7 @@ class Experience:
     advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
     tree: FirstTree | None = None  # of one draw of `samples`, likewise
     through: RewardPath | None = None  # of gradient methods
+    tasks: tuple[str, ...] = ()  # of the draws, where each task has a teacher
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def collect(session: Session, iteration: int) -> Experience:
         None if own is None else _mean_advantages(*own),
         None if own is None else first_tree(session, part, own, len(first.parts)),
         RewardPath.of(session, first.batch, first.prompts, iteration),
+        tasks_of(session.run, session.prompts, learned.prompts),
     )
 
 

@@ -16,6 +16,7 @@ from flowrl.processes.launch import sharding
 from flowrl.processes.parallel import Parallel
 from flowrl.run import optimizers
 from flowrl.run.policies import Policies
+from flowrl.run.teachers import load_teachers
 from flowrl.settings import Run
 
 EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
@@ -44,6 +45,7 @@ class Learner:
         context_parallel.refuse_model(run.model, accelerator.num_processes)
         algorithm = run.algorithm()
         policy = load_policy(run, accelerator.device, folder)
+        teachers = load_teachers(run, policy)  # before sharding, as whole weights
         evaluator = evaluation_policy(policy, run)  # before sharding: it calls the whole model
         parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
         policies = Policies(
@@ -52,6 +54,7 @@ class Learner:
             keep_start="ref" in algorithm.roles,
             changed=parallel.reshard,
             switch=None if run.model.compile else adapter_switch(policy.roots().values()),
+            loaded=teachers,
         )
         parallel.follow(policies)
         optimizer = optimizers.build(run.train, policies.parameters.values())

@@ -128,7 +128,10 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     trained = model.trained if m.lora is None else model.adapters * m.lora.rank
     algorithm = run.algorithm()
     kept = len(averages(run, algorithm)) * fine * trained
-    if "ref" in algorithm.roles and (m.lora is None or m.compile):  # else adapters are off
+    # the start of adapters is the base itself, with them off
+    start = "ref" in algorithm.roles and (m.lora is None or m.compile)
+    teachers = 0 if run.teachers is None else len(run.teachers.folders)
+    for _ in range(start + teachers):
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     return {

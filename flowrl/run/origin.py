@@ -249,7 +249,10 @@ def _hash(text: str) -> str:
 
 def _sources(run: Run) -> Iterator[tuple[str, Path]]:
     """Find the files of rewards, also of those in a reward's settings, of the recipe, its parts and
-    the levels, and of the environment."""
+    the levels, of the environment, and the weights of teachers."""
+    for folder in () if run.teachers is None else run.teachers.folders.values():
+        for path in sorted(find(folder).rglob("*.safetensors")):
+            yield str(Path(folder) / path.relative_to(find(folder))), path
     named: list[Any] = [
         [spec.name, spec.settings] for spec in (*run.rewards, *run.judges, *run.way_rewards)
     ]

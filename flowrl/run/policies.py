@@ -1,4 +1,4 @@
-"""The policies of a run: the trained one, its start (the reference), and its slow averages.
+"""The policies of a run: the trained one, its start, its slow averages, and loaded teachers.
 
 Only this file changes weights outside of the optimizer. All policies are the same modules with
 other values in the trainable parameters: adapters, or all weights. `using(name)` swaps them in and
@@ -21,7 +21,7 @@ NamedWeights = dict[str, Tensor]
 
 
 class Policies:
-    """Names: "current", "ref" (the frozen start), and those of `averages`.
+    """Names: "current", "ref" (the frozen start), those of `averages`, and of `loaded` weights.
 
     `keep_start` is false if nothing reads "ref": full weights are then held once.
     The optimizer and the averages follow `parameters`: float32 masters where the network's own
@@ -39,6 +39,7 @@ class Policies:
         keep_start: bool = True,
         changed: Callable[[], None] = lambda: None,
         switch: Callable[[bool], None] | None = None,
+        loaded: Mapping[str, NamedWeights] = {},
     ) -> None:
         self.changed = changed
         self.network = dict(parameters)
@@ -48,6 +49,8 @@ class Policies:
         self._switch = switch if switch is not None and _adds_nothing(self.network) else None
         if keep_start:  # loaded in this dtype: exact
             self._weights["ref"] = _copy(self.network) if self._switch is None else {}
+        for name, weights in loaded.items():
+            self._weights[name] = {key: like(weights[key], p) for key, p in self.network.items()}
         self._current: NamedWeights = {}  # kept here while another policy is active
         self.inside = "current"
 
@@ -112,12 +115,12 @@ class Policies:
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of all weights on the CPU as `policy/parameter` -> whole tensor, without
-        the start, which is loaded again. Collective: all processes call it."""
-        kept = {"current": self.parameters, **self._weights}
+        the start and the teachers, which are loaded again. Collective: all processes call it."""
+        averages = {each.name: self._weights[each.name] for each in self.averages}
+        kept = {"current": self.parameters, **averages}
         return {
             f"{policy}/{name}": _whole(value.detach())
             for policy, weights in kept.items()
-            if policy != "ref"
             for name, value in weights.items()
         }
 

@@ -61,7 +61,7 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
         "or a model.dtype with more digits, or a wider clip"
     )
     if clip is None:
-        if floor > UNCLIPPED:
+        if floor > UNCLIPPED and "old" in loss.roles:
             terminal.warn(
                 f"the noise floor {floor:.1e} multiplies ratios that no clip bounds; {advice}"
             )

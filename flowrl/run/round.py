@@ -20,6 +20,7 @@ from flowrl.run.reference_kl import reference_log_ratios
 from flowrl.run.score_parts import ScoreParts
 from flowrl.run.score_way import AskedOnWay, looks_of
 from flowrl.run.session import Session, score_once
+from flowrl.run.through import RewardPath
 from rewards import Samples, Scores, score_all
 from samplers import Sampling
 
@@ -98,7 +99,9 @@ def sample_round(
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
         parts = ahead.on_part if session.parallel.members == 1 else None
         keep = algorithm.likelihood.keep_mean
-        sampling = Sampling(keep, lookahead, ahead.whole.on_rollout, parts)
+        guiding = RewardPath.guiding(session, batch, rows, iteration)
+        slope = None if guiding is None else guiding.on_the_way
+        sampling = Sampling(keep, lookahead, slope, ahead.whole.on_rollout, parts)
         seed = session.run.train.seed
         behaving = session.learner.policies.using(algorithm.behaviour)
         with behaving, timed(seconds, "sample"), bounded_call("sampling"):
@@ -116,7 +119,8 @@ def sample_round(
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
     statistics = batch.statistics(rollouts[0], decoded[0].media)
-    made = Round(draws, mine, counts, batch, parts, lookahead.count, statistics)
+    looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
+    made = Round(draws, mine, counts, batch, parts, looked, statistics)
     return _with_reference(session, made, seconds) if algorithm.reads_reference else made
 
 

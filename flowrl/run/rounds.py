@@ -31,6 +31,7 @@ class LearnedRows:
     rows: tuple[Rows, ...]
     draws: tuple[int, ...]
     policy: ModelCall
+    prompts: tuple[int, ...]  # of the draws, as rows of the prompt file
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class Rounds:
             for mine, r, own in zip(rows, self.each, owns, strict=True):
                 if r.counts:
                     mine += likelihood.rows(r.parts[plan].rollout, *own)
-        made = LearnedRows(tuple(rows[0]), self.first.ids, self.first.batch.policy)
+        first = self.first
+        made = LearnedRows(tuple(rows[0]), first.ids, first.batch.policy, first.prompts)
         if len(self.each) > 1:
             made = self._merged(rows)
         spent = tuple(self.session.spending.rows(each, unit) for each in made.rows)
@@ -120,7 +122,8 @@ class Rounds:
         places = place.masked_fill(~torch.cat(here), -1).split([len(mine) for mine in here])
         pairs = [(mine, at) for mine, at in zip(rows, places, strict=True) if mine]
         moved = [[_moved(each, at) for each in mine] for mine, at in pairs]
-        return LearnedRows(tuple(stacked(same) for same in zip(*moved, strict=True)), draws, policy)
+        whole = tuple(stacked(same) for same in zip(*moved, strict=True))
+        return LearnedRows(whole, draws, policy, prompts)
 
 
 def _moved(rows: Rows, place: Tensor) -> Rows:

@@ -6,8 +6,9 @@ is kept: the decoder's and the rewards' activations never live together with the
 alone a reward has a gradient; a likelihood sees none, and a loss calls no model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from flowrl.models.diffusers.batch import Painting
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.learner import Learner
 from flowrl.run.session import Session
-from rewards import Samples, Scores
+from flowrl.settings.gradients import by_slope
+from rewards import Reward, Samples, Scores
 from rewards.differentiable import GradedScore, graded_score
 from rewards.gradient_test import Agreement, graded_scores, gradient_test, slope_error
 from rewards.self_test import Prompts
 from rewards.types import Kind
-from samplers import Velocity
+from samplers import Rollout, Velocity
 from samplers.untyped import integers
 
 CHECKED = 32  # samples of the first iteration whose two scores are compared
@@ -59,8 +61,29 @@ class RewardPath:
         cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
     ) -> "RewardPath | None":
         """The path of a batch of these prompts (`rows`); None for other than gradient methods."""
-        if not session.algorithm.through:
+        given = session.rewards, session.weights(iteration)
+        through = session.algorithm.through
+        return cls._open(session, batch, rows, *given) if through else None
+
+    @classmethod
+    def guiding(
+        cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
+    ) -> "RewardPath | None":
+        """The path to the rewards on the way, where their slope guides a plan's steps."""
+        if not by_slope(session.algorithm):
             return None
+        given = session.way_rewards, session.way_weights(iteration)
+        return cls._open(session, batch, rows, *given)
+
+    @classmethod
+    def _open(
+        cls,
+        session: Session,
+        batch: Any,
+        rows: Sequence[int],
+        rewards: Mapping[str, Reward],
+        weights: Tensor,
+    ) -> "RewardPath":
         assert isinstance(batch, Painting)
         texts, meta = session.prompts.take(rows)
         slicing = session.run.model.vae.slicing
@@ -68,8 +91,8 @@ class RewardPath:
             batch,
             texts,
             meta,
-            graded_rewards(session),
-            session.weights(iteration),
+            graded_rewards(rewards),
+            weights,
             1 if slicing else session.learner.policy.sizes.most("decoding", len(texts)),
         )
 
@@ -102,23 +125,46 @@ class RewardPath:
         """Scores of the kept rows' samples, and their slopes in x0. No gradient is left behind."""
         scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
         for at in kept.split(self.size) if len(kept) else ():
-            part = x0.detach()[at].requires_grad_()
-            with torch.enable_grad():
-                clean = part if rows.sigmas[-1] == 0 or rows.noise is not None else None
-                latents = self.batch.clean(part) if clean is None else clean
-                media = self.batch.decode(latents, rows.prompt[at], graded=True)
-                if not media.requires_grad:
-                    raise UserError(NO_GRADIENT)
-                score = self.score(media, rows.prompt[at], rows, words)
-                if not score.requires_grad:
-                    raise UserError(
-                        f"rewards {', '.join(self.rewards)}: `differentiable` has no gradient"
-                    )
-                (slope,) = torch.autograd.grad(score.sum(), part)
-            self.decoded[0] += len(at)
-            scores.append(score.detach().to(x0))
+            prompt = rows.prompt[at]
+            clean = rows.sigmas[-1] == 0 or rows.noise is not None
+            find = partial(self.score, prompt=prompt, rows=rows, words=words)
+            score, slope = self.slope(x0[at], prompt, find, clean)
+            scores.append(score.to(x0))
             slopes.append(slope)
         return torch.cat(scores), torch.cat(slopes)
+
+    def slope(
+        self,
+        x0: Float[Tensor, "m *d"],
+        prompt: Tensor,
+        find: Callable[[Tensor], Tensor],
+        clean: bool = True,
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
+        """Scores `find` of the decoded media, and their slopes in x0. `clean`: x0 are what a
+        decoder takes, not states at the schedule's last level."""
+        part = x0.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            latents = part if clean else self.batch.clean(part)
+            media = self.batch.decode(latents, prompt, graded=True)
+            if not media.requires_grad:
+                raise UserError(NO_GRADIENT)
+            score = find(media)
+            if not score.requires_grad:
+                raise UserError(
+                    f"rewards {', '.join(self.rewards)}: `differentiable` has no gradient"
+                )
+            (slope,) = torch.autograd.grad(score.sum(), part)
+        self.decoded[0] += len(part)
+        return score.detach(), slope
+
+    def on_the_way(self, rollout: Rollout) -> Float[Tensor, "n *d"]:
+        """The slopes of the rewards of predicted samples, which guide a plan's steps."""
+        slopes: list[Tensor] = []
+        for at in torch.arange(len(rollout.x0)).split(self.size):
+            prompt = rollout.prompt[at.to(rollout.prompt.device)]
+            x0 = rollout.x0[at.to(rollout.x0.device)]
+            slopes.append(self.slope(x0, prompt, partial(self.total, prompt=prompt))[1])
+        return torch.cat(slopes)
 
     @torch.no_grad()
     def agreement(self, samples: Samples, scores: Scores) -> Agreement:
@@ -142,10 +188,10 @@ class RewardPath:
         return sentence, near.close
 
 
-def graded_rewards(session: Session) -> dict[str, GradedScore]:
-    """The run's rewards as differentiable functions. UserError, naming it, for one without."""
+def graded_rewards(rewards: Mapping[str, Reward]) -> dict[str, GradedScore]:
+    """Rewards as differentiable functions. UserError, naming it, for one without."""
     try:
-        return {name: graded_score(name, reward) for name, reward in session.rewards.items()}
+        return {name: graded_score(name, reward) for name, reward in rewards.items()}
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -182,17 +228,18 @@ def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
 
     UserError for those that fail, or a warning where `train.self_test` says so.
     """
-    run = session.run
-    if not session.algorithm.through:
+    run, algorithm = session.run, session.algorithm
+    if not algorithm.through and not by_slope(algorithm):
         return
-    rewards = graded_rewards(session)
+    given = session.rewards if algorithm.through else session.way_rewards
+    rewards = graded_rewards(given)
     yield decoder_test(session)
     if run.train.self_test == "off":
         return
     shown = Prompts(session.prompts.texts, session.prompts.meta, kind)
     for name in rewards:
         try:
-            yield f"reward {gradient_test(name, session.rewards[name], shown)}"
+            yield f"reward {gradient_test(name, given[name], shown)}"
         except ValueError as error:
             if run.train.self_test == "raise":
                 raise UserError(f"{error}; train.self_test: warn makes this a warning") from error

@@ -59,7 +59,7 @@ def iteration_work(
     else:
         images = [plan for plan in plans if isinstance(plan, Plan)]
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
-        samples += draws * sum(plan.looked for plan in images)  # on the way
+        samples += draws * sum(plan.looked + plan.probed for plan in images)  # on the way
     rows += _given_inputs(run)
     frozen = rows * (len(algorithm.loss.roles - {"old"}) + algorithm.reads_reference)
     if "old" in algorithm.loss.roles:

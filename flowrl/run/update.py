@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
+from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
 from flowrl.losses.weights import share_bound
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
@@ -21,6 +22,7 @@ from flowrl.run.deal import Chunks, shares_of
 from flowrl.run.finite import NotFiniteError
 from flowrl.run.histograms import IterationValues
 from flowrl.run.learner import Learner
+from flowrl.run.teachers import judged_by_teachers
 from flowrl.run.through import path_entries
 
 SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
@@ -210,9 +212,13 @@ def chunk_loss(
     evaluations: dict[str, Evaluation] = {}
     same = {"current", *(equal or ())}
     shared = loss.roles & same
-    for role in sorted(loss.roles - {"old"} - shared):
+    for role in sorted(loss.roles - {"old", TEACHER} - shared):
         with torch.no_grad(), policies.using(role):
             evaluations[role] = likelihood.evaluate(experience.policy, chunk)
+    if TEACHER in loss.roles:
+        evaluations[TEACHER] = judged_by_teachers(
+            learner, experience.policy, chunk, experience.tasks
+        )
     fresh = algorithm.behaviour in same and chunk.old is None
     if "old" in loss.roles and not fresh:
         with torch.no_grad(), policies.using(algorithm.behaviour):

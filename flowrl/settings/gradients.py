@@ -1,6 +1,7 @@
 """Checks of a run whose recipe follows the rewards' own gradients, before any weights are read."""
 
 from flowrl.algorithm import Algorithm
+from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.run import Run
@@ -10,19 +11,26 @@ from rewards.differentiable import GRADED, never_graded, no_gradient
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
 
 
+def by_slope(algorithm: Algorithm) -> bool:
+    """Whether the slope of a reward guides what is sampled."""
+    guides = [plan.guide for plan in image_plans(algorithm)]
+    return any(guide is not None and guide.by == "slope" for guide in guides)
+
+
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method cannot go with, and, naming it, for a reward
     without a gradient. Rewards of a user's file or of Python are asked once they are loaded."""
-    if not algorithm.through:
+    if not algorithm.through and not by_slope(algorithm):
         return
     name = run.recipe.name  # type: ignore[attr-defined]
-    for spec in run.rewards:
+    specs = run.rewards if algorithm.through else run.asked_on_way
+    for spec in specs:
         if never_graded(spec.name):
-            others = [s.label for s in run.rewards if s.name in GRADED]
+            others = [s.label for s in specs if s.name in GRADED]
             beside = f"; {', '.join(others)} has one" if len(others) == 1 else ""
             raise UserError(f"rewards: {no_gradient(spec.label)}{beside}")
     plain = BudgetSettings()
-    for setting in COMPARING:
+    for setting in COMPARING if algorithm.through else ():
         if getattr(run.budget, setting) != getattr(plain, setting):
             raise UserError(
                 f"budget.{setting}: {name} follows the slope of every sample's own score and "

@@ -173,6 +173,8 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     check_rewards(run, given)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)
+    if run.teachers is not None:
+        run.teachers.check(run.prompts.read("train"), run.model.lora is not None)
     check_optimizer(run.train.optimizer)
     check_model(run.model)
     check_trackers(run.track.trackers)

@@ -16,6 +16,7 @@ from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.on_the_way import check_way
 from flowrl.settings.recipe import OwnRecipe, Recipe, RecipeSettings, recipe_kind
+from flowrl.settings.teachers import TeacherSettings, check_teachers
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
 
@@ -67,6 +68,8 @@ class Run(Settings):
     way_rewards: tuple[RewardSpec, ...] = ()
     """Rewards of clean images on the way, for recipes and steering that ask for them; those of
     training if empty. One may return None for an image that is not clear enough yet."""
+    teachers: TeacherSettings | None = None
+    """Trained weights that the student is pulled to, for recipes that distil."""
     budget: BudgetSettings = BudgetSettings()
     train: Train = Train()
     steer: Steer | None = None
@@ -115,6 +118,7 @@ class Run(Settings):
             )
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
+        check_teachers(self.teachers, algorithm)
         check_way(algorithm, bool(self.way_rewards), self.budget)
         return self.budget.around(algorithm)
 

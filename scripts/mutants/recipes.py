@@ -8,6 +8,8 @@ LOOKS, WAY = "samplers/test_looks.py", "credit/test_way.py"
 GROUPS, ARRAYS = "losses/test_group_losses.py", "losses/test_golden_preference.py"
 GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
 PRESETS = "flowrl/recipes/text_presets.py"
+EUPHONIUM, TEACHERS = "recipes/test_euphonium.py", "run/test_teachers.py"
+DISTILLATION = "losses/test_distillation.py"
 
 # fmt: off
 ROWS = (
@@ -65,7 +67,18 @@ ROWS = (
     ("losses-crd-kl", "flowrl/losses/preference.py", "(least + a * (1 - least))", "1", ARRAYS),
     ("guide-density", "samplers/walk.py", "        g = Gaussian(mean, std)\n", "        g = Gaussian(pushed, std)\n", FEEDBACK),
     ("guide-probe", "samplers/walk.py", "(ends[0] - ends[1]) / (2 * probe)", "(ends[0] - ends[1]) / probe", FEEDBACK),
-    ("guide-cost", "samplers/plan.py", "alone += 2 * plan.states[k] * plan.guided(k)", "alone += plan.states[k] * plan.guided(k)", FEEDBACK),
+    ("guide-cost", "samplers/plan.py", "ends = 2 if", "ends = 1 if", FEEDBACK),
+    ("guide-slope", "samplers/walk.py", "x0 = at.x - plan.steps[k].sigma * at.v", "x0 = at.x", EUPHONIUM),
+    ("guide-slope-cost", "samplers/plan.py", 'alone += plan.probed if plan.guide is not None and plan.guide.by == "probes" else 0', "alone += plan.probed", EUPHONIUM),
+    ("guide-slope-sign", "flowrl/run/through.py", "torch.autograd.grad(score.sum(), part)", "torch.autograd.grad(-score.sum(), part)", EUPHONIUM),
+    ("looks-trained", "samplers/looking.py", "tuple(k + 1 for k, step", "tuple(k for k, step", EUPHONIUM),
+    ("recipes-dual-credit", "flowrl/recipes/feedback.py", "Rescale(1.0, outcome)", "Rescale(1.0, 1.0)", EUPHONIUM),
+    ("teachers-task", "flowrl/run/teachers.py", "own = [tasks[place] for place", "own = [tasks[0] for place", TEACHERS),
+    ("teachers-order", "flowrl/run/teachers.py", "order = torch.cat(places).argsort()", "order = torch.arange(len(rows.prompt))", TEACHERS),
+    ("teachers-scale", "flowrl/models/diffusers/teacher_weights.py", "delta.up * (delta.scale / scale)", "delta.up", TEACHERS),
+    ("teachers-merged", "flowrl/models/diffusers/teacher_weights.py", "delta.scale * (delta.up.double()", "(delta.up.double()", TEACHERS),
+    ("teachers-saved", "flowrl/run/policies.py", 'kept = {"current": self.parameters, **averages}', 'kept = {"current": self.parameters, **self._weights}', TEACHERS),
+    ("teachers-weight", "flowrl/losses/distillation.py", "Anchor(self.weight, TEACHER)", "Anchor(1.0, TEACHER)", DISTILLATION),
     ("losses-quadratic", "flowrl/losses/divergence.py", "a.abs() / (2 * self.bound)", "a / (2 * self.bound)", GROUPS),
     ("likelihoods-direction", "flowrl/likelihoods/directional.py", "new.out - old.out, -rows.direction",
      "new.out - old.out, rows.direction", FEEDBACK),

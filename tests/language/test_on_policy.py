@@ -185,6 +185,7 @@ ALL_RECIPES = [
     *(
         pytest.param(name, marks=() if name in QUICK_IMAGES else pytest.mark.slow)
         for name in IMAGE_RECIPES
+        if name != "opd"  # has no ratio, and needs a teacher
     ),
     *(pytest.param(name) for name in TEXT_RECIPES),
 ]

@@ -159,6 +159,24 @@ PUBLISHED: dict[str, Table] = {
         {k: v for k, v in NFT.items() if k != "recipe.mode"}, recipe__draws=20, recipe__kl=0.1,
         recipe__decay=(75, 0.0075, 0.999), train__updates=2,
     ),
+    "fdfo_sd35m_pickscore": guided(1.0) | {
+        "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,
+        "recipe.steps": 40, "recipe.group": 2, "recipe.gamma": 0.0025, "recipe.bound": 0.03,
+        "recipe.kl": 0, "prompts.per_iteration": 432, "train.updates": 4, "train.lr": 3e-5,
+        "train.weight_decay": 1e-4, "train.max_grad_norm": 1.0, "train.iterations": 100,
+    },
+    "euphonium_hunyuan_video": {
+        "recipe.steps": 16, "recipe.group": 8, "recipe.eta": 0.25, "recipe.clip": 1e-4,
+        "recipe.fraction": 0.6, "recipe.scale": 0.2, "recipe.kl_beta": 3.125, "recipe.first": 12,
+        "recipe.outcome": 1.0, "recipe.process": 1.0, "train.lr": 1e-6,
+        "model.sigmas": LevelShift(shift=5.0),
+    },
+    "opd_sd35m_ocr": guided(1.0) | {
+        "model.pipeline": SD3, "model.height": 384, "model.width": 384, "model.lora.rank": 32,
+        "model.lora.alpha": 64, "recipe.steps": 10, "recipe.group": 8, "recipe.eta": 0.8,
+        "recipe.window": 3, "recipe.kernel": "cps", "recipe.form": "published", "recipe.kl": 0,
+        "prompts.per_iteration": 8, "train.lr": 1e-4, "train.updates": 1, "train.iterations": 100,
+    },
     "flash_grpo_wan21": guided(4.5) | {
         "model.pipeline": WAN, "model.height": 480, "model.width": 832, "recipe.steps": 20,
         "model.call": {"num_frames": 81, "max_sequence_length": 512}, "recipe.clip": 1e-3,

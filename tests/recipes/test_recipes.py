@@ -37,7 +37,8 @@ from samplers import (
 from tests.support.tiny import TinyFlow
 
 THROUGH = ("refl", "draft", "draft_lv", "srpo")  # tests/run/test_through.py has these
-RECIPES = {name: recipe for name, recipe in IMAGE_RECIPES.items() if name not in THROUGH}
+ELSEWHERE = (*THROUGH, "opd")  # which tests/run/test_teachers.py has
+RECIPES = {name: recipe for name, recipe in IMAGE_RECIPES.items() if name not in ELSEWHERE}
 CORNERS = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
 
 SMALL = {

@@ -9,7 +9,9 @@ import torch
 from transformers import CLIPModel
 
 from rewards import Samples, load
+from rewards.gradient_test import gradient_test
 from rewards.hps import weights_of
+from rewards.self_test import Prompts
 from tests.support.reward_contract import check_contract, images, mixed_images, videos
 from tests.support.tiny_rewards import (
     LIMIT,
@@ -96,6 +98,15 @@ def test_the_aesthetic_score_is_five_matrices_on_a_unit_vector(folder, head):
         vector = vector @ layer["weight"].double().numpy().T + layer["bias"].double().numpy()
     score = reward(samples(media)).double()
     torch.testing.assert_close(score, torch.from_numpy(vector[:, 0]), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["pickscore", "aesthetic"])
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_the_gradient_is_that_of_the_plain_score(folder, head, name, kind):
+    own = {"processor": str(folder)} if name == "pickscore" else {"head": str(head)}
+    reward = load(name, model=str(folder), device="cpu", frames=2, **own)
+    line = gradient_test(name, reward, Prompts(("a red ball",), kind=kind))
+    assert "rank correlation" in line and "slope is right" in line
 
 
 def test_a_head_of_other_layers_is_refused(folder, head, tmp_path):

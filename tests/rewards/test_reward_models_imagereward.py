@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards import load
+from rewards.gradient_test import gradient_test
+from rewards.self_test import Prompts
 from tests.support.reward_contract import check_contract, images, videos
 from tests.support.tiny_rewards import PROMPTS, pixels, prepared, samples, tokenizer
 
@@ -164,6 +166,11 @@ def test_the_contract_holds(files, factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_contract(reward(files, batch=4), factory, tolerance=1e-5)
+
+
+def test_the_gradient_is_that_of_the_plain_score(files):
+    line = gradient_test("imagereward", reward(files, batch=16), Prompts(("a red ball",)))
+    assert "rank correlation" in line and "slope is right" in line
 
 
 def test_another_file_is_refused(files, tmp_path):

@@ -15,6 +15,8 @@ import torch
 from PIL import Image
 
 from rewards import load
+from rewards.gradient_test import gradient_test
+from rewards.self_test import Prompts
 from tests.support.reward_contract import check_contract, images, mixed_images
 from tests.support.tiny_rewards import bytes_of, pixels, prepared, samples
 
@@ -135,6 +137,17 @@ def test_the_contract_holds(tiny, factory):
         check_contract(reward, factory, tolerance=1e-5)
     with pytest.warns(UserWarning, match="more than 77 tokens are cut"):
         reward(samples(pixels(1), ["a red ball " * 40]))
+
+
+@pytest.mark.parametrize("name", ["hps", "clip"])
+def test_the_gradient_is_that_of_the_plain_score(tiny, name):
+    architecture, _, checkpoint, hub = tiny
+    own = {
+        "hps": {"architecture": architecture, "checkpoint": str(checkpoint)},
+        "clip": {"model": f"local-dir:{hub}", "library": "open_clip"},
+    }
+    line = gradient_test(name, load(name, device="cpu", **own[name]), Prompts(("a red ball",)))
+    assert "rank correlation" in line and "slope is right" in line
 
 
 def test_what_cannot_be_loaded_is_told(tiny, tmp_path: Path):

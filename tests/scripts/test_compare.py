@@ -86,7 +86,7 @@ def test_every_recipe_of_images_is_compared_with_as_many_trials():
     table = yaml.safe_load(Path("configs/compare/demo.yaml").read_text())
     assert len({len(row["trials"]) for row in table["methods"].values()}) == 1
     used = {row.get("recipe", name) for name, row in table["methods"].items()}
-    assert used == set(IMAGE_RECIPES)
+    assert used == set(IMAGE_RECIPES) - {"opd"}  # which needs another run as its teacher
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
     One file, or one for each expert (`SECOND`).
     """
     takes = inspect.signature(pipe.save_lora_weights).parameters
-    for names, weight_name, slot in _files(pipe, denoisers):
+    for names, weight_name, slot in lora_files(pipe, denoisers):
         given: dict[str, Any] = {}
         for name in names:
             denoiser = denoisers[name]
@@ -114,10 +114,11 @@ def save_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
         pipe.save_lora_weights(folder, weight_name=weight_name, **given)
 
 
-def _files(
+def lora_files(
     pipe: Any, denoisers: Mapping[str, nn.Module]
 ) -> list[tuple[list[str], str, str | None]]:
-    """(denoisers, file name, the argument of save_lora_weights that they take the place of)."""
+    """(denoisers, file name, the argument of save_lora_weights that they take the place of) of each
+    file of a saved adapter."""
     if len(denoisers) == 2 and isinstance(pipe, TWO_FILES):
         first, second = denoisers
         return [([first], LORA_FILE, None), ([second], SECOND, first)]
@@ -129,7 +130,7 @@ def load_lora(pipe: Any, denoisers: Mapping[str, nn.Module], folder: Path) -> No
     if (folder / LORA_FILE).is_file():
         if has_lora(denoisers):
             pipe.unload_lora_weights()
-        for _, name, slot in _files(pipe, denoisers):
+        for _, name, slot in lora_files(pipe, denoisers):
             more = {} if slot is None else {"load_into_transformer_2": True}
             pipe.load_lora_weights(folder, weight_name=name, adapter_name=ADAPTER, **more)
         for denoiser in denoisers.values():
@@ -186,7 +187,7 @@ def _check_saving(pipe: Any, denoisers: Mapping[str, nn.Module], spec: Spec) -> 
     if "save_lora_weights" not in dir(pipe):
         raise UserError(f"{owner} cannot save adapters: train its full weights (lora: null)")
     takes = inspect.signature(pipe.save_lora_weights).parameters
-    for names, _, slot in _files(pipe, denoisers):
+    for names, _, slot in lora_files(pipe, denoisers):
         for name in names:
             if f"{slot or name}_lora_layers" not in takes:
                 raise UserError(

@@ -1,0 +1,44 @@
+"""The loss of distillation: a divergence from a teacher on the student's own states."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flowrl.likelihoods.rows import Evaluations, Rows
+from flowrl.likelihoods.transition import Likelihood
+from flowrl.losses.averages import TEACHER
+from flowrl.losses.base import Anchor, Entries, anchored, roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """On-policy distillation: DiffusionOPD (arXiv:2605.15055), the `gkd` of Flow-OPD
+    (arXiv:2605.08063).
+
+        loss = weight D(new | teacher) + sum of the other anchors
+
+    D is the likelihood's divergence; the teacher is that of the row's prompt, without gradient. The
+    states are the student's own, and their distribution counts as a constant. Flow-OPD's `kl_only`,
+    where -D is an advantage of a clipped surrogate, is this gradient and a noise of mean 0, so it
+    is left out.
+
+    Metric: `kl_teacher`, which is D.
+    """
+
+    unit = 1
+    weight: float = 1.0
+    anchors: tuple[Anchor, ...] = ()
+
+    @property
+    def every(self) -> tuple[Anchor, ...]:
+        """The pull towards the teacher first."""
+        return (Anchor(self.weight, TEACHER), *self.anchors)
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return roles(self.every)
+
+    def __call__(self, likelihood: Likelihood, evaluations: Evaluations, rows: Rows) -> Entries:
+        value, metrics = anchored(self.every, likelihood, evaluations, rows)
+        assert isinstance(value, Tensor), "there is at least the teacher"
+        return Entries(value, "tokens", metrics)

@@ -1,0 +1,126 @@
+"""Weights of a teacher in the names and shapes of the student's trained parameters.
+
+A student with adapters takes adapters: of a smaller rank with zeros around them, at the student's
+own scale. A student of full weights takes full weights, or its own start with an adapter added.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.lora import LORA_FILE, has_lora, lora_files
+from flowrl.models.diffusers.lora_formats import METADATA
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.policy import ADAPTER
+
+
+@dataclass(frozen=True)
+class Delta:
+    """An adapter of one linear layer: what is added to its weight is scale up down."""
+
+    down: Tensor  # [rank in]
+    up: Tensor  # [out rank]
+    scale: float
+
+
+def teacher_weights(policy: PipelinePolicy, folder: Path, place: str) -> dict[str, Tensor]:
+    """The teacher's values of all trained parameters, by name. UserErrors begin with `place`."""
+    own = {name: p.detach() for name, p in policy.trainable().items()}
+    adapters = has_lora(policy.roots())
+    if not (folder / LORA_FILE).is_file():
+        assert not adapters, "settings refuse full weights for a student with adapters"
+        return _whole(policy, own, folder, place)
+    deltas = dict(_deltas(policy, folder))
+    ends = (".lora_A.default.weight",) if adapters else (".weight",)
+    layers = {name.removesuffix(end) for name in own for end in ends if name.endswith(end)}
+    if others := sorted(set(deltas) - layers):
+        raise UserError(
+            f"{place}: {folder} has an adapter on {others[0]}, and this run's student has none "
+            "there: set model.lora.targets as in the teacher's run"
+        )
+    return _into_adapters(policy, own, deltas, place) if adapters else _merged(own, deltas, place)
+
+
+def _deltas(policy: PipelinePolicy, folder: Path) -> Iterator[tuple[str, Delta]]:
+    """The adapters of a folder by layer, as `save_lora` writes them."""
+    for names, file, slot in lora_files(policy.pipe, policy.roots()):
+        with safe_open(folder / file, framework="pt") as saved:
+            found = {key: saved.get_tensor(key) for key in saved.keys()}  # noqa: SIM118
+            about: dict[str, Any] = json.loads((saved.metadata() or {}).get(METADATA, "{}"))
+        for name in names:
+            prefix = f"{slot or name}."
+            for key, down in found.items():
+                if not (key.startswith(prefix) and key.endswith(".lora_A.weight")):
+                    continue
+                layer = key.removeprefix(prefix).removesuffix(".lora_A.weight")
+                up = found[f"{prefix}{layer}.lora_B.weight"]
+                rank = len(down)
+                alpha = about.get(f"{prefix}lora_alpha", rank)  # without it a reader takes the rank
+                yield f"{name}.{layer}", Delta(down, up, alpha / rank)
+
+
+def _into_adapters(
+    policy: PipelinePolicy, own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
+) -> dict[str, Tensor]:
+    """Adapters in place of the student's, padded with zeros; 0 where the teacher has none."""
+    (scale,) = {
+        config.lora_alpha / config.r
+        for denoiser in policy.roots().values()
+        for config in [denoiser.peft_config[ADAPTER]]  # type: ignore[index]
+    }
+    made: dict[str, Tensor] = {}
+    for name, mine in own.items():
+        down = name.endswith(".lora_A.default.weight")
+        layer = name.rsplit(".lora_", 1)[0]
+        value = torch.zeros_like(mine)
+        if layer in deltas:
+            delta = deltas[layer]
+            given = delta.down if down else delta.up * (delta.scale / scale)
+            given = given.to(value)
+            if any(a > b for a, b in zip(given.shape, value.shape, strict=True)):
+                raise UserError(
+                    f"{place}: its adapters have rank {len(delta.down)}, and model.lora.rank is "
+                    f"smaller: set it to at least {len(delta.down)}"
+                )
+            value[: given.shape[0], : given.shape[1]] = given
+        made[name] = value
+    return made
+
+
+def _merged(
+    own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
+) -> dict[str, Tensor]:
+    """The student's start with an adapter added."""
+    made = {name: value.clone() for name, value in own.items()}
+    for layer, delta in deltas.items():
+        whole = made[f"{layer}.weight"]
+        added = delta.scale * (delta.up.double() @ delta.down.double())
+        if added.shape != whole.shape:
+            raise UserError(f"{place}: its adapter of {layer} is for another architecture")
+        made[f"{layer}.weight"] = (whole.double() + added.to(whole.device)).to(whole.dtype)
+    return made
+
+
+def _whole(
+    policy: PipelinePolicy, own: Mapping[str, Tensor], folder: Path, place: str
+) -> dict[str, Tensor]:
+    """The weights of the denoisers of a pipeline's folder."""
+    made: dict[str, Tensor] = {}
+    for name, denoiser in policy.roots().items():
+        if not (folder / name).is_dir():
+            raise UserError(f"{place}: {folder} has no {name}, which this run trains")
+        dtype = next(denoiser.parameters()).dtype
+        saved = type(denoiser).from_pretrained(folder, subfolder=name, dtype=dtype)  # type: ignore
+        made |= {f"{name}.{key}": p.detach() for key, p in saved.named_parameters()}
+    differ = [n for n, p in own.items() if n not in made or made[n].shape != p.shape]
+    if differ or len(made) != len(own):
+        some = (differ or sorted(set(made) - set(own)))[0]
+        raise UserError(f"{place}: {folder} is of another architecture: {some} differs")
+    return {name: made[name].to(p.device) for name, p in own.items()}

@@ -1,0 +1,48 @@
+"""Distillation of loaded teachers, one for each prompt's task, into one student.
+
+The run's file names the teachers (`teachers`); the common rules of `flowrl/recipes/grpo.py` hold.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize
+from flowrl.credit.uncompared import Uncompared
+from flowrl.errors import UserError
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.averages import TEACHER
+from flowrl.losses.base import Anchor
+from flowrl.losses.distillation import Distillation
+from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.grpo import KlForm, Scale, anchors, named
+from samplers import CPS, FlowSDE, Kernel, Random, Window
+
+
+def opd(
+    *, steps: int = 10, group: int = 8, eta: float = 0.8, window: int = 3, weight: float = 1.0,
+    form: KlForm = "exact", task: float = 0.0, clip: float = 1e-4, kl: float = 0.0,
+    scale: Scale = "group", kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
+) -> Algorithm:  # fmt: skip
+    """OPD, on-policy distillation, arXiv:2605.15055 (DiffusionOPD) and arXiv:2605.08063 (Flow-OPD's
+    `gkd`): the student samples, and each of its noisy steps is pulled to the step of the teacher of
+    that prompt's task. SD3.5-M, OCR (verl-omni): 10 steps, Flow-CPS with noise 0.8 in a window of 3
+    of the first 5, 8 samples, no KL. Rewards only watch, and a group may be one sample.
+
+    `form` is the divergence: `exact`, `published` (verl-omni's, smaller by h), `velocity` or `mean`
+    (UniRL's without the denominator). `task` above 0 adds the clipped surrogate of the rewards with
+    this weight. Differences: the teachers are at the training's guidance; a sample without a score
+    is left out here as in every recipe; states of steps without noise are not distilled.
+    """
+    if weight <= 0:
+        raise UserError(f"weight is {weight}: distillation needs a pull towards the teacher")
+    noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
+    credit = (Standardize(scale), Clip(), Rescale(1.0, task)) if task else (Uncompared(),)
+    distilled = Distillation(weight=weight, anchors=anchors(kl))
+    both = Surrogate(clip, clip, anchors=(Anchor(weight, TEACHER), *anchors(kl)))
+    return Algorithm(
+        steps=steps,
+        plan=Window(noise, group, window, Random(0, steps // 2)),
+        advantage=Estimator(credit),
+        likelihood=Transition("cps" if kernel == "cps" else "density", form),
+        loss=both if task else distilled,
+    )

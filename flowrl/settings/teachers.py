@@ -1,0 +1,87 @@
+"""Teachers of a run: folders of trained weights, one for each task of its prompts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.losses.averages import TEACHER
+from flowrl.paths import find
+from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import PromptRow
+from flowrl.settings.base import OnResume, Settings
+
+ADAPTER_FILE, PIPELINE_FILE = "pytorch_lora_weights.safetensors", "model_index.json"
+
+
+class TeacherSettings(Settings):
+    """Weights that a student is pulled to, for recipes that distil (opd)."""
+
+    ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"column": OnResume.NEVER}
+    folders: dict[str, str] = Field(min_length=1)
+    """Task -> folder of its teacher: an adapter, or a pipeline of the same architecture, as runs of
+    flowrl leave them (`runs/NAME/adapter`, `runs/NAME/pipeline`)."""
+    column: str = "data_set"
+    """Column of the prompt file with a prompt's task; one teacher needs none. `data_set` is the
+    name of the row's data set, where `prompts.train` has several."""
+
+    def check(self, prompts: PromptSet | None, adapters: bool) -> None:
+        """UserError for a prompt without a teacher, and for a folder without weights, or with
+        weights that cannot be held beside the student's. `adapters`: whether the student has any;
+        without `prompts` only the folders are checked."""
+        if prompts is not None:
+            self.tasks(prompts, range(len(prompts)))
+        for task, folder in self.folders.items():
+            place, path = f"teachers.folders.{task}", find(folder)
+            if not path.is_dir():
+                raise UserError(f"{place}: no folder {folder}")
+            if (path / ADAPTER_FILE).is_file():
+                continue
+            if not (path / PIPELINE_FILE).is_file():
+                inside = [n for n in ("adapter", "pipeline") if (path / n).is_dir()]
+                hint = f"; did you mean {Path(folder) / inside[0]}?" if inside else ""
+                raise UserError(
+                    f"{place}: {folder} has neither {ADAPTER_FILE} nor {PIPELINE_FILE}{hint}"
+                )
+            if adapters:
+                raise UserError(
+                    f"{place}: {folder} has full weights, which do not fit into the student's "
+                    "adapters: set model.lora: null, or name a teacher's adapter"
+                )
+
+    def tasks(self, prompts: PromptSet, rows: Sequence[int]) -> tuple[str, ...]:
+        """The task of each of these rows of the prompts. UserError for a row without a task, or
+        with one that has no teacher."""
+        if len(self.folders) == 1:
+            return tuple(self.folders) * len(rows)
+        found: list[str] = []
+        for number in rows:
+            row = prompts.meta[number] if prompts.meta else {}
+            at = row.place if isinstance(row, PromptRow) else f"prompts.train, row {number + 1}"
+            task = row.get(self.column)
+            if task is None:
+                raise UserError(
+                    f"{at} has no {self.column!r}, the column of its task (teachers.column)"
+                )
+            if str(task) not in self.folders:
+                known = ", ".join(self.folders)
+                raise UserError(f"{at}: {self.column} is {str(task)!r}, and teachers are {known}")
+            found.append(str(task))
+        return tuple(found)
+
+
+def check_teachers(teachers: TeacherSettings | None, algorithm: Algorithm) -> None:
+    """UserError for a recipe without its teachers, or teachers that the recipe never asks."""
+    asked = TEACHER in algorithm.roles
+    if asked and teachers is None:
+        raise UserError(
+            "this recipe distils a teacher, and the run names none: add teachers: {folders: "
+            "{NAME: FOLDER}}, an adapter or a pipeline that a run has left"
+        )
+    if teachers is not None and not asked:
+        raise UserError(
+            "teachers: this recipe asks none: leave teachers out, or take the recipe opd"
+        )
