@@ -168,7 +168,7 @@ def servers(repeats: int, tiny: bool) -> Table:
 
 
 def script(name: str, *words: str) -> str:
-    """Run another script of this folder and return its output. RuntimeError with its errors if it fails."""
+    """Run another script of this folder and return its output. RuntimeError if it fails."""
     command = [sys.executable, str(Path(__file__).parent / name), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
