@@ -22,7 +22,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 TORCH = "import time, torch; print('CPU', time.process_time())"
-# What the pipeline itself imports, whoever drives it.
+# The imports of the pipeline itself.
 LIBRARIES = """
 import time
 import accelerate, peft

@@ -1,32 +1,22 @@
-"""Measurements of the benchmark suites: iterations of opened runs, and the floor below them."""
+"""Measurements of the benchmark suites: iterations of opened runs, by turns."""
 
-import inspect
 import math
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import torch
 import yaml
-from torch import nn
-from torch.utils._pytree import tree_map
 
-from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.paths import PROJECT
-from flowrl.run import session as sessions
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
 from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import run_from
-from rewards import Samples, score_all
 
 QUIET = {"train": {"iterations": 1000, "alarms": "off", "self_test": "off"}}
 
@@ -60,91 +50,6 @@ class Opened:
     def turn(self) -> float:
         self.metrics.append(iterate(self.session, self.progress, self.alarms))
         return self.metrics[-1]["seconds/cpu"]
-
-
-@dataclass
-class Call:
-    """A call of a network with its inputs, to be made again."""
-
-    module: nn.Module
-    given: tuple[tuple[Any, ...], dict[str, Any]]
-    graded: bool
-
-    @property
-    def rows(self) -> int:
-        args, named = self.given
-        values = (*args, *named.values())
-        return next(len(v) for v in values if isinstance(v, torch.Tensor) and v.ndim > 0)
-
-    def again(self) -> None:
-        with torch.set_grad_enabled(self.graded):
-            args, named = self.given
-            out = self.module(*args, **named)
-            if self.graded:
-                first = out[0] if isinstance(out, tuple) else next(iter(out.values()))
-                first.float().square().mean().backward()
-
-
-@dataclass
-class Floor:
-    """A plain loop of the evaluations of one iteration: the same inputs, rows and batch sizes."""
-
-    calls: list[Call] = field(default_factory=list)
-    scored: list[tuple[Any, Samples]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, kept: Opened) -> "Floor":
-        """Record an iteration: calls of its networks' `forward`, and of its rewards."""
-        found = cls()
-        policy = kept.session.learner.policy
-        networks = list(policy.roots().values())
-        if isinstance(policy, PipelinePolicy):
-            encoders = [m for n, m in policy.pipe.components.items() if n.startswith("text_enc")]
-            networks += [*filter(None, encoders), policy.pipe.vae.decoder]
-        with ExitStack() as patches:
-            patches.enter_context(patch.object(sessions, "score_all", found._score))
-            for module in networks:
-                patches.enter_context(patch.object(module, "forward", found._kept(module)))
-            kept.turn()
-        return found
-
-    def _kept(self, module: nn.Module) -> Callable[..., Any]:
-        """The module's `forward`, which also keeps its inputs."""
-        forward = module.forward
-
-        def plain(value: Any) -> Any:
-            return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-        def keeping(*args: Any, **named: Any) -> Any:
-            given = tree_map(plain, args), tree_map(plain, named)
-            self.calls.append(Call(module, given, torch.is_grad_enabled()))
-            return forward(*args, **named)
-
-        keeping.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-        return keeping
-
-    def _score(self, rewards: Any, samples: Samples) -> Any:
-        self.scored.append((rewards, samples))
-        return score_all(rewards, samples)
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Rows of all calls, without gradients and with."""
-        total = {"frozen": 0, "graded": 0}
-        for call in self.calls:
-            total["graded" if call.graded else "frozen"] += call.rows
-        return total
-
-    def turn(self) -> float:
-        began = time.process_time()
-        for call in self.calls:
-            call.again()
-        for rewards, samples in self.scored:
-            score_all(rewards, samples)
-        seconds = time.process_time() - began
-        for call in self.calls:
-            call.module.zero_grad(set_to_none=True)
-        return seconds
 
 
 def by_turns(arms: Mapping[str, Any], repeats: int) -> dict[str, list[float]]:

@@ -1,10 +1,9 @@
 """Ratios of speed, measured in one run with their spread: one command for all benchmark suites.
 
     python scripts/benchmarks/suites.py --out runs/suites                 # all, about an hour
-    python scripts/benchmarks/suites.py --suites floor start --repeats 5
+    python scripts/benchmarks/suites.py --suites sharing start --repeats 5
     python scripts/benchmarks/suites.py --out runs/suites --write         # docs/benchmarks.md
 
-floor    an iteration beside a plain loop of exactly its evaluations
 sharing  states that samples share, and common beginnings of texts (train.share_prompts)
 growth   seconds by group, steps, resolution, prompts, rewards and frames: the exponent of a fit
 trl      texts beside TRL's GRPOTrainer
@@ -35,7 +34,6 @@ sys.path.insert(0, str(PROJECT))
 
 from scripts.benchmarks import start  # noqa: E402
 from scripts.benchmarks.suite_runs import (  # noqa: E402
-    Floor,
     Opened,
     beside,
     by_turns,
@@ -43,7 +41,7 @@ from scripts.benchmarks.suite_runs import (  # noqa: E402
     settings_of,
 )
 
-Suite = Literal["floor", "sharing", "growth", "trl", "start", "servers"]
+Suite = Literal["sharing", "growth", "trl", "start", "servers"]
 PAGE = PROJECT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- end of suites -->"
 DEMO, TEXT, VIDEO = (
@@ -56,7 +54,7 @@ Table = list[list[str]]  # the first row has the names of the columns
 @dataclass
 class Arguments:
     out: Path = Path("runs/suites")
-    suites: tuple[Suite, ...] = ("floor", "sharing", "growth", "trl", "start", "servers")
+    suites: tuple[Suite, ...] = ("sharing", "growth", "trl", "start", "servers")
     repeats: int = 5
     tiny: bool = False
     """The smallest sizes, to see that the suites run."""
@@ -72,23 +70,6 @@ def spread(values: Sequence[float]) -> str:
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
-
-
-def floor(repeats: int, tiny: bool) -> Table:
-    cases: dict[str, dict[str, Any]] = {"demo": {}, "demo, 16 rows a call": {"rows_per_call": 16}}
-    lines = [["case", "rows without gradients, with", "iteration", "floor", "ratio"]]
-    for name, train in cases.items():
-        tree = settings_of(
-            DEMO, {"prompts": {"per_iteration": 8}}, *[TINY] * tiny, {"train": train}
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            kept = Opened.of(tree, Path(folder))
-            plain = Floor.of(kept)
-            found = by_turns({"iteration": kept, "floor": plain}, repeats)
-        rows = f"{plain.rows['frozen']}, {plain.rows['graded']}"
-        own = ratios(found["iteration"], found["floor"])
-        lines.append([name, rows, *map(spread, (found["iteration"], found["floor"], own))])
-    return lines
 
 
 def sharing(repeats: int, tiny: bool) -> Table:
@@ -187,7 +168,7 @@ def servers(repeats: int, tiny: bool) -> Table:
 
 
 def script(name: str, *words: str) -> str:
-    """What another script of this folder prints. RuntimeError with its errors if it fails."""
+    """Run another script of this folder and return its output. RuntimeError if it fails."""
     command = [sys.executable, str(Path(__file__).parent / name), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -196,7 +177,7 @@ def script(name: str, *words: str) -> str:
 
 
 SUITES: dict[str, Callable[[int, bool], Table]] = {
-    "floor": floor, "sharing": sharing, "growth": growth, "trl": trl, "start": starting,
+     "sharing": sharing, "growth": growth, "trl": trl, "start": starting,
     "servers": servers,
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ class Packed:
     places: Int[Tensor, "b w"]
 
     def inputs(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What a causal model is called with."""
+        """The arguments of a causal model's call."""
         blocked = torch.zeros(self.ancestors.shape, dtype=dtype, device=self.ids.device)
         blocked.masked_fill_(~self.ancestors, torch.finfo(dtype).min)
         return {
