@@ -63,7 +63,7 @@ class KeptTokens:
             found[wide] = unpack(bits, vocabulary)
         return found.view(*self.starts.shape, vocabulary)
 
-    def __getitem__(self, index: Tensor | slice | tuple[Tensor, ...]) -> "KeptTokens":
+    def __getitem__(self, index: int | Tensor | slice | tuple[Tensor, ...]) -> "KeptTokens":
         return self.mapped(lambda part: part[index])
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "KeptTokens":

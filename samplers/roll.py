@@ -154,7 +154,7 @@ def roll(
     def asked(of: Callable[[Rollout], Tensor] | None) -> Predicted | None:
         if of is None:
             return None
-        return lambda plan, index, *found: of(_rollout(plan, *found, walk, (), index))
+        return lambda plan, index, x0, prompt: of(_rollout(plan, x0, prompt, walk, (), index))
 
     ways = asked(sampling.score), asked(sampling.slope)
     walk = Walk(velocity, latents, tuple(draws), (seed, iteration), sampling.keep_mean, *ways)

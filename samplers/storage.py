@@ -1,4 +1,4 @@
-"""How states are kept from sampling to training: in which dtype, and on which device."""
+"""The dtype and device in which states are kept from sampling to training."""
 
 from dataclasses import dataclass
 

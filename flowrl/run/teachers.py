@@ -42,7 +42,8 @@ def policy_name(task: str) -> str:
 @torch.no_grad()
 def judged_by_teachers(learner: Any, policy: Any, rows: Rows, tasks: Sequence[str]) -> Evaluation:
     """Evaluate each row under the teacher of its prompt. `tasks`: those of the batch's prompts."""
-    own = [tasks[place] for place in rows.prompt.tolist()]
+    prompts: list[int] = rows.prompt.tolist()
+    own = [tasks[place] for place in prompts]
     parts, places = list[Evaluation](), list[Tensor]()
     for task in sorted(set(own)):
         at = torch.tensor([i for i, each in enumerate(own) if each == task])

@@ -40,7 +40,7 @@ def checked_rows(value: Any, place: str = "") -> Any:
 
 
 class StatesSettings(Settings):
-    """How the states of images and videos are kept from sampling to the update."""
+    """The dtype and device in which states of images and videos are kept until the update."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"device": OnResume.FREE, "dtype": OnResume.SAID}
     dtype: Literal["bfloat16", "float16"] | None = None

@@ -6,7 +6,8 @@
 
 Recipes of images have the settings, first trial and length of configs/compare/demo.yaml, those of
 text the ones of configs/compare/text.yaml, and those of several turns those of turns.yaml; the seed
-is 0. A stopped run continues from its last checkpoint, and a finished one is not repeated.
+is 0. The teacher of opd is a run of the demo with adapters. A stopped run continues from its last
+checkpoint, and a finished one is not repeated.
 docs/curves.json has the held-out score of each evaluation. One short run of one seed does not say
 which method is better: docs/methods.md compares.
 """
@@ -77,6 +78,25 @@ def job_of(name: str, root: Path) -> Job:
     return Job(name, "seed-0", merged(merged(tree, lengths), OWN.get(name, {})), root)
 
 
+def teacher_of(root: Path) -> Job:
+    """The run whose adapter opd's student follows: a short one of the demo with adapters."""
+    tree = yaml.safe_load((PROJECT / "configs" / "demo_lora.yaml").read_text())
+    lengths = {"train": {"iterations": 12}, "evaluate": {"every": 12}, "checkpoint": {"every": 12}}
+    return Job("opd", "teacher", merged(tree, lengths), root)
+
+
+def student_of(root: Path) -> Job:
+    """A run of opd on the base that its teacher began with."""
+    teacher, plain = teacher_of(root), job_of("flow_grpo", root).settings
+    tree = merged(teacher.settings, {key: plain[key] for key in ("evaluate", "checkpoint")})
+    tree |= {
+        "recipe": {"name": "opd", "steps": 6, "group": 12},
+        "teachers": {"folders": {"demo": str(teacher.folder / "adapter")}},
+        "train": plain["train"] | {"lr": 1e-3},
+    }
+    return Job("opd", "seed-0", tree, root)
+
+
 def curve(job: Job) -> dict[str, Any]:
     """A finished run's held-out scores, and what was spent until each."""
     table = yaml.safe_load((TABLES / f"{table_of(job.method)}.yaml").read_text())
@@ -94,7 +114,12 @@ def main() -> None:
     if wrong := set(given.methods) - set(RECIPES):
         sys.exit(f"no recipe is called {', '.join(sorted(wrong))}: see docs/recipes.md")
     names = [name for name in RECIPES if not given.methods or name in given.methods]
-    jobs = [job_of(name, given.folder.resolve()) for name in names if name != "text"]
+    root = given.folder.resolve()
+    jobs = [job_of(name, root) for name in names if name not in ("text", "opd")]
+    if "opd" in names:
+        if given.jobs:
+            teacher_of(root).run()
+        jobs.append(student_of(root))
     kept = json.loads(CURVES.read_text()) if CURVES.exists() else {}
     for job in work(jobs, given.jobs) if given.jobs else [job for job in jobs if job.done]:
         kept[job.method] = curve(job)

@@ -104,6 +104,7 @@ def tree(pipeline, tmp_path):
     return tree
 
 
+@pytest.mark.slow
 def test_a_run_is_guided_by_the_slope_at_the_planned_cost(tree, tmp_path):
     run = run_from(tree, "test")
     kept = runs.session_of(run, tmp_path)

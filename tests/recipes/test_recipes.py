@@ -266,7 +266,7 @@ MIXTURES = [
     ((4, Ode(1), GROUP, Matching(), CLIP), "a group of at least 2"),
     ((1, ODE, GROUP, Matching(), CLIP), "take at least 2"),
     ((4, CHAIN, GROUP, Transition(), Surrogate(0.2, 0.2, anchors=(Anchor(1.0, "slow"),))),
-     "policy 'slow', but there are old, ref: add an Average"),
+     "policy 'slow', but there are old, ref, teacher: add an Average"),
     ((4, ODE, GROUP, Matching(), NFT(), (TRAILING,), "trialing"), "did you mean 'trailing'"),
     ((4, ODE, GROUP, Matching(), CLIP, (Average("ref", Decay()),)), "is taken: choose another"),
     ((4, ODE, GROUP, Matching(), CLIP, (TRAILING, TRAILING)), "is taken: choose another"),

@@ -129,8 +129,8 @@ def test_18_a_samples_noise_is_its_own():
     assert torch.equal(normal(keys, (4,))[1:], normal(keys[1:], (4,)))
 
 
-# baselines that are memories, or a greedy sample, and not the group
-ALONE = {"refl", "draft", "draft_lv", "srpo", "text_stream", "text_riskpo", "text_remax"}
+# baselines that are memories, a greedy sample or a teacher, and not the group
+ALONE = {"opd", "refl", "draft", "draft_lv", "srpo", "text_stream", "text_riskpo", "text_remax"}
 
 
 def test_19_a_group_has_at_least_two_samples(pipeline, tmp_path, capsys):

@@ -130,12 +130,15 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
     before = kept.learner.policies.state()
     once = update.update(kept.learner, experience, Progress())
     kept.learner.policies.restore(before)
-    chunks = update.share_of
+    shares = update.shares_of
     alone = lambda *asked: [
-        replace(chunk, whole=unshared(replace(experience, rows=(chunk.whole,))).rows[0])
-        for chunk in chunks(*asked)
+        [
+            replace(chunk, whole=unshared(replace(experience, rows=(chunk.whole,))).rows[0])
+            for chunk in share
+        ]
+        for share in shares(*asked)
     ]
-    monkeypatch.setattr(update, "share_of", alone)
+    monkeypatch.setattr(update, "shares_of", alone)
     each = update.update(kept.learner, experience, Progress())
     assert each["count/training"] > once["count/training"]
     assert each["ratio_max"] - each["ratio_min"] > 1e-4, "the second step has other ratios than 1"

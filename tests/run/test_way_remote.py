@@ -24,6 +24,7 @@ def settings(pipeline, folder, recipe, **more):
     return tree | more
 
 
+@pytest.mark.slow
 def test_a_remote_reward_scores_states_as_the_local_one_does(pipeline, tmp_path):
     """The same run twice; images travel as 8 bits, so scores agree to half a step."""
     recipe = {"name": "dense_grpo", "group": 4, "completion": 2}

@@ -70,11 +70,9 @@ def _into_adapters(
     policy: PipelinePolicy, own: Mapping[str, Tensor], deltas: Mapping[str, Delta], place: str
 ) -> dict[str, Tensor]:
     """Adapters in place of the student's, padded with zeros; 0 where the teacher has none."""
-    (scale,) = {
-        config.lora_alpha / config.r
-        for denoiser in policy.roots().values()
-        for config in [denoiser.peft_config[ADAPTER]]  # type: ignore[index]
-    }
+    roots: list[Any] = [*policy.roots().values()]  # peft gives them `peft_config`
+    configs = [root.peft_config[ADAPTER] for root in roots]
+    (scale,) = {config.lora_alpha / config.r for config in configs}
     made: dict[str, Tensor] = {}
     for name, mine in own.items():
         down = name.endswith(".lora_A.default.weight")

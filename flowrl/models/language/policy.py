@@ -205,7 +205,7 @@ class CausalPolicy:
     @torch.no_grad()
     def _prove_packing(self, contexts: Sequence[Sequence[int]], steps: int) -> str:
         """Compare texts in one pack with the same texts by themselves."""
-        context = max(contexts, key=len)
+        context = [*max(contexts, key=len)]
         ends = [context[:4], context[:2] + context[-2:], context[-4:]]
         texts = [[*context, *end[:steps]] for end in ends]
         device, head = self.model.device, self.model.get_output_embeddings()
