@@ -200,9 +200,11 @@ class Alarms:
             if (spread := self.base.get(f"held_out_std/{name}"))
         ]
         iterations = self.last[_ITERATION] - before[_ITERATION]
+        # the first step of Adam is as long as its learning rate, whatever the gradient
+        pace = self.at.speed * max(2, iterations)
         # few samples move by chance; the scores' paired differences say by how much
         noise = self.at.speed_errors * max((gain.error for gain in gains), default=0.0)
-        if not moved or fmean(moved) <= max(self.at.speed * iterations, noise):
+        if not moved or fmean(moved) <= max(pace, noise):
             return []
         share = 100 * fmean(moved) / iterations
         text = f"images change by {share:.0f} % of their spread per iteration"

@@ -92,6 +92,12 @@ def test_images_that_change_fast_are_told_where_held_out_scores_gain_nothing():
     assert based().compare(evaluation(0.8, **FAST), 3) == []  # a confirmed gain excuses them
 
 
+def test_a_single_step_may_move_images_as_far_as_two():
+    near = {"image/brightness": 0.52, "image/saturation": 0.32}  # 0.13 of a spread on average
+    assert based().compare(evaluation(0.71, **near), 1) == []
+    assert len(based().compare(evaluation(0.71, **FAST), 1)) == 1
+
+
 def test_speed_is_measured_from_the_last_evaluation():
     alarms = based()
     assert alarms.compare(evaluation(0.71, **FAST), 10) == []
