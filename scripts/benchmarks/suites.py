@@ -47,7 +47,7 @@ BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- e
 DEMO, TEXT, VIDEO = (
     "configs/demo_flow_grpo.yaml", "configs/text_demo.yaml", "configs/demo_video.yaml"
 )  # fmt: skip
-TINY = {"recipe": {"steps": 2, "group": 2}, "prompts": {"per_iteration": 1}}
+TINY = {"recipe": {"steps": 6, "group": 2}, "prompts": {"per_iteration": 1}}
 Table = list[list[str]]  # the first row has the names of the columns
 
 
@@ -117,7 +117,7 @@ def growth(repeats: int, tiny: bool) -> Table:
         "group": (DEMO, [4, 8, 16, 32], lambda n: {"recipe": {"group": n}}),
         "steps": (DEMO, [4, 8, 16, 32], lambda n: {"recipe": {"steps": n}}),
         "prompts": (DEMO, [2, 4, 8, 16], lambda n: {"prompts": {"per_iteration": n}}),
-        "resolution": (DEMO, [32, 64, 128],
+        "resolution": (DEMO, [8, 16, 32],
                        lambda n: {"model": {"height": n, "width": n}} | bright),
         "rewards": (DEMO, [1, 2, 4, 8], lambda n: {"rewards": [
             {"name": "shapes", "kind": "graded", "label": f"r{i}"} for i in range(n)]}),
