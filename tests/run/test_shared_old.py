@@ -14,6 +14,7 @@ from flowrl.run.policies import Policies
 from tests.support import runs
 
 NFT = runs.NFT | {"kl": 1e-2}
+AWM = {"name": "awm", "steps": 4, "group": 4, "draws": 2}  # its loss has an average of its own
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +22,11 @@ def pipeline(tmp_path_factory):
     return runs.write_pipeline(tmp_path_factory.mktemp("pipeline"))
 
 
-def stepped(pipeline, folder, alike: bool):
+def stepped(pipeline, folder, alike: bool, recipe=NFT):
     """An iteration of two optimizer steps: metrics, weights, and calls under each policy."""
-    kept = runs.session(pipeline, folder, NFT, updates=2)
+    kept = runs.session(pipeline, folder, recipe, updates=2)
     policies, calls = kept.learner.policies, Counter[str]()
-    assert policies.equal_to_current() == {"trailing"}
+    assert policies.equal_to_current() == {each.name for each in policies.averages} != set()
     if not alike:
         policies.equal_to_current = set
     experience = collect(kept, 0)
@@ -50,6 +51,15 @@ def test_the_old_policy_is_evaluated_once_it_differs(pipeline, tmp_path):
         name: more[name] for name in more if "count" not in name
     }
     assert kept.learner.policies.equal_to_current() == set()  # it lags behind now
+
+
+def test_an_average_of_the_loss_is_evaluated_once_it_differs(pipeline, tmp_path):
+    found, weights, calls, kept = stepped(pipeline, tmp_path, True, AWM)
+    more, others, every, _ = stepped(pipeline, tmp_path, False, AWM)
+    (average,) = kept.learner.policies.averages
+    assert all(map(torch.equal, weights, others))
+    assert calls[f"{average.name} False"] * 2 == every[f"{average.name} False"] > 0
+    assert found["loss"] == more["loss"]
 
 
 def test_the_reference_has_no_products_of_adapters_and_the_same_bits(pipeline, tmp_path):
