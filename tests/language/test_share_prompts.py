@@ -177,3 +177,11 @@ def test_without_the_setting_texts_are_called_by_themselves(model, tmp_path):
     assert isinstance(policy, ScoringPolicy) and policy.packing is None
     with_it = text_runs.session(model, tmp_path, text_runs.GRPO, share_prompts=True)
     assert collect(with_it, 0).policy.packing is not None  # type: ignore[union-attr]
+
+
+def test_texts_of_several_packs_find_their_own_tokens():
+    texts = [[1, 2, 3], [1, 2, 4], [5, 6, 7, 8], [5, 6, 9]]
+    packed = Packing(2.0)(texts, torch.device("cpu"))
+    assert packed is not None and len(packed.ids) == 2, "a pack for each beginning"
+    found = packed.ids.flatten()[packed.places]
+    assert [row[: len(text)].tolist() for row, text in zip(found, texts, strict=True)] == texts
