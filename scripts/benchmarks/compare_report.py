@@ -2,6 +2,7 @@
 numbers."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,12 +21,13 @@ class Looks(NamedTuple):
     keep: str | None  # diversity, of which a share of the base's must be kept
     goal: float  # the accuracy to which costs are counted
     beside: str | None  # the method whose last accuracy is a second goal
+    watch: Sequence[str] = ()  # further held-out scores, which choose nothing
 
 
 AXES: dict[str, tuple[str, ...]] = {  # label -> metrics that are summed
     "network evaluations in sampling": ("count/sampling",),
     "all network evaluations": ("count/sampling", "count/training", "count/frozen"),
-    "samples scored": ("count/scored",),
+    "samples scored": ("count/scored",),  # each is decoded once, those on the way too
     "CPU seconds of training": ("seconds/cpu",),
 }
 SAMPLING, SECONDS = "network evaluations in sampling", "CPU seconds of training"
@@ -42,6 +44,27 @@ def reach(known: Sequence[tuple[float, float]], goal: float) -> float | None:
     for (x0, y0), (x1, y1) in pairwise(known):
         if y1 >= goal:
             return x0 if y0 >= goal else x0 + (x1 - x0) * (goal - y0) / (y1 - y0)
+    return None
+
+
+def gain(curves: Sequence[Curve], metric: str) -> str:
+    """The gain over the base, averaged over seeds, with its 95 % interval by paired samples."""
+    error = metric.replace("held_out/", "held_out_gain_error/")
+    if any(error not in curve[-1] for curve in curves):
+        return "not known"
+    gains = [curve[-1][metric] - curve[0][metric] for curve in curves]
+    wide = 1.96 * math.sqrt(sum(curve[-1][error] ** 2 for curve in curves)) / len(curves)
+    return f"{mean(gains):+.3f} ({mean(gains) - wide:+.3f} to {mean(gains) + wide:+.3f})"
+
+
+def where(curve: Curve, looks: Looks, watched: str) -> float | None:
+    """A watched score where the compared one first crosses the goal."""
+    lines = [line for line in curve if looks.metric in line]
+    for a, b in pairwise(lines):
+        if b[looks.metric] >= looks.goal:
+            rise = b[looks.metric] - a[looks.metric]
+            share = 0.0 if a[looks.metric] >= looks.goal else (looks.goal - a[looks.metric]) / rise
+            return a[watched] + share * (b[watched] - a[watched])
     return None
 
 
@@ -75,6 +98,12 @@ def row(name: str, found: Mapping[str, Any], looks: Looks) -> str:
     if looks.keep is not None:
         kept = [curve[-1][looks.keep] / curve[0][looks.keep] for curve in curves]
         cells.append(spread(kept, "{:.2f}".format))
+    if looks.watch:
+        cells.insert(3, gain(curves, looks.metric))
+    for name in looks.watch:
+        ends = spread([curve[-1][name] for curve in curves], "{:.3f}".format)
+        cells.append(f"{mean(curve[0][name] for curve in curves):.3f} -> {ends}")
+        cells.append(spread([where(curve, looks, name) for curve in curves], "{:.3f}".format))
     return f"| {' | '.join(cells)} |"
 
 
@@ -84,6 +113,11 @@ def table(results: Mapping[str, Mapping[str, Any]], looks: Looks) -> str:
         f"evaluations in sampling to {looks.goal}", f"CPU seconds to {looks.goal}",
         *(["diversity kept"] if looks.keep is not None else []),
     ]  # fmt: skip
+    if looks.watch:
+        heads.insert(3, "its gain (95 % interval)")
+    for name in looks.watch:
+        short = name.removeprefix("held_out/")
+        heads += [short, f"{short} at {looks.goal}"]
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     return "\n".join(lines + [row(name, found, looks) for name, found in results.items()]) + "\n"
 

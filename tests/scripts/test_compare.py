@@ -48,6 +48,19 @@ def test_the_spread_tells_how_many_seeds_came_there():
     assert compare_report.spread([None], "{:.0f}".format) == "not reached"
 
 
+def test_watched_scores_are_read_where_the_goal_is_crossed():
+    looks = LOOKS._replace(watch=("held_out/stricter",))
+    curve = [{"held_out/stricter": 0.5 + 0.1 * i, **each} for i, each in enumerate(CURVE)]
+    assert compare_report.where(curve, looks, "held_out/stricter") == pytest.approx(0.8)
+    assert compare_report.where(curve, looks._replace(goal=0.95), "held_out/stricter") is None
+    curve[-1] |= {"held_out_gain_error/shapes.strict": 0.03}
+    curve[-1]["held_out/image/diversity"] = 0.4
+    text = compare_report.row("nft", {"chosen": 0, "curves": [curve] * 4}, looks)
+    assert "+0.200 (+0.171 to +0.229)" in text and "0.500 -> 0.900 | 0.800 |" in text
+    heads = compare_report.table({"nft": {"chosen": 0, "curves": [curve]}}, looks).splitlines()
+    assert len({line.count("|") for line in heads}) == 1
+
+
 def written(root: Path, ends: list[tuple[float, float]]) -> list[compare.Job]:
     """Finished trials of one iteration with (accuracy, diversity) at their ends."""
     jobs = []

@@ -1,0 +1,176 @@
+"""Blocks of YAML and Python on the pages: the settings are accepted, and the functions run.
+
+tests/test_docs.py and tests/api have docs/extending.md and docs/api.md, test_page_commands.py has
+the commands.
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import rewards
+from flowrl.settings.inherit import merged, read_tree
+from flowrl.settings.read import check_plan, check_rewards, run_from
+from rewards import Samples
+from rewards.self_test import Prompts, self_test
+from rewards.types import Kind
+from tests.support import page_blocks
+from tests.support.page_blocks import Block
+
+TEXT_PAGES = ("data.md", "language.md", "text_demo.md", "text_server.md")
+IMAGES: dict[str, Any] = {
+    "recipe": {"name": "flow_grpo", "steps": 8, "group": 8},
+    "model": {"pipeline": "flowrl/demo/shapes-sd3"},
+    "prompts": {"train": "prompts.txt", "held_out": "held_out.txt"},
+    "rewards": ["brightness"],
+}
+TEXTS: dict[str, Any] = {
+    "recipe": {"name": "text_grpo", "length": 16},
+    "model": {"language": "flowrl/demo/sums-lm"},
+    "prompts": {"train": "prompts.jsonl", "held_out": "held_out.jsonl"},
+    "rewards": ["exact_answer"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with the files that the pages' settings name."""
+    for name in ("prompts", "held_out", "mine"):
+        (tmp_path / f"{name}.txt").write_text("a red circle\na blue square\n")
+        row = '{"prompt": "a red circle", "task": "text", "chosen": "a", "rejected": "b"}\n'
+        (tmp_path / f"{name}.jsonl").write_text(row)
+    for name in ("pairs", "images"):
+        (tmp_path / f"{name}.jsonl").write_text(row)
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tree_of(block: Block, folder: Path) -> dict[str, Any]:
+    """The block's settings over those of a small run; a section that it names counts alone."""
+    file = folder / "block.yaml"
+    file.write_text(block.text)
+    if "base" in yaml.safe_load(block.text):
+        return read_tree(file)[0]
+    own = yaml.safe_load(block.text)
+    small = TEXTS if block.page in TEXT_PAGES else IMAGES
+    if "language" in own.get("model", {}):
+        small = {**TEXTS, "model": {}}
+    if "pipeline" in own.get("model", {}):
+        small = {**small, "model": {}}
+    if "given" in own:
+        small = {key: value for key, value in small.items() if key != "prompts"}
+    return merged({key: value for key, value in small.items() if key != "recipe"}, own) | {
+        "recipe": own.get("recipe", small["recipe"])
+    }
+
+
+@pytest.mark.parametrize("block", page_blocks.blocks("yaml"), ids=str)
+def test_settings_of_a_page_are_accepted(block: Block, folder: Path) -> None:
+    (folder / "my_reward.py").write_text(block_of("own_rewards.md", "def warmth").text)
+    if block.page != "own_rewards.md":
+        page_blocks.write_files(block.page, folder)
+    run = run_from(tree_of(block, folder), str(block))
+    check_plan(run)
+    check_rewards(run)
+
+
+def block_of(page: str, opening: str) -> Block:
+    """The Python block of a page that has a line with this opening."""
+    found = [b for b in page_blocks.blocks("python") if b.page == page and opening in b.text]
+    assert len(found) == 1, f"{page}: {opening}"
+    return found[0]
+
+
+def loaded(block: Block, name: str, **settings: Any) -> rewards.Reward:
+    """A reward of a block in the reader's file, as a run loads it, and after its self-test."""
+    file = Path(f"reward_{block.line}.py")
+    file.write_text(block.text)
+    reward = rewards.load(f"{file}{name}", **settings)
+    kind: Kind = "text" if name == ":named" else "video" if name == ":motion" else "image"
+    self_test(name, reward, Prompts(kind=kind))
+    return reward
+
+
+def colours() -> Samples:
+    """A red, a grey and a blue image."""
+    values = torch.tensor([[1.0, 0.5, 0.0], [0.5, 0.5, 0.5], [0.0, 0.5, 1.0]])
+    media = values.view(3, 3, 1, 1).expand(3, 3, 8, 8).contiguous()
+    return Samples(media, ["a prompt"] * 3, torch.zeros(3).long())
+
+
+def close(scores: Any, wanted: list[float]) -> None:
+    torch.testing.assert_close(torch.as_tensor(scores), torch.tensor(wanted))
+
+
+@pytest.mark.usefixtures("folder")
+def test_rewards_of_images_on_the_pages_score_as_they_say() -> None:
+    page, samples = "own_rewards.md", colours()
+    close(loaded(block_of("README.md", "def warmth"), ":warmth")(samples), [1.0, 0.0, -1.0])
+    functions = block_of(page, "def warmth")
+    close(loaded(functions, ":warmth")(samples), [1.0, 0.0, -1.0])
+    close(loaded(functions, ":light", above=0.4)(samples), [2 / 3, 1.0, 2 / 3])
+    close(loaded(block_of(page, "class Warmth"), ":Warmth", power=2.0)(samples), [1.0, 0.0, -1.0])
+    close(loaded(block_of(page, "def load"), "", channels=2)(samples), [0.5, 0.5, 0.5])
+
+
+@pytest.mark.usefixtures("folder")
+def test_rewards_of_texts_and_videos_on_the_pages_score_as_they_say() -> None:
+    named = loaded(block_of("own_rewards.md", "def named"), ":named")
+    rows = [{"words": ["stone", "sea"]}, {"words": ["sky"]}, {}]
+    texts = Samples(["A stone.", "A tree.", "A tree."], ["a"] * 3, torch.zeros(3).long(), rows)
+    assert list(named(texts)) == [0.5, 0.0, None]
+    motion = loaded(block_of("own_rewards.md", "def motion"), ":motion")
+    films = torch.zeros(2, 3, 3, 4, 4)
+    films[0, 1] = 1.0
+    close(motion(Samples(films, ["a"] * 2, torch.zeros(2).long())), [1.0, 0.0])
+
+
+def functions_of(block: Block) -> dict[str, Any]:
+    space: dict[str, Any] = {"__name__": "reader"}
+    exec(compile(block.text, str(block), "exec"), space)
+    return space
+
+
+def test_a_reward_on_the_way_abstains_from_a_blur() -> None:
+    promising = functions_of(block_of("on_the_way.md", "def promising"))["promising"]
+    media = torch.full((2, 3, 8, 8), 0.5)
+    media[0, :, :, 4:] = 1.0
+    assert promising(Samples(media, ["a"] * 2, torch.zeros(2).long())) == [0.75, None]
+
+
+def test_a_function_of_verl_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("my_verl_reward")
+    vars(module)["compute_score"] = lambda source, text, truth, extra: float(text == truth)
+    monkeypatch.setitem(sys.modules, "my_verl_reward", module)
+    score = functions_of(block_of("coming_from_trl_or_verl.md", "def score"))["score"]
+    truths = [{"ground_truth": "4"}] * 2
+    assert score(["2 + 2"] * 2, ["4", "5"], ["sums"] * 2, truths, [None] * 2) == [1.0, 0.0]
+
+
+def test_environments_of_the_page_answer() -> None:
+    first = functions_of(block_of("language.md", "import re"))
+    reply = first["reply"]
+    row = {"answer": "40"}
+    answers = [reply("Guess.", row, turns) for turns in (["x"], ["9"], ["41?"], ["It is 40."])]
+    assert answers == ["Say a number.", "higher", "lower", None]
+    stated = functions_of(block_of("language.md", "    secret, guesses"))["reply"]
+    assert stated("Guess.", row, ["20"]) == {"reply": "higher", "state": "20 to 101"}
+    assert stated("Guess.", row, ["20", "60"]) == {"reply": "lower", "state": "20 to 60"}
+    assert stated("Guess.", row, ["20", "40"]) is None
+
+
+def test_every_block_of_python_has_its_test() -> None:
+    """A new block needs a line in a test of this file, or in those of the pages below."""
+    here = {"coming_from_trl_or_verl.md": 1, "language.md": 2, "on_the_way.md": 1}
+    here |= {"own_rewards.md": 5, "README.md": 1}
+    with_runs = {"README.md": 2, "demo_video.md": 1, "following.md": 1}  # test_page_commands.py
+    elsewhere = ("api.md", "extending.md")  # tests/api/test_api_pages.py, tests/test_docs.py
+    found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
+    assert found == Counter(here) + Counter(with_runs)

@@ -1,0 +1,193 @@
+"""Commands on the pages: each is understood, and each that needs no network and no server runs."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import yaml
+
+from flowrl.cli import main
+from flowrl.paths import PROJECT
+from tests.support import page_blocks
+
+ACTIONS = (  # what a command does after it has understood its words
+    "flowrl.cli.run_start.start", "flowrl.cli.run_start.resume", "flowrl.cli.sample.sample_prompts",
+    "flowrl.cli.evaluate.evaluate_weights", "flowrl.cli.report.print_report",
+    "flowrl.cli.report.print_comparison", "flowrl.cli.export.export_run",
+    "flowrl.cli.prove.prove_run", "flowrl.cli.serve.run_reward_server",
+    "flowrl.cli.new.write_new_run", "flowrl.cli.doctor.print_findings",
+    "flowrl.evaluation.scoring.score_folder", "flowrl.evaluation.suites.list_suites",
+    "flowrl.evaluation.reward_evaluation.report_rewards",
+)  # fmt: skip
+COMMANDS = page_blocks.commands()
+OF_FLOWRL = sorted({line[line.index("flowrl ") :] for _, line in COMMANDS if "flowrl " in line})
+SMALL = "--train.iterations 1 --evaluate.every 1 --evaluate.samples 8 --track.images 2"
+NOT_HERE = {  # part of a command -> why no test runs it as it stands
+    "stabilityai/": "weights of the hub", "Qwen/": "weights of the hub",
+    "openai/gsm8k": "data of the hub", "--push-to-hub": "the hub",
+    "pickscore": "weights of the hub", "rewards ocr,clip": "weights of the hub",
+    "DATA --rewards clip": "weights of the hub", "train models/flux1_dev": "weights of the hub",
+    "geneval": "a file of the network", "unigenbench": "its official files and a judge",
+    "flowrl serve-reward": "goes on until it is stopped: tests/rewards/test_remote.py",
+    "accelerate launch": "tests/processes", "torchrun": "tests/api/test_api_processes.py",
+    "sglang": "a server: tests/language/test_vllm.py", "-m venv": "the first step of CI",
+    "train run.yaml": "README.md's, in the folder of `flowrl new`: test_own_run",
+    "plan run.yaml": "the same", "sample runs/run-0001": "the same", "flowrl new": "the same",
+}  # fmt: skip
+
+
+class Understood(Exception):
+    """The command has reached what it does."""
+
+
+@pytest.fixture
+def patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run file and a run, where every action only says that it was reached."""
+
+    def reached(*given: Any, **named: Any) -> NoReturn:
+        raise Understood
+
+    for action in ACTIONS:
+        monkeypatch.setattr(action, reached)
+    monkeypatch.setattr("flowrl.cli.commands.check_start", lambda run: None)
+    run = yaml.safe_load((PROJECT / "configs" / "demo.yaml").read_text())
+    for file in ("run.yaml", "RUN.yaml", "runs/demo-0001/run.yaml"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(yaml.safe_dump(run))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("patched")
+@pytest.mark.parametrize("line", OF_FLOWRL)
+def test_a_command_of_a_page_is_understood(line: str) -> None:
+    words = shlex.split(line.split(" '>'")[0])[1:]
+    try:
+        with pytest.raises(SystemExit) as done:
+            main(words)
+        unfit = words[0] == "plan" and "--memory" in words  # 1: it does not fit, and says so
+        assert done.value.code in ((0, 1) if unfit else (0,))
+    except Understood:
+        pass
+
+
+@pytest.mark.parametrize("line", [line for _, line in COMMANDS if "flowrl " not in line])
+def test_other_commands_name_files_that_are_there(line: str) -> None:
+    words = shlex.split(line)
+    files = [word for word in words if word.startswith(("configs/", "scripts/"))]
+    modules = [f"{words[i + 1].replace('.', '/')}.py" for i, w in enumerate(words) if w == "-m"]
+    own = [name for name in modules if name.startswith("flowrl/")]
+    assert all((PROJECT / name).exists() for name in files + own)
+
+
+def test_every_reason_leaves_a_command_out() -> None:
+    unused = [part for part in NOT_HERE if not any(part in line for _, line in COMMANDS)]
+    assert not unused
+
+
+def shell(line: str, folder: Path) -> None:
+    """Run a command as its reader does; one thread, and no network."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **own, "PYTHONPATH": str(PROJECT)}
+    line = (
+        line.replace("flowrl ", f"{sys.executable} -m flowrl ", 1)
+        if line[:7] == "flowrl "
+        else line
+    )
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.fixture(scope="module")
+def with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a short run of each demo, under the names that the pages use."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name in ("demo", "demo_lora", "text_demo"):
+        shell(f"flowrl train {name} {SMALL} --train.iterations 2 --track.training 2", folder)
+    return folder
+
+
+def smaller(line: str) -> str:
+    """The command with fewer iterations and samples, and with the folders that its words mean."""
+    model = "FOLDER" if "--model FOLDER" in line else ""
+    line = line.replace("--model FOLDER", "--model flowrl/demo/shapes-sd3") if model else line
+    line = line.replace(" RUN ", " runs/demo-0001 ").replace("'>'", ">").replace("'~/", "~/")
+    if "flowrl train" in line and "--resume" not in line:
+        return f"{line} {SMALL}"
+    if "flowrl evaluate " in line and "--samples" not in line and "--suite" not in line:
+        return f"{line} --samples 8 --per-prompt 2"
+    return f"{line} --count 1" if "--optimise" in line else line
+
+
+@pytest.mark.slow
+def test_the_pages_commands_run(with_runs: Path) -> None:
+    failures = []
+    for line in sorted({line for _, line in COMMANDS}):
+        if any(part in line for part in NOT_HERE):
+            continue
+        try:
+            shell(smaller(line).split(" > ")[0], with_runs)
+        except AssertionError as error:
+            failures.append(str(error))
+    assert not failures, "\n\n".join(failures)
+
+
+@pytest.mark.slow
+def test_own_run(tmp_path: Path) -> None:
+    """The README's three blocks of a run of one's own, with its reward."""
+    shell("flowrl new my_run", tmp_path)
+    own = tmp_path / "my_run"
+    block = next(b for b in page_blocks.blocks("python") if b.page == "README.md")
+    assert "def warmth" in block.text
+    (own / "my_reward.py").write_text(block.text)
+    shell("flowrl plan run.yaml", own)
+    shell("flowrl train run.yaml --train.iterations 2 --evaluate.samples 8", own)
+    shell("flowrl sample runs/run-0001 'a green circle'", own)
+
+
+def programs() -> dict[str, Callable[[str], str]]:
+    """Python blocks that need a run: where each begins, and what stands in for the hub."""
+    large = "stabilityai/stable-diffusion-3.5-medium"
+
+    def small(text: str) -> str:
+        changed = text.replace(large, "flowrl/demo/shapes-sd3").replace(
+            '"pickscore"', '"brightness"'
+        )
+        return changed.replace("iterations=30", "iterations=1").replace("lora=16", "lora=2")
+
+    def imported(text: str) -> str:
+        return f"from diffusers import DiffusionPipeline\n{text}"
+
+    return {"import flowrl\n": small, "pipe = ": imported, "import pandas": lambda text: text}
+
+
+@pytest.mark.slow
+def test_programs_of_the_pages_run(with_runs: Path) -> None:
+    """In a process of their own, where the pages' runs are."""
+    own, ran = ("api.md", "extending.md"), 0
+    demo = with_runs / "flowrl"
+    demo.mkdir(exist_ok=True)
+    if not (demo / "demo").exists():
+        (demo / "demo").symlink_to(PROJECT / "flowrl" / "demo")
+    reward = next(b for b in page_blocks.blocks("python") if b.page == "README.md")
+    (with_runs / "my_reward.py").write_text(reward.text)
+    for block in page_blocks.blocks("python"):
+        for opening, change in programs().items():
+            if block.text.startswith(opening) and block.page not in own:
+                (with_runs / "program.py").write_text(change(block.text))
+                shell(f"{shlex.quote(sys.executable)} program.py", with_runs)
+                ran += 1
+    assert ran == 4

@@ -1,0 +1,62 @@
+"""The code blocks of README.md and of the pages in docs/."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+from flowrl.paths import PROJECT
+
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# (\w+\.(?:py|yaml))\b")  # a first line that names the reader's file
+_COMMAND = re.compile(r"(?:accelerate launch .* -m )?flowrl |(?:accelerate|torchrun|python) ")
+
+
+class Block(NamedTuple):
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """The name of the reader's file that the block is, from its first line."""
+        named = _FILE.match(self.text)
+        return named[1] if named else None
+
+
+def blocks(*languages: str) -> list[Block]:
+    """All blocks in these languages; "" is a block without one."""
+    return [block for page in PAGES for block in of_page(page) if block.language in languages]
+
+
+def of_page(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for found in _FENCE.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        yield Block(page.name, line, found[2], dedent(found[3]))
+
+
+def write_files(page: str, folder: Path) -> None:
+    """Write the Python files that a page shows, as its reader does."""
+    for block in blocks("python"):
+        if block.page == page and block.file is not None:
+            file = folder / block.file
+            before = file.read_text() if file.exists() else ""
+            file.write_text(before + block.text)
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, line of a shell): the commands of all pages, without prompts and comments."""
+    found = []
+    for block in blocks("bash", ""):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if _COMMAND.match(line):
+                found.append((block.page, shlex.join(shlex.split(line, comments=True))))
+    return found
