@@ -133,9 +133,10 @@ def final_runs(table: dict, method: str, root: Path) -> list[Job]:
     best = chosen(trials(table, method, root), Looks(**table["looks"]))
     if best is None:
         return []
-    own = row["trials"][best]
+    own, looks = row["trials"][best], table["evaluations"]
     return [
-        Job(method, f"seed-{s}", settings(table, method, own, 6, s), root) for s in table["seeds"]
+        Job(method, f"seed-{s}", settings(table, method, own, looks, s), root)
+        for s in table["seeds"]
     ]
 
 

@@ -6,8 +6,9 @@
 
 Recipes of images have the settings, first trial and length of configs/compare/demo.yaml, those of
 text the ones of configs/compare/text.yaml, and those of several turns those of turns.yaml; the seed
-is 0. The teacher of opd is a run of the demo with adapters. A stopped run continues from its last
-checkpoint, and a finished one is not repeated.
+is 0. A stopped run continues from its last checkpoint, and a finished one is not repeated. The
+newer recipes of images, of feedback.yaml and gradients.yaml, have no runs of their own: their
+curves are the first seeds of compare.py's runs in the folders runs/feedback and runs/gradients.
 docs/curves.json has the held-out score of each evaluation. One short run of one seed does not say
 which method is better: docs/methods.md compares.
 """
@@ -16,12 +17,13 @@ import inspect
 import json
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tyro
 import yaml
-from compare import Job, read, work
+from compare import Job, final_runs, read, work
 
 from flowrl.recipes.table import IMAGE_RECIPES, RECIPES
 from flowrl.settings.inherit import merged
@@ -34,6 +36,7 @@ OWN: dict[str, dict[str, Any]] = {
     "text_spo_tree": {"recipe": {"at": [1, 3]}},  # answers of five tokens
     "text_tempo": {"recipe": {"at": [2]}},
 }
+COMPARED = ("feedback", "gradients")  # comparisons whose runs are taken
 TURNS = ("text_gigpo", "text_turns", "text_rebn")
 LOOKS = 8  # evaluations after the base's
 SAMPLES = {"demo": 256, "text": 800, "turns": 480}  # of an evaluation
@@ -46,12 +49,30 @@ class Arguments:
     """Only these; all recipes if not given."""
     jobs: int = 2
     """Runs at a time; 0 only writes the curves of finished runs."""
+    compared: Path = Path("runs")
+    """Where compare.py has written its folders feedback and gradients."""
 
 
 def table_of(name: str) -> str:
-    if name in IMAGE_RECIPES:
-        return "demo"
-    return "turns" if name in TURNS else "text"
+    """The comparison whose settings a recipe has."""
+    if name not in IMAGE_RECIPES:
+        return "turns" if name in TURNS else "text"
+    return next((t for t in COMPARED if name in read_table(t)["methods"]), "demo")
+
+
+@cache
+def read_table(name: str) -> dict[str, Any]:
+    return yaml.safe_load((TABLES / f"{name}.yaml").read_text())
+
+
+def compared(name: str, root: Path) -> Job:
+    """The first seed of a comparison's runs."""
+    table = table_of(name)
+    jobs = final_runs(read_table(table), name, root / table)
+    if not jobs or not jobs[0].done:
+        command = f"compare.py --table configs/compare/{table}.yaml --folder {root / table}"
+        sys.exit(f"{name} is not compared yet: python scripts/benchmarks/{command}")
+    return jobs[0]
 
 
 def recipe_of(name: str, table: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +86,7 @@ def recipe_of(name: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_of(name: str, root: Path) -> Job:
-    table: dict[str, Any] = yaml.safe_load((TABLES / f"{table_of(name)}.yaml").read_text())
+    table = read_table(table_of(name))
     row = table["methods"].get(name) or next(iter(table["methods"].values()))
     length = row["trial_iterations"]
     every = max(1, length // LOOKS)
@@ -78,28 +99,9 @@ def job_of(name: str, root: Path) -> Job:
     return Job(name, "seed-0", merged(merged(tree, lengths), OWN.get(name, {})), root)
 
 
-def teacher_of(root: Path) -> Job:
-    """The run whose adapter opd's student follows: a short one of the demo with adapters."""
-    tree = yaml.safe_load((PROJECT / "configs" / "demo_lora.yaml").read_text())
-    lengths = {"train": {"iterations": 12}, "evaluate": {"every": 12}, "checkpoint": {"every": 12}}
-    return Job("opd", "teacher", merged(tree, lengths), root)
-
-
-def student_of(root: Path) -> Job:
-    """A run of opd on the base that its teacher began with."""
-    teacher, plain = teacher_of(root), job_of("flow_grpo", root).settings
-    tree = merged(teacher.settings, {key: plain[key] for key in ("evaluate", "checkpoint")})
-    tree |= {
-        "recipe": {"name": "opd", "steps": 6, "group": 12},
-        "teachers": {"folders": {"demo": str(teacher.folder / "adapter")}},
-        "train": plain["train"] | {"lr": 1e-3},
-    }
-    return Job("opd", "seed-0", tree, root)
-
-
 def curve(job: Job) -> dict[str, Any]:
     """A finished run's held-out scores, and what was spent until each."""
-    table = yaml.safe_load((TABLES / f"{table_of(job.method)}.yaml").read_text())
+    table = read_table(table_of(job.method))
     metric, spent, points = table["looks"]["metric"], 0.0, []
     for line in read(job.folder):
         spent += line.get("count/sampling", 0.0)
@@ -115,11 +117,9 @@ def main() -> None:
         sys.exit(f"no recipe is called {', '.join(sorted(wrong))}: see docs/recipes.md")
     names = [name for name in RECIPES if not given.methods or name in given.methods]
     root = given.folder.resolve()
-    jobs = [job_of(name, root) for name in names if name not in ("text", "opd")]
-    if "opd" in names:
-        if given.jobs:
-            teacher_of(root).run()
-        jobs.append(student_of(root))
+    newer = [name for name in names if table_of(name) in COMPARED]
+    jobs = [job_of(name, root) for name in names if name not in ("text", *newer)]
+    jobs += [compared(name, given.compared.resolve()) for name in newer]
     kept = json.loads(CURVES.read_text()) if CURVES.exists() else {}
     for job in work(jobs, given.jobs) if given.jobs else [job for job in jobs if job.done]:
         kept[job.method] = curve(job)

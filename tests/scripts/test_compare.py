@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flowrl.recipes.table import IMAGE_RECIPES
+from flowrl.settings.read import check_plan, run_from
 from tests.support.runs import environment
 
 
@@ -96,10 +97,21 @@ def test_nothing_is_chosen_while_a_trial_is_missing(tmp_path):
 
 
 def test_every_recipe_of_images_is_compared_with_as_many_trials():
-    table = yaml.safe_load(Path("configs/compare/demo.yaml").read_text())
-    assert len({len(row["trials"]) for row in table["methods"].values()}) == 1
-    used = {row.get("recipe", name) for name, row in table["methods"].items()}
-    assert used == set(IMAGE_RECIPES) - {"opd"}  # which needs another run as its teacher
+    tables = [
+        yaml.safe_load(Path(f"configs/compare/{name}.yaml").read_text())
+        for name in ("demo", "feedback", "gradients")
+    ]
+    rows = [(name, row) for table in tables for name, row in table["methods"].items()]
+    assert {len(row["trials"]) for _, row in rows} == {2}
+    assert {row.get("recipe", name) for name, row in rows} == set(IMAGE_RECIPES)
+
+
+@pytest.mark.parametrize("name", ["demo", "feedback", "gradients"])
+def test_every_run_of_a_comparison_has_a_plan(name):
+    table = yaml.safe_load(Path(f"configs/compare/{name}.yaml").read_text())
+    for method in table["methods"]:
+        for job in compare.trials(table, method, Path()):
+            check_plan(run_from(job.settings, method))
 
 
 @pytest.mark.slow
