@@ -246,6 +246,10 @@ class Churn:
 
     gamma: float = 0.0025
 
+    def __post_init__(self) -> None:
+        if self.gamma < 0:
+            raise ValueError(f"gamma is {self.gamma}: the share of noise that churns is at least 0")
+
     def __call__(self, x: Tensor, v: Tensor, sigma: Tensor, sigma_next: Tensor) -> Gaussian:
         low = sigma_next / (1 + self.gamma * (1 - sigma_next))
         up = 1 + self.gamma * low

@@ -74,7 +74,7 @@ class Plan:
                 f"a plan runs from a level in (0, 1] down to 0, but this one from {first} to {last}"
             )
         if self.roots < 1:
-            raise ValueError(f"a plan needs a root, got roots = {self.roots}")
+            raise ValueError(f"a group needs at least one sample, got {self.roots}")
         if self.split is not None and not self.split > 0:
             raise ValueError(f"split must be positive, got {self.split}: siblings would be equal")
         if not 0 <= self.solve_from <= len(self.steps):

@@ -30,7 +30,9 @@ class LastSteps:
     def __call__(self, sigmas: Sequence[float], iteration: int, seed: int) -> tuple[Plan, ...]:
         steps = len(sigmas) - 1
         if not 1 <= self.last <= steps:
-            raise ValueError(f"the last {self.last} of {steps} steps")
+            raise ValueError(f"last is {self.last}: give 1 to {steps}, the number of steps")
+        if self.spread < 0:
+            raise ValueError(f"spread is {self.spread}: a deviation is at least 0")
         keep = self._first(steps, random.Random(key_hash(seed, iteration, "last steps")))
         return (Plan(steps_of(sigmas), roots=self.group, keep=keep),)
 
@@ -61,6 +63,9 @@ class OneOfSteps:
         steps = len(sigmas) - 1
         first, stop = (round(share * steps) for share in (self.first, self.stop))
         if not 0 <= first < stop <= steps:
-            raise ValueError(f"steps {first} to {stop} of {steps} have none to draw from")
+            raise ValueError(
+                f"first {self.first} and stop {self.stop} are shares of the {steps} steps: no step "
+                f"lies from {first} to before {stop} of 0 to {steps - 1}"
+            )
         rng = random.Random(key_hash(seed, iteration, "one step"))
         return (Plan(steps_of(sigmas), roots=self.group, keep=rng.randrange(first, stop)),)

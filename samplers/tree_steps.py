@@ -44,7 +44,11 @@ class Prune:
     until: int | None = None
 
     def at(self, iteration: int, last: int) -> set[int]:
-        if not self.steps or not all(0 <= k < last for k in self.steps):
+        if not self.steps:
+            raise ValueError(
+                f"no step is left to prune: the splits end too late for {last + 1} steps"
+            )
+        if not all(0 <= k < last for k in self.steps):
             raise ValueError(f"pruned steps {self.steps} are not among the steps 0 to {last - 1}")
         if self.until is not None and iteration >= self.until:
             return set()

@@ -15,7 +15,14 @@ from flowrl.api.parts import GivenReward, GivenRewards
 from flowrl.api.trained import TrainedRun
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import device_of, policy_of
-from flowrl.cli.steer import Method, SampleScorer, SteeredSampler, drivable, steered_samples
+from flowrl.cli.steer import (
+    Method,
+    SampleScorer,
+    SteeredSampler,
+    drivable,
+    last_weights,
+    steered_samples,
+)
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -145,7 +152,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     seed: int = 0,
     call: Mapping[str, Any] = {},
 ) -> SteeredSamples:
-    """Choose each sample among several by the sum of rewards, without training.
+    """Choose each sample among several by the weighted sum of rewards, without training.
 
     method     best: the highest of `particles`; importance: drawn with weights exp(strength *
                reward); particles: Feynman-Kac resampling on the way (arXiv:2501.06848)
@@ -158,7 +165,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
         judges = load_rewards(specs, Live(read.objects))
         chosen = PromptSet(texts, tuple({"prompt": text} for text in texts))
         trial = Trial(chosen, tuple(range(len(texts))), count, steps, seed)
-        scorer = SampleScorer(policy, judges, trial, guidance, policy.device)
+        scorer = SampleScorer(policy, judges, last_weights(specs), trial, guidance, policy.device)
         samples, evaluations = steered_samples(scorer, SteeredSampler(method, particles, strength))
         return SteeredSamples(samples, score_all(judges, samples), evaluations)
 

@@ -79,6 +79,37 @@ def sharpness(samples: Samples, power: float = 1.0) -> list[float]:
     return [float((x[..., 1:] - x[..., :-1]).abs().mean()) ** power for x in samples.media]
 '''
 
+GRADED_REWARD = '''\
+"""A reward of your own with a gradient, which the recipe follows; see docs/own_rewards.md.
+
+media            n images [n, 3, height, width] or videos [n, frames, 3, height, width], floats,
+                 RGB, 0..1, with a gradient
+samples.prompts  n texts
+samples.meta     n rows of the prompt file: mappings with all its columns
+
+Return n floats, higher is better, each for one sample alone. Arguments of the constructor are
+settings: {name: "my_reward.py:Warmth", power: 0.5}
+"""
+
+import torch
+
+from rewards.types import Samples
+
+
+class Warmth:
+    """Red minus blue, averaged over the image or the video, to a power that keeps the sign."""
+
+    def __init__(self, power: float = 1.0) -> None:
+        self.power = power
+
+    def __call__(self, samples: Samples) -> torch.Tensor:
+        return self.differentiable(torch.stack([*samples.media]), samples)
+
+    def differentiable(self, media: torch.Tensor, samples: Samples) -> torch.Tensor:
+        gap = (media[..., 0, :, :] - media[..., 2, :, :]).flatten(1).mean(1)
+        return gap.sign() * gap.abs() ** self.power
+'''
+
 TEXT_REWARD = '''\
 """Rewards of your own: functions from samples to one score per sample, higher is better.
 
@@ -192,8 +223,10 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
         body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
     head = HEAD.format(recipe=recipe, settings=_group(recipe))
     body += TEACHERS if recipe == "opd" else ""
-    tail = TAIL.format(reward="warmth", draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
-    return _files(head + body + tail, IMAGE_REWARD, prompts)
+    graded = RECIPES[recipe]().through
+    reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
+    tail = TAIL.format(reward=reward, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
+    return _files(head + body + tail, code, prompts)
 
 
 def text_files(model: str | None, recipe: str) -> dict[str, str]:

@@ -3,8 +3,11 @@
 gradient  the rewards' gradient through the decoder and all sampling steps into the noise, by
           Nesterov's momentum, and a term that keeps the noise as long as a normal one: ReNO
           (arXiv:2406.04312), whose numbers are the defaults. Rewards need `differentiable`
-search    random search around the best noise so far: any reward
-best      the best of so many noises: any reward
+search    random search around the best noise so far: any reward that scores a sample alone
+best      the best of so many noises: the same
+
+Several rewards count by their weights. Samples that are unscored at first are left out of the
+averages that are printed.
 """
 
 from collections.abc import Iterator
@@ -87,7 +90,7 @@ class NoiseScores:
         return self.scorer.samples(x0, self.conditioning, torch.arange(len(z)))
 
     def score(self, z: Tensor) -> Float[Tensor, " n"]:
-        """The sum of the rewards; -inf where one of them has no score."""
+        """The weighted sum of the rewards; -inf where one of them has no score."""
         return self.scorer.score(self.samples(z)).nan_to_num(nan=-torch.inf)
 
     def slopes(self, z: Tensor) -> tuple[Float[Tensor, " n"], Float[Tensor, "n *d"]]:
@@ -113,7 +116,10 @@ class NoiseScores:
             if not media.requires_grad:
                 raise UserError(f"--optimise gradient: {policy.name} decodes without a gradient")
             shown = self.scorer.shown(media.detach(), at)
-            each = [graded_scores(n, r, media, shown).to(media) for n, r in rewards.items()]
+            weights = self.scorer.weights
+            each = [
+                weights[n] * graded_scores(n, r, media, shown).to(media) for n, r in rewards.items()
+            ]
             score = torch.stack(each).sum(0)
             (slope,) = torch.autograd.grad(score.sum(), part)
             (found,) = torch.autograd.grad(x0, noise, slope.to(x0))
@@ -170,7 +176,13 @@ def _by_proposals(
     scores: NoiseScores, noise: Tensor, how: NoiseSearch
 ) -> tuple[float, float, Tensor]:
     best, top = noise.clone(), scores.score(noise)
-    first = float(top.mean())
+    scored, first = top.isfinite(), top.clone()
+    if not scored.any():
+        raise UserError(
+            f"--optimise {how.method}: {', '.join(scores.scorer.rewards)} scored none of the first "
+            "samples. Each is scored alone, so a reward that compares the samples of a group "
+            "cannot choose: take --steer best for it"
+        )
     for turn in range(how.rounds):
         fresh = scores.noise("proposal", turn)
         keep = (1 - how.turn**2) ** 0.5
@@ -178,7 +190,7 @@ def _by_proposals(
         score = scores.score(z)
         better = score > top
         top[better], best[better] = score[better], z[better]
-    return first, float(top.mean()), best
+    return float(first[scored].mean()), float(top[scored].mean()), best
 
 
 def naturalness_slope(z: Float[Tensor, "n *d"]) -> Float[Tensor, "n *d"]:

@@ -150,6 +150,7 @@ def open_points(run: Run) -> Iterator[str]:
     checks = [
         lambda: check_given(run),
         lambda: check_rewards(run),
+        lambda: check_own_gradients(run),
         *(
             partial(_check_prompts, run, place)
             for place in run.prompts.given

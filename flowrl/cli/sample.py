@@ -9,7 +9,13 @@ from pydantic import ValidationError
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.optimise import NoiseSearch, optimised_samples
 from flowrl.cli.out_folder import out_folder
-from flowrl.cli.steer import SampleScorer, SteeredSampler, drivable, steered_samples
+from flowrl.cli.steer import (
+    SampleScorer,
+    SteeredSampler,
+    drivable,
+    last_weights,
+    steered_samples,
+)
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.media.statistics import Statistics
@@ -31,8 +37,9 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
     out = out or numbered((chosen.folder or Path()) / "samples", "sample")
-    rewards = load_rewards(specs or (() if chosen.folder is None else run.judges))
-    _refuse(given, bool(rewards))
+    specs = specs or (() if chosen.folder is None else run.judges)
+    _refuse(given, bool(specs))
+    rewards = load_rewards(specs)
     base, policy = chosen.open()
     load_into(base, run, chosen.weights)
     prompts = with_rows(run, given.prompts)
@@ -48,7 +55,8 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     else:
         guidance = run.evaluation_guidance
         option = "--steer" if given.optimise == "no" else "--optimise"
-        scorer = SampleScorer(drivable(policy, option), rewards, trial, guidance, device_of(run))
+        weights, driven = last_weights(specs, run.train.iterations), drivable(policy, option)
+        scorer = SampleScorer(driven, rewards, weights, trial, guidance, device_of(run))
         samples, told = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))
         print(told)

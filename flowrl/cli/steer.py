@@ -1,5 +1,6 @@
 """`flowrl sample --steer`: more network evaluations instead of training, with any reward."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
 from flowrl.run.evaluate import Trial
+from flowrl.settings import RewardSpec
 from rewards import Reward, Samples, score_all
 from samplers import Chain, FlowSDE, Latents, Ode, roll
 from samplers.steering import FeynmanKac, best, importance, steer_plan
@@ -20,7 +22,7 @@ Method = Literal["best", "importance", "particles"]
 
 @dataclass(frozen=True)
 class SteeredSampler:
-    """Selects one of `particles` samples by the sum of the rewards.
+    """Selects one of `particles` samples by the weighted sum of the rewards.
 
     best         the highest
     importance   drawn with weights exp(strength * reward)
@@ -41,12 +43,18 @@ def drivable(policy: Policy, option: str = "--steer") -> PipelinePolicy:
     return policy
 
 
+def last_weights(specs: Sequence[RewardSpec], iterations: int = 0) -> dict[str, float]:
+    """The rewards' weights after a run of so many iterations."""
+    return {spec.label: spec.weight_at(iterations) for spec in specs}
+
+
 @dataclass(frozen=True)
 class SampleScorer:
     """Decodes and scores the samples of one trial of a policy."""
 
     policy: PipelinePolicy
     rewards: dict[str, Reward]
+    weights: Mapping[str, float]
     trial: Trial
     guidance: float | None
     device: torch.device
@@ -66,9 +74,10 @@ class SampleScorer:
         return Samples(media, [prompts[r] for r in rows], at, [meta[r] for r in rows])
 
     def score(self, samples: Samples) -> Tensor:
-        """The sum of the rewards [n]; NaN where one of them has no score."""
+        """The weighted sum of the rewards [n]; NaN where one of them has no score."""
         scores = score_all(self.rewards, samples)
-        return torch.where(scores.scored.all(1), scores.values.sum(1), torch.nan)
+        weights = scores.values.new_tensor([self.weights[name] for name in scores.names])
+        return torch.where(scores.scored.all(1), scores.values @ weights, torch.nan)
 
 
 def steered_samples(scorer: SampleScorer, how: SteeredSampler) -> tuple[Samples, int]:

@@ -217,7 +217,7 @@ class Estimator:
         alone = any(isinstance(t, Uncompared) for t in self.transforms)
         single = any(plan.group < 2 for plan in choices.plans)
         if choices.tracker is NoTracker and single and not alone:
-            return "a group of one has no advantage: take a group of at least 2"
+            return "a group of one has no advantage: take a group of at least 2, or split a tree"
         for plan in image_plans(choices):
             random = any(step.noisy for step in plan.steps) or plan.solver.random
             if plan.shared_noise and not random:

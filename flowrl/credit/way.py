@@ -208,6 +208,15 @@ class AbsoluteValue:
     bounds: tuple[float, float] = (0.5, 2.0)
     eps: float = 1e-4
 
+    def __post_init__(self) -> None:
+        low, high = self.bounds
+        if not 0 <= low <= high:
+            raise UserError(f"bounds {self.bounds}: give the lower one first, and none below 0")
+        if not 0 <= self.share <= 1:
+            raise UserError(f"a share of the steps must be in [0, 1], got {self.share}")
+        if self.kappa < 0:
+            raise UserError(f"kappa is {self.kappa}: it must be at least 0")
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         value, mask = credit
 
@@ -230,6 +239,13 @@ class Potential:
 
     weight: float = 1.0
     eps: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise UserError(
+                f"the weight of rewards on the way is {self.weight}: below 0 they would be learned "
+                "backwards"
+            )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
         assert context.way is not None, "`refuses` excludes plans that look at nothing"

@@ -24,6 +24,15 @@ class Decay:
     flat: int = 0
     most: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.flat < 0:
+            raise UserError(f"an average is flat for {self.flat} optimizer steps: give 0 or more")
+        if self.slope < 0 or not (0 <= self.start <= 1 and 0 <= self.most <= 1):
+            raise UserError(
+                f"an average's decay starts at {self.start}, grows by {self.slope} to {self.most}: "
+                "start and most must be in [0, 1], the slope at least 0"
+            )
+
     def __call__(self, step: int) -> float:
         if step < self.flat:
             return 0.0

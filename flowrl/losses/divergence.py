@@ -47,7 +47,8 @@ class TrustRegion(RatioLoss):
         lead = log_ratio.detach() - (gap if self.away == "first_order" else 0.0)
         outside = gap >= self.most
         low, high = (outside & (rows.advantage * sign > 0) & (lead * sign > 0) for sign in (-1, 1))
-        value = torch.where(low | high, 0.0, -rows.advantage * log_ratio.exp())
+        kept = log_ratio.masked_fill(low | high, 0.0)  # exp's slope may be inf there: 0 inf is NaN
+        value = torch.where(low | high, 0.0, -rows.advantage * kept.exp())
         return value, {
             "divergence": gap,
             "outside": outside.to(gap),

@@ -22,6 +22,8 @@ from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Anchor, Entries, PolicyTerm, RatioLoss, anchored, roles
 from samplers.kernels import per_row
 
+_LARGE = 80.0  # e^80 is finite in float32; an infinite slope times a clip's 0 is NaN
+
 
 def clipped_surrogate(
     log_ratio: Float[Tensor, "b t"],
@@ -36,7 +38,8 @@ def clipped_surrogate(
 
     `dual` bounds the loss of bad samples at -dual A: dual clip (arXiv:1912.09729).
     """
-    ratio = log_ratio.exp()
+    lost = (log_ratio.detach() > _LARGE) & (advantage > 0)  # clipped, and exp's slope may be inf
+    ratio = torch.where(lost, _LARGE, log_ratio).exp()
     gain = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
     if dual is not None:
         gain = torch.where(advantage < 0, torch.maximum(gain, dual * advantage), gain)

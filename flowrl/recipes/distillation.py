@@ -35,6 +35,8 @@ def opd(
     """
     if weight <= 0:
         raise UserError(f"weight is {weight}: distillation needs a pull towards the teacher")
+    if task < 0:
+        raise UserError(f"task is {task}: below 0 the rewards would be learned backwards; 0 is off")
     noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
     credit = (Standardize(scale), Clip(), Rescale(1.0, task)) if task else (Uncompared(),)
     distilled = Distillation(weight=weight, anchors=anchors(kl))

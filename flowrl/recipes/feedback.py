@@ -11,6 +11,7 @@ from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
 from flowrl.credit.steps import EvenGradients
 from flowrl.credit.way import Potential
+from flowrl.errors import UserError
 from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.noise_levels import PermutedGrid, Uniform
@@ -248,6 +249,8 @@ def euphonium(
     by = "slope" if gradient == "reward" else "probes"
     guide = RewardGuide(RewardDrift(scale, kl_beta), first, probe, by)
     plan = Guided(Chain(kernel or ConstantSDE(eta), group, fraction, shared_noise), guide)
+    if process == 0 and outcome != 1:
+        raise UserError(f"outcome is {outcome}, and weighs nothing without process: set process")
     dual = (Rescale(1.0, outcome), Potential(process), Clip()) if process else ()
     return Algorithm(
         steps=steps,

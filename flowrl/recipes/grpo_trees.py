@@ -10,6 +10,7 @@ from flowrl.credit.advantages import Clip, Estimator, ScaleSteps, Standardize, S
 from flowrl.credit.comparisons import PruneWidth, TwoLevel
 from flowrl.credit.steps import EvenDepths
 from flowrl.credit.values import Fusion, LikelyPaths
+from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.grpo import Scale, anchors, named
@@ -53,6 +54,8 @@ def _depth_by_depth(
     width: tuple[Transform, ...] = ()
     if prune in ("branch", "extremes"):
         width = (PruneWidth("branch" if prune == "branch" else "extremes", keep),)
+    if not 0 <= siblings <= 1:
+        raise UserError(f"siblings is {siblings}: it is a share of the advantage, in [0, 1]")
     even = (EvenDepths(depth_weight),) if depth_weight else ()
     own = Standardize(scale, correction=1, eps=1e-8)
     levels = TwoLevel(siblings, 1 - siblings, own) if siblings else own

@@ -45,6 +45,8 @@ def dense_grpo(
 
     Differences: the clip range is Flow-GRPO's, since the paper names none.
     """
+    if noise and kernel is not None:
+        raise UserError("noise is a table of Flow-SDE's noise, and kernel is another: give one")
     own: Kernel = TableSDE(noise) if noise else FlowSDE(eta)
     return Algorithm(
         steps=steps,

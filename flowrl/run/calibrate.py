@@ -46,6 +46,10 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
 
     UserError for a recipe without chains that are scored on the way.
     """
+    if not chains_of(session.algorithm).first:
+        raise UserError(
+            "calibrate counts what steps gain, from the noise on: take dense_grpo with reward: gain"
+        )
     algorithm, table = session.algorithm, None
     for number in range(rounds):
         if table is not None:
@@ -67,14 +71,21 @@ def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator
 
 def with_noise(algorithm: Algorithm, table: tuple[float, ...]) -> Algorithm:
     """The algorithm with a table of noise. UserError if its plan is another than of such chains."""
+    look = chains_of(algorithm)
+    assert isinstance(look.otherwise, Chain)
+    return replace(
+        algorithm, plan=replace(look, otherwise=replace(look.otherwise, kernel=TableSDE(table)))
+    )
+
+
+def chains_of(algorithm: Algorithm) -> Looking:
+    """The plan of chains that are scored on the way. UserError for another plan."""
     look = algorithm.plan
     if not isinstance(look, Looking) or not isinstance(look.otherwise, Chain):
         raise UserError(
             "calibrate: this recipe has no chains that are scored on the way: take dense_grpo"
         )
-    return replace(
-        algorithm, plan=replace(look, otherwise=replace(look.otherwise, kernel=TableSDE(table)))
-    )
+    return look
 
 
 def step_gains(

@@ -1,7 +1,7 @@
 """Evaluations, sample pages and alarms of a run, and the checks at its start."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from flowrl.run.training_samples import PageRows, save_page
 from flowrl.run.unscored import Evidence
 from flowrl.settings import Run
 from rewards.types import Kind
+from samplers import evaluations
 
 UNSCORED = (
     "Read what the reward says of them, and fix it, its server or its settings: the run learns "
@@ -250,6 +251,31 @@ def made_kind(policy: Policy) -> Kind:
     return "video" if any(each.video for each in policy.known_proofs.values()) else "image"
 
 
+def counts_on_levels(session: Session) -> Iterator[str]:
+    """A sentence if the model's own noise levels change the work that `flowrl plan` has counted on
+    evenly spaced ones: a level near 0 ends the noise a step earlier."""
+    run, policy, algorithm = session.run, session.learner.policy, session.algorithm
+    if not isinstance(policy, PipelinePolicy) or run.model.sigmas is not None:
+        return
+    levels = (policy.schedule(algorithm.steps).sigmas, run.levels(algorithm.steps))
+    each = [algorithm.plan(sigmas, 0, run.train.seed) for sigmas in levels]
+    own, even = (
+        (evaluations(plans), sum(p.looked for p in plans), sum(p.trained_nodes for p in plans))
+        for plans in each
+    )
+    if own != even:
+        words = ("network evaluations", "scored on the way", "trained rows")
+        counts = [
+            f"{n} instead of {m} {word}"
+            for word, n, m in zip(words, own, even, strict=True)
+            if n != m
+        ]
+        yield (
+            f"on the model's own noise levels a draw has {', '.join(counts)}, which `flowrl plan` "
+            "counts on evenly spaced ones"
+        )
+
+
 def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     check_same_sources(session.run)
@@ -257,6 +283,8 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     for sentence in text_length(session.run, session.prompts):
         session.terminal.say(sentence)
     check_levels(session)
+    for sentence in counts_on_levels(session):
+        session.terminal.say(sentence)
     weights = sum(p.numel() for p in session.learner.policies.parameters.values())
     if (warning := learning_rate_warning(session.run, weights)) is not None:
         session.terminal.warn(warning)

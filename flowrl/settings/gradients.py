@@ -1,12 +1,16 @@
 """Checks of a run whose recipe follows the rewards' own gradients, before any weights are read."""
 
+from collections.abc import Sequence
+
 from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.data import RewardSpec
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
-from rewards.differentiable import GRADED, never_graded, no_gradient
+from rewards.differentiable import GRADED, Differentiable, never_graded, no_gradient
+from rewards.load import own_function
 
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
 
@@ -17,18 +21,37 @@ def by_slope(algorithm: Algorithm) -> bool:
     return any(guide is not None and guide.by == "slope" for guide in guides)
 
 
+def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
+    """The rewards whose slope is followed, and their key in the file."""
+    if algorithm.through or not run.way_rewards:
+        return "rewards", run.rewards
+    return "way_rewards", run.way_rewards
+
+
+def check_own_gradients(run: Run) -> None:
+    """UserError, naming it, for a function of a user's file without a gradient, where one is
+    needed. It imports the file."""
+    algorithm = run.algorithm()
+    if not algorithm.through and not by_slope(algorithm):
+        return
+    place, specs = _followed(run, algorithm)
+    for spec in specs:
+        if ".py:" in spec.name and not isinstance(own_function(spec.name), Differentiable):
+            raise UserError(f"{place}: {no_gradient(spec.label)}")
+
+
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method cannot go with, and, naming it, for a reward
     without a gradient. Rewards of a user's file or of Python are asked once they are loaded."""
     if not algorithm.through and not by_slope(algorithm):
         return
     name = run.recipe.name  # type: ignore[attr-defined]
-    specs = run.rewards if algorithm.through else run.asked_on_way
+    place, specs = _followed(run, algorithm)
     for spec in specs:
         if never_graded(spec.name):
             others = [s.label for s in specs if s.name in GRADED]
             beside = f"; {', '.join(others)} has one" if len(others) == 1 else ""
-            raise UserError(f"rewards: {no_gradient(spec.label)}{beside}")
+            raise UserError(f"{place}: {no_gradient(spec.label)}{beside}")
     plain = BudgetSettings()
     for setting in COMPARING if algorithm.through else ():
         if getattr(run.budget, setting) != getattr(plain, setting):

@@ -19,7 +19,7 @@ from flowrl.settings.checks import (
     check_texts,
     check_trackers,
 )
-from flowrl.settings.gradients import check_gradients
+from flowrl.settings.gradients import check_gradients, check_own_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.options import with_options
 from flowrl.settings.own_parts import OWN_NAME, takes
@@ -171,6 +171,7 @@ def check_run(run: Run, given: Collection[str] = ()) -> None:
     `given`: labels of rewards that are objects of Python."""
     check_plan(run)
     check_rewards(run, given)
+    check_own_gradients(run)
     for place in run.prompts.given:
         check_texts(run.prompts.read(place), run.model)
     if run.teachers is not None:

@@ -11,9 +11,11 @@ from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES, TEXT_RECIPES
 from flowrl.run.start import start
+from flowrl.settings.gradients import check_own_gradients
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples, load
+from rewards.differentiable import graded_score
 
 QUICK = ["--train.iterations", "1", "--evaluate.samples", "4", "--prompts.per-iteration", "2"]
 QUICK += ["--recipe.group", "4", "--evaluate.every", "1", "--checkpoint.every", "1"]
@@ -109,3 +111,24 @@ def test_draws_that_do_not_fill_bundles_are_refused_before_weights_load() -> Non
     tree["prompts"]["per_iteration"] = 8
     with pytest.raises(UserError, match=r"prompts.per_iteration: .* bundles of 5 draws, but 8"):
         check_plan(run_from(tree, "new"))
+
+
+@pytest.mark.parametrize("name", ["refl", "draft", "draft_lv", "srpo"])
+def test_a_gradient_method_gets_a_reward_with_a_gradient(name: str, tmp_path: Path) -> None:
+    files = image_files(None, name)
+    (tmp_path / "my_reward.py").write_text(files["my_reward.py"])
+    written = load(f"{tmp_path}/my_reward.py:Warmth")
+    media = torch.rand(3, 3, 8, 8, requires_grad=True)
+    samples = Samples(media.detach(), ["a"] * 3, torch.zeros(3).long())
+    scores = graded_score("warmth", written)(media, samples)
+    torch.testing.assert_close(scores.detach(), torch.as_tensor(written(samples)))
+    scores.sum().backward()
+    assert media.grad is not None and (media.grad[:, 0] > 0).all() and (media.grad[:, 2] < 0).all()
+
+
+def test_a_function_without_a_gradient_is_refused_before_weights_load(tmp_path: Path) -> None:
+    tree = parse_yaml(image_files(None, "draft")["run.yaml"], "new")
+    (tmp_path / "plain.py").write_text(image_files(None, "nft")["my_reward.py"])
+    tree["rewards"] = [{"name": f"{tmp_path}/plain.py:warmth"}]
+    with pytest.raises(UserError, match=r"rewards: reward warmth: it offers no gradient"):
+        check_own_gradients(run_from(tree, "new"))

@@ -1,5 +1,7 @@
 """A better noise for each sample, by gradients and by proposals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,7 +28,8 @@ def scorer(pipeline, tmp_path) -> SampleScorer:
     policy = load_policy(run, torch.device("cpu"))
     policy.rows_per_call = 3
     trial = Trial(run.prompts.read("train"), (0, 1), 2, 3, 5)
-    return SampleScorer(policy, load_rewards(run.rewards), trial, 1.0, torch.device("cpu"))
+    rewards = load_rewards(run.rewards)
+    return SampleScorer(policy, rewards, {"brightness": 1.0}, trial, 1.0, torch.device("cpu"))
 
 
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("search", "best")]
@@ -51,6 +54,38 @@ def test_the_slope_in_the_noise_is_that_of_finite_differences(scorer):
     ends = [scores.score(noise + way * unit) for way in (0.1, -0.1)]
     measured = ((ends[0] - ends[1]) / 0.2).tolist()
     assert measured == pytest.approx(slope.flatten(1).norm(dim=1).tolist(), rel=0.05)
+
+
+def test_a_negative_weight_lowers_the_reward(scorer):
+    plain = scorer.score(draw_trial(scorer.policy, scorer.trial).samples)
+    darker = replace(scorer, weights={"brightness": -1.0})
+    for method in ("gradient", "best"):
+        samples, _ = optimised_samples(darker, NoiseSearch(method, rounds=2))
+        assert scorer.score(samples).mean() < plain.mean()
+
+
+def test_weights_scale_scores_and_slopes(scorer):
+    half = NoiseScores.of(replace(scorer, weights={"brightness": 0.5}))
+    scores = NoiseScores.of(scorer)
+    noise = scores.noise("root")
+    torch.testing.assert_close(half.score(noise), scores.score(noise) / 2)
+    for whole, part in zip(scores.slopes(noise), half.slopes(noise), strict=True):
+        torch.testing.assert_close(part, whole / 2)
+
+
+def test_unscored_samples_are_left_out_and_a_pairwise_reward_is_refused(scorer):
+    alone = scorer.rewards["brightness"]
+
+    def first_unscored(samples):
+        scores = list(alone(samples))
+        return [None, *scores[1:]]
+
+    scorer.rewards["brightness"] = first_unscored
+    _, told = optimised_samples(scorer, NoiseSearch("best", rounds=1))
+    assert "inf" not in told
+    scorer.rewards["brightness"] = lambda samples: [None] * len(samples.prompts)
+    with pytest.raises(UserError, match=r"scored none of the first samples\..*take --steer best"):
+        optimised_samples(scorer, NoiseSearch("best", rounds=1))
 
 
 def test_the_regulariser_pulls_to_the_length_of_a_normal_noise():

@@ -24,7 +24,7 @@ def test_steering_raises_the_reward_of_what_is_generated(pipeline, tmp_path, met
     prompts = run.prompts.read("train")
     trial = Trial(prompts, (0, 1), 4, 4, 5)
     rewards = load_rewards(run.rewards)
-    scorer = SampleScorer(policy, rewards, trial, 1.0, torch.device("cpu"))
+    scorer = SampleScorer(policy, rewards, {"brightness": 1.0}, trial, 1.0, torch.device("cpu"))
     plain = scorer.score(draw_trial(policy, trial).samples)
     samples, evaluations = steered_samples(
         scorer, SteeredSampler(method, particles=8, strength=3000.0)

@@ -133,6 +133,16 @@ def test_a_trust_region_stops_what_leads_out_of_it(kernel):
     torch.testing.assert_close(near.value[:, 0], -advantage)
 
 
+def test_a_stopped_row_whose_ratio_overflows_has_no_gradient():
+    rows = transition_rows(FlowSDE(0.7), torch.ones(1, dtype=torch.float64))
+    old = rows.old
+    assert old is not None and old.out is not None
+    logp = (old.logp + 800).requires_grad_()
+    given = {"new": Evaluation(logp, old.out + 1.0), "old": old}
+    TrustRegion(most=1e-6)(Transition(means=True), given, rows).value.sum().backward()
+    assert logp.grad is not None and logp.grad.item() == 0
+
+
 def test_the_first_order_test_reads_the_change_of_the_divergence():
     """log r a little above 0, but below D: by the ratio a good sample leads away, by D it does
     not."""

@@ -48,6 +48,15 @@ def test_the_surrogate_by_cases(log_ratio, a, low, high):
     assert float(dual) == pytest.approx(min(want, -3.5 * a) if a < 0 else want, abs=1e-12)
 
 
+def test_a_clipped_row_whose_ratio_overflows_has_no_gradient():
+    log_ratio = torch.tensor([[120.0], [0.1]], requires_grad=True)
+    value = clipped_surrogate(log_ratio, torch.ones(2, 1), 0.2, 0.2)
+    value.sum().backward()
+    assert value[0].item() == pytest.approx(-1.2)
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.flatten().tolist() == pytest.approx([0.0, -math.exp(0.1)])
+
+
 def test_clips_are_counted_where_they_act():
     """Ratios .5 and 2, with advantages of both signs and none; bounds .8 and 1.28."""
     ratio = [0.5, 0.5, 0.5, 2.0, 2.0, 2.0, 4.0]

@@ -1,0 +1,51 @@
+"""Settings that would learn backwards, do nothing or never end are refused by name."""
+
+from typing import Any
+
+import pytest
+
+from flowrl.errors import UserError
+from flowrl.recipes import RECIPES
+from flowrl.settings.read import check_plan, run_from
+from samplers import FlowSDE
+
+RUN = {
+    "model": {"pipeline": "flowrl/demo/shapes-sd3", "sigmas": {"shift": 1.0}},
+    "prompts": {"train": "prompts.txt"},
+    "rewards": ["brightness"],
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"name": "opd", "task": -1.0}, "task is -1.0: below 0 the rewards would be learned back"),
+        ({"name": "branch_grpo", "at": [0, 1], "siblings": 3.0}, "siblings is 3.0: it is a share"),
+        ({"name": "potential_tree", "at": [0], "weight": -1.0}, "on the way is -1.0: below 0"),
+        ({"name": "potential_tree", "at": []}, "a group of at least 2, or split a tree"),
+        ({"name": "crd", "decay": [0, 0.1, 7.0]}, "to 7.0: start and most must be in"),
+        ({"name": "crd", "decay": [-5, 0.1, 0.9]}, "is flat for -5 optimizer steps"),
+        ({"name": "dgpo", "switch": -5}, "flat for -5 optimizer steps"),
+        ({"name": "vgpo", "bounds": [2.0, 0.5]}, "bounds (2.0, 0.5): give the lower one first"),
+        ({"name": "vgpo", "share": -1.0}, "a share of the steps must be in [0, 1], got -1.0"),
+        ({"name": "vgpo", "kappa": -0.1}, "kappa is -0.1"),
+        ({"name": "draft", "last": 9}, "last is 9: give 1 to 6, the number of steps"),
+        ({"name": "draft", "last": 0}, "last is 0: give 1 to 6"),
+        ({"name": "draft", "spread": -1.0}, "spread is -1.0: a deviation is at least 0"),
+        ({"name": "draft", "group": 0}, "a group needs at least one sample, got 0"),
+        ({"name": "refl", "first": -0.5}, "first -0.5 and stop 1.0 are shares of the 6 steps"),
+        ({"name": "fdfo", "gamma": -0.1}, "gamma is -0.1"),
+        ({"name": "euphonium", "outcome": 0.0}, "weighs nothing without process: set process"),
+        ({"name": "branch_grpo", "at": [0, 4], "prune": "deeper"}, "the splits end too late"),
+    ],
+    ids=lambda given: given["name"] if isinstance(given, dict) else "",
+)
+def test_a_setting_out_of_range_is_named(recipe: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        check_plan(run_from({**RUN, "recipe": {"steps": 6, **recipe}}, "test"))
+    assert words in str(refused.value)
+
+
+def test_a_table_of_noise_goes_without_another_kernel() -> None:
+    with pytest.raises(UserError, match="noise is a table of Flow-SDE's noise"):
+        RECIPES["dense_grpo"](noise=(0.5,) * 9, kernel=FlowSDE(0.7))
