@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
-Loop = asyncio.AbstractEventLoop
+EventLoop = asyncio.AbstractEventLoop
 
 
 class InFlight:
@@ -18,8 +18,8 @@ class InFlight:
     def __init__(self, most: int) -> None:
         self.lock = threading.Lock()
         self._free = most
-        self._waiting: deque[tuple[Loop, asyncio.Future[None]]] = deque()
-        self._running: set[tuple[Loop, asyncio.Task[None]]] = set()
+        self._waiting: deque[tuple[EventLoop, asyncio.Future[None]]] = deque()
+        self._running: set[tuple[EventLoop, asyncio.Task[None]]] = set()
         self._counts: dict[str, float] = defaultdict(float)
 
     def add(self, numbers: Mapping[str, int | float]) -> None:
@@ -28,7 +28,7 @@ class InFlight:
                 self._counts[name] += number
 
     def counted(self) -> dict[str, float]:
-        """Return the sums since the last call, and begin anew."""
+        """Return the sums since the last call, and start again from zero."""
         with self.lock:
             found, self._counts = self._counts, defaultdict(float)
         return found
