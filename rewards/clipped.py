@@ -7,6 +7,7 @@ be combined.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -21,6 +22,7 @@ class Clipped:
     low: float
     high: float
     unit: bool
+    concurrent: ClassVar[bool] = True
 
     @property
     def parts(self) -> Mapping[str, Reward]:

@@ -40,6 +40,7 @@ class FiveWords:
     jpeg: int | None
     one_call: ClassVar[bool] = True
     waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind = expect(samples, "deqa", "image", "video")

@@ -66,6 +66,7 @@ class EditScore:
     labels: bool
     one_call: ClassVar[bool] = True
     waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         expect(samples, "editscore", "image")

@@ -13,7 +13,7 @@ member could not score is unscored.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,7 @@ class Ensemble:
     rewards: tuple[Reward, ...]
     kind: EnsembleKind
     k: float
+    concurrent: ClassVar[bool] = True
 
     @property
     def parts(self) -> Mapping[str, Reward]:

@@ -9,6 +9,7 @@ reward compares those that pass.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,6 +25,7 @@ class Gate:
     where: Reward
     above: float
     floor: float
+    concurrent: ClassVar[bool] = True
 
     @property
     def parts(self) -> Mapping[str, Reward]:

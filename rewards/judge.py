@@ -48,6 +48,7 @@ class Pointwise:
     last: bool = False
     one_call: ClassVar[bool] = True
     waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         kind, frames = samples.kind, self.panel.frames
@@ -81,8 +82,8 @@ class Pairwise:
     ) -> Float[Tensor, " p"]:
         first, second = (a, b) if not self.both_orders else (torch.cat([a, b]), torch.cat([b, a]))
         p = self.panel.values(self._about(samples, first, second), self.read, self.body)
-        self.panel.notes["first_wins"] += float(p.nansum())
-        self.panel.notes["verdicts"] += float((~p.isnan()).sum())
+        verdicts = float((~p.isnan()).sum())
+        self.panel.note({"first_wins": float(p.nansum()), "verdicts": verdicts})
         if not self.both_orders:
             return p
         return (p[: len(a)] + 1 - p[len(a) :]) / 2

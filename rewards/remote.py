@@ -30,6 +30,7 @@ class RemoteReward:
     videos: VideoFormat = "frames"
     one_call: ClassVar[bool] = True
     waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         parts = list(whole_groups(samples.group.tolist(), self.batch))

@@ -10,6 +10,7 @@ Members must be on one scale, as in `ensemble`. A sample unscored by any member 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -24,6 +25,7 @@ from rewards.types import Reward, Samples
 class SoftMinimum:
     rewards: tuple[Reward, ...]
     temperature: float
+    concurrent: ClassVar[bool] = True
 
     @property
     def parts(self) -> Mapping[str, Reward]:

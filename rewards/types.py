@@ -116,6 +116,23 @@ class Waits(Protocol):
 
 
 @runtime_checkable
+class Concurrent(Protocol):
+    """A reward whose `concurrent` is True may be called in several threads at once. It bounds what
+    it asks of a server at a time by itself. A composite reward says so for its own code: its parts
+    must be concurrent too."""
+
+    @property
+    def concurrent(self) -> bool: ...
+
+
+@runtime_checkable
+class Cancels(Protocol):
+    """Something that other threads may wait in: `cancel` ends their calls with an error."""
+
+    def cancel(self) -> None: ...
+
+
+@runtime_checkable
 class FindsAnswers(Protocol):
     """A reward of texts that reads an answer in each, by which a majority can vote."""
 

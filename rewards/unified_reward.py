@@ -88,6 +88,7 @@ class UnifiedScore:
     ask: Questioner
     one_call: ClassVar[bool] = True
     waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
 
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         return self.ask.values(samples, [(row,) for row in range(len(samples.prompts))])

@@ -6,13 +6,12 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from flowrl.run.score_ahead import ScoreAhead
+from flowrl.run.score_ahead import Score, ScoreAhead, joined_columns
 from rewards import Reward, Samples, Scores
 from rewards.self_test import Made
 from rewards.types import Waits
 
 R = TypeVar("R")
-Score = Callable[[Mapping[str, Reward], Samples], Scores]
 
 
 def asks_server(reward: Reward) -> bool:
@@ -36,8 +35,8 @@ class ScoreParts(Generic[R]):
     ) -> None:
         self.rewards, self.score = rewards, score
         self.asked = {name: reward for name, reward in rewards.items() if asks_server(reward)}
-        self.whole = ScoreAhead(decode, lambda samples: score(rewards, samples))
-        self.parts = ScoreAhead(decode, lambda samples: score(self.asked, samples))
+        self.whole = ScoreAhead(decode, rewards, score)
+        self.parts = ScoreAhead(decode, self.asked, score)
 
     def close(self) -> None:
         try:
@@ -63,11 +62,7 @@ class ScoreParts(Generic[R]):
             return self.whole.scores()
         here = {name: each for name, each in self.rewards.items() if name not in self.asked}
         found = [self.score(here, samples[0])] if here else []
-        early = self.parts.scores()
-        values, scored = (
-            torch.cat(c) for c in ([s.values for s in early], [s.scored for s in early])
-        )
-        return [_ordered([Scores(values, scored, early[0].names), *found], tuple(self.rewards))]
+        return [joined_columns([Scores.joined(self.parts.scores()), *found], tuple(self.rewards))]
 
 
 def joined_samples(parts: Sequence[Samples]) -> Samples:
@@ -80,13 +75,3 @@ def joined_samples(parts: Sequence[Samples]) -> Samples:
     prompts = [text for part in parts for text in part.prompts]
     meta = [row for part in parts for row in part.meta]
     return Samples(media, prompts, torch.cat([part.group for part in parts]), meta)
-
-
-def _ordered(columns: Sequence[Scores], names: tuple[str, ...]) -> Scores:
-    """Scores with their columns in the order of `names`."""
-    have = [name for each in columns for name in each.names]
-    place = [have.index(name) for name in names]
-    values, scored = (
-        torch.cat(c, 1) for c in ([e.values for e in columns], [e.scored for e in columns])
-    )
-    return Scores(values[:, place], scored[:, place], names)

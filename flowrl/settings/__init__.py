@@ -7,7 +7,6 @@ from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.model import Guidance, Lora, ModelSettings, Vae
 from flowrl.settings.recipe import (
     RECIPE_SETTINGS,
-    Recipe,
     RecipeSettings,
     recipe_function,
     recipe_kind,
@@ -28,7 +27,6 @@ __all__ = [
     "Lora",
     "ModelSettings",
     "PromptFiles",
-    "Recipe",
     "RecipeSettings",
     "RewardSpec",
     "Run",

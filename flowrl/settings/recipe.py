@@ -1,11 +1,20 @@
 """The recipe of a run: its name, or FILE.py:FUNCTION, and its settings."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import ConfigDict, Field, PydanticSchemaGenerationError, create_model, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PydanticSchemaGenerationError,
+    TypeAdapter,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
@@ -160,8 +169,36 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-RECIPE_SETTINGS = {name: recipe_settings(name, recipe) for name, recipe in RECIPES.items()}
-Recipe = Annotated[
-    Union[tuple(RECIPE_SETTINGS.values())],  # type: ignore[valid-type]  # noqa: UP007
-    Field(discriminator="name"),
-]
+class PublishedKinds(Mapping[str, type[RecipeSettings]]):
+    """The settings of the published recipes by name, each built when it is first asked for."""
+
+    def __getitem__(self, name: str) -> type[RecipeSettings]:
+        return _published_kind(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(RECIPES)
+
+    def __len__(self) -> int:
+        return len(RECIPES)
+
+
+@cache
+def _published_kind(name: str) -> type[RecipeSettings]:
+    return recipe_settings(name, RECIPES[name])
+
+
+RECIPE_SETTINGS = PublishedKinds()
+
+
+class EveryRecipe:
+    """Annotation of settings whose JSON schema is that of all recipes, and of a user's own. Only a
+    schema builds them all: a run checks the recipe that it names."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        kinds: Any = Union[tuple(RECIPE_SETTINGS.values())]  # noqa: UP007
+        published = Annotated[kinds, Field(discriminator="name")]
+        every = TypeAdapter[Any](Union[published, OwnRecipe])  # noqa: UP007
+        return handler(every.core_schema) | {"title": "Recipe"}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from flowrl.settings.given import GivenSettings, with_prompts
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.on_the_way import check_way
-from flowrl.settings.recipe import OwnRecipe, Recipe, RecipeSettings, recipe_kind
+from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
 from flowrl.settings.teachers import TeacherSettings, check_teachers
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
@@ -57,7 +57,7 @@ class Run(Settings):
         "track": OnResume.FREE,
         "checkpoint": OnResume.FREE,
     }
-    recipe: SerializeAsAny[Recipe | OwnRecipe]  # type: ignore[valid-type]
+    recipe: Annotated[SerializeAsAny[RecipeSettings], EveryRecipe]
     model: ModelSettings
     prompts: PromptFiles
     rewards: tuple[RewardSpec, ...] = Field(min_length=1)

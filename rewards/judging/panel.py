@@ -1,5 +1,6 @@
 """Several requests per question to one model, and the mean of its votes."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class Panel:
     body: Mapping[str, Any] = field(default_factory=dict)
     frames: int = 8
     media: Kind = "image"
-    notes: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
+    notes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list), repr=False)
 
     def each_vote(
         self,
@@ -102,16 +103,22 @@ class Panel:
         mean = votes.nanmean(1)
         if self.votes > 1:
             spread = (votes - mean[:, None]).square().nanmean(1).sqrt()
-            self.notes["spread"] += float(spread.nansum())
-            self.notes["spreads"] += float((~spread.isnan()).sum())
+            known_spreads = float((~spread.isnan()).sum())
+            self.note({"spread": float(spread.nansum()), "spreads": known_spreads})
         return torch.where(2 * known.sum(1) > self.votes, mean, torch.nan)
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Keep numbers for the next report. Calls in several threads come in any order."""
+        for name, number in numbers.items():
+            self.notes[name].append(number)
 
     def report(self) -> dict[str, float]:
         """The client's counts, the mean standard deviation of votes, the win rate of the first."""
         report = self.client.report()
+        sums = {name: math.fsum(each) for name, each in self.notes.items()}  # exact in any order
         for name, count in (("spread", "spreads"), ("first_wins", "verdicts")):
-            if self.notes[count]:
-                report[name] = self.notes[name] / self.notes[count]
+            if sums.get(count):
+                report[name] = sums[name] / sums[count]
         self.notes.clear()
         return report
 

@@ -3,18 +3,18 @@
 A request ends in one of two ways: the value that `read` took from its answer, or a `Failure` with
 its reason. It counts once, however often it was tried, and never gets an invented answer.
 
-`Client.ask` waits for all answers. A loop that scores one batch while it samples the next may call
-it in a thread: it has an event loop of its own and shares nothing but the counts.
+`Client.ask` waits for all answers. It may be called in several threads at once: each call has an
+event loop of its own, and all of them share the cap, the counts and the log.
 """
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import os
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rewards.serving.answers import parse_answer, retry_seconds, token_counts
+from rewards.serving.in_flight import InFlight
 from rewards.serving.requests import Again, Ask, Failure, Malformed, Patience, Refused, Unparsable
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Client:
     patience: Patience = field(default_factory=Patience)
     log: str | None = None
     """A file that gets one JSON line per request."""
-    _counts: dict[str, float] = field(default_factory=lambda: defaultdict(float), repr=False)
-    _sent: int = 0
+    _flight: InFlight = field(init=False, repr=False)
+    _sent: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -76,6 +77,7 @@ class Client:
         for library in ("httpx", "tenacity"):
             if importlib.util.find_spec(library) is None:
                 raise ValueError(f"{library} is not installed; pip install 'flowrl[remote]'")
+        self._flight = InFlight(self.patience.at_once)
 
     def get(self, path: str) -> Any:
         """Return the JSON of a GET, tried for a few seconds. ValueError if there is none."""
@@ -131,13 +133,15 @@ class Client:
 
         `read` takes a request and the JSON of its answer, and raises Malformed (tried again) or
         Unparsable (final). ValueError if the server will answer no request: no such address, a
-        wrong token, every request refused.
+        wrong token, every request refused. RuntimeError after `cancel`.
         """
-        courses: list[_Course[T]] = []
-        for each in asks:
-            self._sent += 1
-            courses.append(_Course(each, f"{os.getpid()}-{self._sent}"))
-        _complete(self._all(courses, read))
+        courses: list[_Course[T]] = [
+            _Course(each, f"{os.getpid()}-{next(self._sent)}") for each in asks
+        ]
+        try:
+            _complete(self._all(courses, read))
+        except asyncio.CancelledError as error:
+            raise RuntimeError(f"the requests to {self.url} were cancelled") from error
         self._write(courses)
         outcomes: list[T | Failure] = []
         for course in courses:
@@ -154,9 +158,12 @@ class Client:
         """
         names = ("requests", "failed", "tries", "timeout", "unreachable", "status", "malformed")
         more = ("refused", "unparsable", "seconds", "tokens_in", "tokens_out")
-        sums = {name: self._counts[name] for name in (*names, *more)}
-        self._counts.clear()
-        return sums
+        counts = self._flight.counted()
+        return {name: counts.get(name, 0.0) for name in (*names, *more)}
+
+    def cancel(self) -> None:
+        """End the calls of `ask` that other threads are in."""
+        self._flight.cancel()
 
     @cached_property
     def _tls(self) -> "ssl.SSLContext":
@@ -171,24 +178,23 @@ class Client:
     async def _all(self, courses: Sequence[_Course[T]], read: Callable[[Ask, Any], T]) -> None:
         import httpx
 
-        gate = asyncio.Semaphore(self.patience.at_once)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(
-            headers=self._headers, limits=limits, timeout=None, verify=self._tls
-        ) as http:
-            await asyncio.gather(*(self._one(http, gate, course, read) for course in courses))
+        with self._flight.cancellable():
+            async with httpx.AsyncClient(
+                headers=self._headers, limits=limits, timeout=None, verify=self._tls
+            ) as http:
+                await asyncio.gather(*(self._one(http, course, read) for course in courses))
 
     async def _one(
         self,
         http: "httpx.AsyncClient",
-        gate: asyncio.Semaphore,
         course: _Course[T],
         read: Callable[[Ask, Any], T],
     ) -> None:
         from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
 
         async def attempt() -> T:
-            async with gate:  # not held while waiting for the next try
+            async with self._flight.slot():  # not held while waiting for the next try
                 course.tries += 1
                 began = time.monotonic()
                 try:
@@ -208,12 +214,8 @@ class Client:
         except (Again, Refused, Unparsable) as error:
             reason = error.reason if isinstance(error, Again) else type(error).__name__.lower()
             course.outcome = Failure(reason, str(error))
-            self._counts["failed"] += 1
-            if not isinstance(error, Again):
-                self._counts[reason] += 1
-        self._counts["requests"] += 1
-        self._counts["tries"] += course.tries
-        self._counts["seconds"] += course.seconds
+            self._flight.add({"failed": 1} | ({} if isinstance(error, Again) else {reason: 1}))
+        self._flight.add({"requests": 1, "tries": course.tries, "seconds": course.seconds})
 
     async def _send(self, http: "httpx.AsyncClient", course: _Course[T]) -> Any:
         import httpx
@@ -235,8 +237,7 @@ class Client:
         body = parse_answer(answer)
         spent = token_counts(body)
         course.tokens = (course.tokens[0] + spent[0], course.tokens[1] + spent[1])
-        self._counts["tokens_in"] += spent[0]
-        self._counts["tokens_out"] += spent[1]
+        self._flight.add({"tokens_in": spent[0], "tokens_out": spent[1]})
         return body
 
     def _check(self, answer: "httpx.Response") -> None:
@@ -254,7 +255,7 @@ class Client:
     def _count(self, state: "RetryCallState") -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         assert isinstance(error, Again)
-        self._counts[error.reason] += 1
+        self._flight.add({error.reason: 1})
 
     def _wait(self, state: "RetryCallState") -> float:
         """Seconds: 0.5 to 1.5 times the doubled backoff at random, or more if the server asks."""
@@ -279,7 +280,7 @@ class Client:
             lines.append(json.dumps(line) + "\n")
         path = Path(self.log).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
+        with self._flight.lock, path.open("a") as file:
             file.write("".join(lines))
 
 

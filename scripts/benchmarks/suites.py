@@ -1,9 +1,10 @@
 """Ratios of speed, measured in one run with their spread: one command for all benchmark suites.
 
     python scripts/benchmarks/suites.py --out runs/suites                 # all, about an hour
-    python scripts/benchmarks/suites.py --suites sharing start --repeats 5
+    python scripts/benchmarks/suites.py --suites floor start --repeats 5
     python scripts/benchmarks/suites.py --out runs/suites --write         # docs/benchmarks.md
 
+floor    an iteration beside a plain loop of exactly its evaluations of networks
 sharing  states that samples share, and common beginnings of texts (train.share_prompts)
 growth   seconds by group, steps, resolution, prompts, rewards and frames: the exponent of a fit
 trl      texts beside TRL's GRPOTrainer
@@ -33,6 +34,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(PROJECT))
 
 from scripts.benchmarks import start  # noqa: E402
+from scripts.benchmarks.floor import Floor  # noqa: E402
 from scripts.benchmarks.suite_runs import (  # noqa: E402
     Opened,
     beside,
@@ -41,20 +43,27 @@ from scripts.benchmarks.suite_runs import (  # noqa: E402
     settings_of,
 )
 
-Suite = Literal["sharing", "growth", "trl", "start", "servers"]
+Suite = Literal["floor", "sharing", "growth", "trl", "start", "servers"]
 PAGE = PROJECT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- end of suites -->"
 DEMO, TEXT, VIDEO = (
     "configs/demo_flow_grpo.yaml", "configs/text_demo.yaml", "configs/demo_video.yaml"
 )  # fmt: skip
 TINY = {"recipe": {"steps": 6, "group": 2}, "prompts": {"per_iteration": 1}}
+PEERS: dict[str, Any] = {  # the comparison with other trainers
+    "recipe": {"name": "flow_grpo_fast", "steps": 6, "group": 8, "window": 2, "kl": 0.04,
+               "kernel": "flow_sde"},
+    "model": {"lora": {"rank": 8, "alpha": 16}, "guidance": {"sample": 4.5, "train": 4.5}},
+    "prompts": {"per_iteration": 8},
+}  # fmt: skip
+SLOW_CALL, GOALS = 100.0, (1.03, 1.02)  # milliseconds; the goal below them and from there on
 Table = list[list[str]]  # the first row has the names of the columns
 
 
 @dataclass
 class Arguments:
     out: Path = Path("runs/suites")
-    suites: tuple[Suite, ...] = ("sharing", "growth", "trl", "start", "servers")
+    suites: tuple[Suite, ...] = ("floor", "sharing", "growth", "trl", "start", "servers")
     repeats: int = 5
     tiny: bool = False
     """The smallest sizes, to see that the suites run."""
@@ -70,6 +79,29 @@ def spread(values: Sequence[float]) -> str:
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def floor(repeats: int, tiny: bool) -> Table:
+    long, rows = {"model": {"call": {"max_sequence_length": 256}}}, "rows_per_call"
+    cases: dict[str, tuple[Mapping[str, Any], ...]] = {
+        "the demo's Flow-GRPO": (),
+        "tiny SD3, short texts, 16 rows a call": (PEERS, {"train": {rows: 16}}),
+        "tiny SD3, 333 text tokens, 16 rows a call": (PEERS, long, {"train": {rows: 16}}),
+        "tiny SD3, 333 text tokens, 64 rows a call": (PEERS, long, {"train": {rows: 64}}),
+    }
+    lines = [["case", "rows without gradients, with", "ms a call", "iteration", "plain loop",
+              "ratio", "goal"]]  # fmt: skip
+    for name, changes in cases.items():
+        tree = settings_of(DEMO, *changes, *[TINY] * tiny)
+        with tempfile.TemporaryDirectory() as folder:
+            found = Floor.of(Opened.of(tree, Path(folder)))
+            iteration, plain = found.by_turns(repeats)
+        counted = f"{found.rows(False)}, {found.rows(True)}"
+        goal = GOALS[found.milliseconds >= SLOW_CALL]
+        lines.append([name, counted, f"{found.milliseconds:.1f}", spread(iteration), spread(plain),
+                      spread(ratios(iteration, plain)), f"{goal}"])  # fmt: skip
+        print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
+    return lines
 
 
 def sharing(repeats: int, tiny: bool) -> Table:
@@ -177,7 +209,7 @@ def script(name: str, *words: str) -> str:
 
 
 SUITES: dict[str, Callable[[int, bool], Table]] = {
-     "sharing": sharing, "growth": growth, "trl": trl, "start": starting,
+    "floor": floor, "sharing": sharing, "growth": growth, "trl": trl, "start": starting,
     "servers": servers,
 }  # fmt: skip
 

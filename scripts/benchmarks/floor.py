@@ -1,0 +1,133 @@
+"""The floor below an iteration: a plain loop of exactly its evaluations of networks."""
+
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from flowrl.models.adapters import adapter_switch
+from scripts.benchmarks.suite_runs import Opened
+
+Counts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradients
+
+
+@dataclass
+class Call:
+    """A call of a network with its inputs, to be made again."""
+
+    name: str
+    module: nn.Module
+    given: tuple[tuple[Any, ...], dict[str, Any]]
+    graded: bool
+    start: bool  # by the start policy: adapters are off
+
+    def again(self) -> float:
+        """Evaluate, with the backward pass of a graded call; return the CPU seconds."""
+        began = time.process_time()
+        with torch.set_grad_enabled(self.graded):
+            args, named = self.given
+            out = self.module(*args, **named)
+            if self.graded:
+                first = out[0] if isinstance(out, tuple) else next(iter(out.values()))
+                first.float().square().mean().backward()
+        return time.process_time() - began
+
+
+@dataclass
+class Floor:
+    """Two arms on the same networks, whose calls are counted by hooks: `iteration`, always the same
+    one of the run, and `plain`, its calls made again in a loop."""
+
+    kept: Opened
+    calls: list[Call] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counter)
+    recording: bool = False
+    a_call: list[float] = field(default_factory=list)  # seconds without gradients, of a denoiser
+
+    @classmethod
+    def of(cls, kept: Opened) -> "Floor":
+        """Hook the networks of an opened run, and record one iteration."""
+        found = cls(kept)
+        for name, module in found.networks().items():
+            module.register_forward_hook(found.hook(name), with_kwargs=True)
+        found.recording = True
+        found.iteration()
+        found.recording = False
+        return found
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The denoisers, encoders and decoder of the run's pipeline."""
+        policy: Any = self.kept.session.learner.policy
+        parts = policy.pipe.components
+        encoders = {n: m for n, m in parts.items() if n.startswith("text_enc") and m is not None}
+        denoisers = {f"denoiser {name}": root for name, root in policy.roots().items()}
+        return {**denoisers, **encoders, "decoder": policy.pipe.vae.decoder}
+
+    def hook(self, name: str) -> Any:
+        def called(module: nn.Module, args: Any, named: Any, _: Any) -> None:
+            if "forward" in vars(module):
+                return  # a stub stands for the network
+            graded = torch.is_grad_enabled()
+            values = (*args, *named.values())
+            rows = next(len(v) for v in values if isinstance(v, torch.Tensor) and v.ndim > 0)
+            self.counts[name, rows, graded] += 1
+            if self.recording:
+                start = self.kept.session.learner.policies.inside == "ref"
+                given = tree_map(_plain, (tuple(args), dict(named)))
+                self.calls.append(Call(name, module, given, graded, start))
+
+        return called
+
+    def iteration(self) -> float:
+        """Do the same iteration of the run; return its CPU seconds."""
+        self.kept.progress.iteration = 1
+        return self.kept.turn()
+
+    def plain(self) -> float:
+        """Make the recorded calls again; return their CPU seconds."""
+        switch = adapter_switch(self.kept.session.learner.policy.roots().values())
+        total = 0.0
+        for call in self.calls:
+            if call.start and switch is not None:
+                switch(False)
+            seconds = call.again()
+            if call.start and switch is not None:
+                switch(True)
+            if call.name.startswith("denoiser") and not call.graded:
+                self.a_call.append(seconds)
+            total += seconds
+        for call in self.calls:
+            call.module.zero_grad(set_to_none=True)
+        return total
+
+    def by_turns(self, repeats: int) -> tuple[list[float], list[float]]:
+        """CPU seconds of iterations and of the plain loop. AssertionError unless both make the same
+        calls: as many, of as many rows, with and without gradients."""
+        found: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repeats):
+            seen: list[Counts] = []
+            for seconds, arm in zip(found, (self.iteration, self.plain), strict=True):
+                self.counts = Counter()
+                seconds.append(arm())
+                seen.append(self.counts)
+            assert seen[0] == seen[1] and seen[0], (seen[0] - seen[1], seen[1] - seen[0])
+        return found
+
+    def rows(self, graded: bool) -> int:
+        """Rows of the denoiser's calls in an iteration."""
+        named = [call for call in self.counts if call[0].startswith("denoiser")]
+        return sum(call[1] * self.counts[call] for call in named if call[2] is graded)
+
+    @property
+    def milliseconds(self) -> float:
+        """The median call of a denoiser without gradients."""
+        return 1000 * statistics.median(self.a_call)
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
