@@ -345,7 +345,7 @@ ONE_BY_ONE = {  # an answer that depends on what is shown
     "soft_tifa": lambda text, shown: listed(Yes=0.1 + level(shown[-1]) / 2, No=0.3),
     "editscore": lambda text, shown: json.dumps({"score": [round(9 * level(shown[-1]), 1)] * 2}),
     "unified_reward": lambda text, shown: f"Final Score: {1 + 3 * level(shown[-1]):.3f}",
-    "deqa": lambda text, shown: listed(good=0.1 + level(shown[-1]) / 2, bad=0.3),
+    "deqa": lambda text, shown: listed(good=0.1 + level(shown[-1]) / 3, bad=0.5),
 }
 
 
