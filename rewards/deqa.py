@@ -10,7 +10,7 @@ code behind OpenAI's chat completions, take `continue_final_message`, and list t
 log-probabilities. Any other model behind the server answers too, but its number is neither score:
 `model` states which one it is. For the authors' figures the server pads images to a square with the
 mean colour and resizes them to 448. `jpeg: 75` sends what Flow-GRPO sends; it also divides by 5 (a
-`weight` in the run).
+`weight` in the run). Tried with answers of a stand-in only, not with the published weights.
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,8 @@ about the edit alone, [naturalness, no artifacts], each 0 to 25.
 `kind: average_first` is sqrt(mean success * mean quality), which their code has too; the others
 are its parts. A pass whose numbers cannot be read, or lie outside 0..25, does not count: the
 authors' batch code takes the middle of the range instead. `votes` is their number of passes (4 or
-8 in training). The two texts are the authors' and do not come with flowrl.
+8 in training). The two texts are the authors' and do not come with flowrl. Tried with answers of a
+stand-in only, not with the published weights.
 """
 
 import re

@@ -10,7 +10,8 @@ over prompts.
 
 As published, and so here: in Qwen's vocabulary the first token of ` 2` is a blank, so the blank
 counts for every number; forms with the same first token count twice, so a score may pass 1.
-Not certain: which questions ask for a number; here those that hold `How many`.
+Not certain: which questions ask for a number; here those that hold `How many`. Tried with answers
+of a stand-in only, not with the published judge.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,7 +13,8 @@ Answers that are read, each with its own range (`rewards.judging.answers`): `Fin
 (Edit), `winner` of a JSON object (Flex). `axis` takes one axis instead of their mean.
 
 With `column`, which names the source image of an edit, the source is shown first. EditScore's JSON,
-which UnifiedReward-Edit has for single edits, is the reward `editscore`.
+which UnifiedReward-Edit has for single edits, is the reward `editscore`. Tried with answers of the
+published forms only, not with the published weights.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,9 @@ t2v_metrics 3 computes it for Qwen2.5-VL and Qwen3-VL. The question is theirs. `
 other tokens and do not count. For a video t2v_metrics samples 8 frames per second; here `frames`
 images are spread evenly over it, so scores of videos differ from theirs.
 
-The first model of that name, CLIP-FlanT5, is not in transformers and is not here. Its score is
-exp(-mean cross-entropy) of `Yes` and the end token, with another question: another scale.
+The first model of that name, CLIP-FlanT5, is the reward `clip_flant5`. Its score is exp(-mean
+cross-entropy) of `Yes` and the end token, with another question: another scale. Tried with answers
+of a stand-in only, not with a published model.
 """
 
 from functools import partial

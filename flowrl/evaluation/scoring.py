@@ -140,14 +140,25 @@ def thumbnail(image: torch.Tensor) -> torch.Tensor:
 
 def summary(values: dict[str, Column], costs: dict[str, Cost]) -> str:
     """A line per reward: mean, spread and range of its scores, and its cost."""
-    head = ("reward", "mean", "spread", "lowest", "highest", "unscored", "ms a sample")
+    head = (
+        "reward",
+        "mean",
+        "spread",
+        "lowest",
+        "highest",
+        "unscored",
+        "ms a sample",
+        "MB a sample",
+    )
     rows: list[tuple[str, ...]] = [head]
     for name, column in values.items():
         known = column[~np.isnan(column)]
         numbers = (known.mean(), known.std(), known.min(), known.max()) if len(known) else ()
         cells = [f"{x:.4g}" for x in numbers] or ["-"] * 4
         missing = str(len(column) - len(known))
-        rows.append((name, *cells, missing, f"{1000 * costs[name].seconds:.1f}"))
+        cost = costs[name]
+        memory = "-" if cost.megabytes is None else f"{cost.megabytes:.1f}"
+        rows.append((name, *cells, missing, f"{1000 * cost.seconds:.1f}", memory))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(["", *(line.rstrip() for line in lines), ""])

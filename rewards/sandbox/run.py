@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 SANDBOX_FOLDER = Path(__file__).parent
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")  # by name, as pip and Debian call them
 ENVIRONMENT = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "HOME": "/tmp", "TMPDIR": "/tmp"}
 START_SECONDS = 10.0  # seconds that a process may take to begin; they are not the code's
 
@@ -125,6 +126,17 @@ def _folder(code: str) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def package_folders() -> list[str]:
+    """Folders of installed packages, in the order that Python searches them.
+
+    They are the environment's own, and those that it sees besides: of an environment that it lies
+    on, or of `pip install --user`. Folders of source code on the path are left out.
+    """
+    own = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    seen = [path for path in sys.path if Path(path).name in PACKAGE_FOLDERS]
+    return list(dict.fromkeys([*seen, *own]))
+
+
 @contextmanager
 def _started(
     role: str,
@@ -137,7 +149,7 @@ def _started(
     """A process and the file of its reports; at the end it is killed, with all that it started."""
     reports, control = os.pipe()
     settings: dict[str, Any] = {**asdict(limits), "folder": folder, "control": control}
-    settings["paths"] = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    settings["paths"] = package_folders()
     settings["channel"] = [] if channel is None else [channel.fileno()]
     command = [sys.executable, "-I", "-S", str(SANDBOX_FOLDER), role, json.dumps(settings)]
     process = subprocess.Popen(

@@ -8,8 +8,8 @@ from PIL import Image, PngImagePlugin
 
 from flowrl.errors import UserError
 from flowrl.evaluation.folders import embedded_prompt, find_items, prompt_of_name
-from flowrl.evaluation.measure import Clock, Gallery, Item, chunks, parse_specs, scores
-from flowrl.evaluation.scoring import kept
+from flowrl.evaluation.measure import Clock, Cost, Gallery, Item, chunks, parse_specs, scores
+from flowrl.evaluation.scoring import kept, summary
 from flowrl.evaluation.sources import Source
 from rewards import Samples
 from tests.support import runs
@@ -177,6 +177,14 @@ def test_the_first_of_several_calls_is_not_timed():
     clock = Clock(calls=[(10, 100.0), (10, 1.0), (10, 3.0)])
     assert clock.cost.seconds == pytest.approx(0.2) and clock.cost.calls == 20
     assert Clock(calls=[(10, 1.0)]).cost.seconds == pytest.approx(0.1)
+
+
+def test_the_table_has_milliseconds_and_megabytes_of_each_sample():
+    column = np.array([1.0, np.nan, 3.0])
+    costs = {"a": Cost(0.0123, 2, 4.56), "b": Cost(2.0, 2, None)}
+    head, *lines = summary({"a": column, "b": column}, costs).strip().splitlines()
+    assert head.endswith("unscored  ms a sample  MB a sample")
+    assert [line.split()[5:] for line in lines] == [["1", "12.3", "4.6"], ["1", "2000.0", "-"]]
 
 
 def test_a_sheet_keeps_both_ends_and_some_between():

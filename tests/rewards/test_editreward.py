@@ -11,7 +11,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from rewards import load
 from rewards.editreward import FOLLOWING_TEXT, QUALITY_TEXT
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
-from tests.support.tiny_qwen import base_folder, head, new_names, tiny_model, whole_tokenizer
+from tests.support.tiny_qwen import (
+    base_folder,
+    head,
+    new_names,
+    old_names,
+    tiny_model,
+    whole_tokenizer,
+)
 from tests.support.tiny_rewards import bytes_of, pixels, samples
 
 REWARD = "<|Reward|>"
@@ -32,11 +39,14 @@ class Edit:
             monkeypatch.setitem(published.__dict__, "digest", digest)
         self.texts = folder / "prompts.py"
         self.texts.write_text(f"A = {TEXTS[0]!r}\nB = {TEXTS[1]!r}\n")
-        state = {**new_names(self.model), "lm_head.weight": torch.zeros(len(self.words), 32)}
+        self.write(new_names)
+
+    def write(self, names) -> None:
+        state = {**names(self.model), "lm_head.weight": torch.zeros(len(self.words), 32)}
         for i, one in enumerate(self.heads):
             state |= {f"rm_heads.head_{i}.{name}": value for name, value in one.items()}
         self.state = {name: value.clone().contiguous() for name, value in state.items()}
-        save_file(self.state, folder / "model.safetensors")
+        save_file(self.state, self.folder / "model.safetensors")
 
     def load(self, **settings):
         own = {"checkpoint": str(self.folder), "base": str(self.base), "dtype": "float32"}
@@ -94,6 +104,8 @@ def test_editreward_is_two_passes_through_two_heads(tmp_path, monkeypatch):
     reward = tiny.load()
     alone = torch.cat([reward(given.take([i])) for i in range(3)])
     torch.testing.assert_close(reward(given), alone, rtol=0, atol=1e-5, equal_nan=True)
+    tiny.write(old_names)
+    torch.testing.assert_close(tiny.load()(given), alone, rtol=0, atol=1e-5, equal_nan=True)
     with pytest.raises(ValueError, match="row 3 of the prompts has no column 'source'"):
         reward.check_prompts(prompts, meta)
 

@@ -165,8 +165,11 @@ def test_the_score_is_its_second_computation(tiny, threshold):
     assert threshold < 0.9 or min(count for _, count in found) < LIMIT, "the mask hides no word"
     own = {"checkpoint": str(file), "clip": str(folder), "threshold": threshold, **CPU}
     with pytest.warns(UserWarning, match=f"more than {LIMIT} tokens are cut"):
-        score = load("mps", **own)(samples(media, PROMPTS))
+        reward = load("mps", **own)
+        score = reward(samples(media, PROMPTS))
+        alone = [reward(samples(media[i : i + 1], [p])) for i, p in enumerate(PROMPTS)]
     torch.testing.assert_close(score, wanted, **CLOSE)
+    torch.testing.assert_close(torch.cat(alone), score, rtol=0, atol=1e-5)
     assert not mark.exists(), "the file's program ran"
 
 

@@ -338,3 +338,31 @@ def test_five_words_are_weighed_by_their_softmax(kind, low, high):
     assert content(body) == ["How would you rate the quality of this image?\n", "data:image/jpeg"]
     assert body["messages"][1]["content"] == "The quality of the image is"
     assert body["continue_final_message"] is True and body["add_generation_prompt"] is False
+
+
+ONE_BY_ONE = {  # an answer that depends on what is shown
+    "vqascore": lambda text, shown: listed(Yes=0.1 + level(shown[-1]) / 2, No=0.3),
+    "soft_tifa": lambda text, shown: listed(Yes=0.1 + level(shown[-1]) / 2, No=0.3),
+    "editscore": lambda text, shown: json.dumps({"score": [round(9 * level(shown[-1]), 1)] * 2}),
+    "unified_reward": lambda text, shown: f"Final Score: {1 + 3 * level(shown[-1]):.3f}",
+    "deqa": lambda text, shown: listed(good=0.1 + level(shown[-1]) / 3, bad=0.5),
+}
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_samples_score_alone_as_in_a_batch(name, words, questions, tmp_path):
+    to_pil(torch.full((3, 4, 4), 0.2)).save(tmp_path / "source.png")
+    given = images(0.2, 0.5, 0.9, prompts=["a", "b", "c"])
+    row = {"source": str(tmp_path / "source.png"), "vqa_list": [["Is it?", "Yes"]]}
+    given = Samples(given.media, given.prompts, given.group, [row] * 3)
+    (tmp_path / "question.txt").write_text(QUESTION)
+    own = {
+        "soft_tifa": {"tokenizer": str(words)},
+        "editscore": {"following": str(questions), "quality": str(questions)},
+        "unified_reward": {"question": str(tmp_path / "question.txt")},
+    }.get(name, {})
+    with ChatServer(ONE_BY_ONE[name]) as server:
+        reward = load(name, url=server.url, **own, **SERVER)
+        together = reward(given)
+        alone = torch.cat([reward(given.take([i])) for i in range(3)])
+    assert together.tolist() == alone.tolist() and len(together.unique()) == 3

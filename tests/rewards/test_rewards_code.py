@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,7 +154,8 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_programs_pass(name):
     code, test = HONEST[name]
-    assert passed(code, [test, test.replace("assert ", "assert not ")])[0]
+    limits = replace(SMALL, seconds=20.0)  # on a busy machine numpy's import alone takes seconds
+    assert run.run_tests(code, [test, test.replace("assert ", "assert not ")], limits)[0][0]
 
 
 def test_it_keeps_the_contract_and_passes_its_self_test():
