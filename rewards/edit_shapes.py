@@ -53,7 +53,7 @@ _REMOVE = re.compile(rf"remove the {_THING}")
 
 
 @dataclass(frozen=True)
-class Edit:
+class ShapeEdit:
     """One change. `to` is the colour of a recolouring or the direction of a move."""
 
     kind: EditKind
@@ -62,7 +62,7 @@ class Edit:
     to: str | None = None
 
 
-def parse_edit(instruction: str) -> Edit | None:
+def parse_edit(instruction: str) -> ShapeEdit | None:
     """Read an instruction; None for any other text, and for a colour that would stay.
 
     Capitals, spaces and a full stop at the end do not matter.
@@ -71,13 +71,13 @@ def parse_edit(instruction: str) -> Edit | None:
     patterns = zip(get_args(EditKind), (_RECOLOUR, _MOVE, _ADD, _REMOVE), strict=True)
     for kind, pattern in patterns:
         if match := pattern.fullmatch(text):
-            edit = Edit(kind, *match.groups())
+            edit = ShapeEdit(kind, *match.groups())
             return None if edit.colour == edit.to else edit
     return None
 
 
 def grade_edit(
-    source: Sequence[DetectedShape], result: Sequence[DetectedShape], edit: Edit
+    source: Sequence[DetectedShape], result: Sequence[DetectedShape], edit: ShapeEdit
 ) -> float | None:
     """Partial credit in 0..1; exactly 1 if the edit was made and nothing else changed.
 
@@ -103,7 +103,7 @@ def _kept(thing: DetectedShape, left: list[DetectedShape]) -> float:
     return _likeness(thing, found, _distance(thing, found) <= SAME_PLACE)
 
 
-def _changed(edit: Edit, subject: DetectedShape, left: list[DetectedShape]) -> float:
+def _changed(edit: ShapeEdit, subject: DetectedShape, left: list[DetectedShape]) -> float:
     """Credit of the named change of an object; its match is taken from those left."""
     if edit.kind == "remove":
         return float(_take(subject, left, subject.colour) is None)
@@ -122,7 +122,7 @@ def _changed(edit: Edit, subject: DetectedShape, left: list[DetectedShape]) -> f
     return moved * _likeness(subject, found, aside <= MOST_ASIDE)
 
 
-def _added(edit: Edit, left: list[DetectedShape]) -> float:
+def _added(edit: ShapeEdit, left: list[DetectedShape]) -> float:
     """Credit of an object that was asked for; its match is taken from those left."""
     own = [thing for thing in left if thing.colour == edit.colour]
     found = max(own, key=lambda thing: (thing.shape == edit.shape, thing.area), default=None)

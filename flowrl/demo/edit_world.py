@@ -1,7 +1,7 @@
 """The editing demo's world: scenes of coloured shapes, instructions and the edited scenes.
 
 It uses the scenes and splits of `flowrl.demo.world`. `rewards.edit_shapes`, which checks edits,
-also reads an instruction into an `Edit`. Objects of a scene have different colours, so an
+also reads an instruction into an `ShapeEdit`. Objects of a scene have different colours, so an
 instruction names one of them.
 """
 
@@ -14,14 +14,14 @@ from typing import get_args
 
 from flowrl.demo.given_shapes import write_lines, write_sheet
 from flowrl.demo.world import GAP, MARGIN, SIZE, PlacedObject, Split, render, split
-from rewards.edit_shapes import DIRECTIONS, Edit, EditKind, parse_edit
+from rewards.edit_shapes import DIRECTIONS, EditKind, ShapeEdit, parse_edit
 from rewards.shapes import COLOURS, SHAPES
 
 SOURCES = {"train": 4, "held_out": 8, "test": 8}  # source images of each instruction
 EDIT_SHARES: dict[EditKind, float] = {"recolour": 0.35, "move": 0.35, "add": 0.15, "remove": 0.15}
 RADII = (4.4, 5.8)
-TRAVEL = (6.5, 11.0)  # pixels of a move; the reward asks for less
-TRIES = 40  # arrangements of one set of objects, before others are drawn
+MOVED_PIXELS = (6.5, 11.0)  # pixels of a move; the reward asks for less
+ARRANGEMENT_TRIES = 40  # arrangements of one set of objects, before others are drawn
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def instructions_of(name: Split) -> list[str]:
     return [text for text in all_instructions() if split(text) == name]
 
 
-def wanted_edit(instruction: str) -> Edit:
+def wanted_edit(instruction: str) -> ShapeEdit:
     edit = parse_edit(instruction)
     if edit is None:
         raise ValueError(f"{instruction!r} is not an instruction of this world")
@@ -79,8 +79,10 @@ def draw_pair(instruction: str, rng: random.Random) -> EditPair:
         free = [colour for colour in COLOURS if colour not in used]
         count = rng.choice((1, 2)) if edit.kind in ("add", "remove") else 1
         others = [(colour, rng.choice(SHAPES)) for colour in rng.sample(free, count)]
-        for _ in range(TRIES):
-            subject, *rest = (_placed(*thing, rng) for thing in ((edit.colour, edit.shape), *others))
+        for _ in range(ARRANGEMENT_TRIES):
+            subject, *rest = (
+                _placed(*thing, rng) for thing in ((edit.colour, edit.shape), *others)
+            )
             after = edited(subject, edit, rng)
             source = tuple(rest) if edit.kind == "add" else (subject, *rest)
             target = tuple(rest) if after is None else (*rest, after)
@@ -95,7 +97,7 @@ def _placed(colour: str, shape: str, rng: random.Random) -> PlacedObject:
     return PlacedObject(colour, shape, x, y, radius)
 
 
-def edited(subject: PlacedObject, edit: Edit, rng: random.Random) -> PlacedObject | None:
+def edited(subject: PlacedObject, edit: ShapeEdit, rng: random.Random) -> PlacedObject | None:
     """The named object after the edit; None once it is removed."""
     match edit.kind:
         case "remove":
@@ -105,14 +107,16 @@ def edited(subject: PlacedObject, edit: Edit, rng: random.Random) -> PlacedObjec
         case "recolour":
             return replace(subject, colour=str(edit.to))
         case "move":
-            (dx, dy), far = DIRECTIONS[str(edit.to)], rng.uniform(*TRAVEL)
+            (dx, dy), far = DIRECTIONS[str(edit.to)], rng.uniform(*MOVED_PIXELS)
             return replace(subject, x=subject.x + far * dx, y=subject.y + far * dy)
 
 
 def stands(scene: Sequence[PlacedObject]) -> bool:
     """Whether no objects overlap or leave the image."""
     inside = all(
-        t.radius + MARGIN <= place <= SIZE - t.radius - MARGIN for t in scene for place in (t.x, t.y)
+        t.radius + MARGIN <= place <= SIZE - t.radius - MARGIN
+        for t in scene
+        for place in (t.x, t.y)
     )
     return inside and all(
         max(abs(a.x - b.x), abs(a.y - b.y)) > a.radius + b.radius + GAP

@@ -166,15 +166,15 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     return sum(right) / len(right)
 
 
-def sheet(
-    sources: Tensor, results: Tensor, right: Sequence[bool], columns: int = 5
-) -> Image.Image:
+def sheet(sources: Tensor, results: Tensor, right: Sequence[bool], columns: int = 5) -> Image.Image:
     """Each source beside its edit, in a green frame if right, otherwise in a red one."""
     tiles = []
     for source, result, good in zip(sources, results, right[: len(sources)], strict=True):
         both = to_image(torch.cat([source, result], -1))
         both = both.resize((3 * both.width, 3 * both.height), Image.Resampling.NEAREST)
-        frame = Image.new("RGB", (both.width + 6, both.height + 6), (0, 170, 0) if good else (220, 0, 0))
+        frame = Image.new(
+            "RGB", (both.width + 6, both.height + 6), (0, 170, 0) if good else (220, 0, 0)
+        )
         frame.paste(both, (3, 3))
         tiles.append(frame)
     width, height = tiles[0].size
