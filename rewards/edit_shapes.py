@@ -27,8 +27,8 @@ from torch import Tensor
 from rewards.perception.media import each_size, expect
 from rewards.perception.references import check_image_column, column_images
 from rewards.settings import Share
-from rewards.shapes import COLOURS, EXTRA, SHAPES, DetectedShape, ShapesKind, detect
-from rewards.types import Reward, Samples
+from rewards.shapes import BACKGROUND, COLOURS, EXTRA, SHAPES, DetectedShape, ShapesKind, detect
+from rewards.types import Reward, Samples, cell
 
 EditKind = Literal["recolour", "move", "add", "remove"]
 DIRECTIONS = {  # x runs to the right, y down
@@ -150,11 +150,17 @@ def _likeness(thing: DetectedShape, found: DetectedShape, placed: bool) -> float
     if all(facts):
         return 1.0
     shares = (SHAPE_SHARE, PLACE_SHARE, SIZE_SHARE)
-    return sum(share for share, fact in zip(shares, facts, strict=True) if fact)
+    return sum((share for share, fact in zip(shares, facts, strict=True) if fact), 0.0)
 
 
 def _distance(a: DetectedShape, b: DetectedShape) -> float:
     return ((a.x - b.x) ** 2 + (a.y - b.y) ** 2) ** 0.5
+
+
+def _square(colour: tuple[int, int, int]) -> Float[Tensor, "3 32 32"]:
+    image = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(1, 32, 32)
+    image[:, 9:23, 9:23] = (torch.tensor(colour) / 255).view(3, 1, 1)
+    return image
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,7 @@ class EditShapesReward:
         return each_size(samples, self._score)
 
     def _score(self, samples: Samples) -> Float[Tensor, " n"]:
-        sources = column_images("edit_shapes", samples, self.column)
+        sources = self._sources(samples)
         results = detect(samples.media, self.iou, self.aspect)
         known: dict[int, list[DetectedShape]] = {}  # samples of a prompt share their source
         scores: list[float] = []
@@ -185,6 +191,20 @@ class EditShapesReward:
             score = grade_edit(known[id(source)], result, edit)
             scores.append(float("nan") if score is None else self._number(score))
         return torch.tensor(scores)
+
+    def _sources(self, samples: Samples) -> list[Tensor | None]:
+        """The source image [3 h w] of each sample: from its file, or a tensor as it is."""
+        found = [cell(row, self.column) for row in samples.meta]
+        if found and all(isinstance(source, Tensor) for source in found):
+            return found
+        return column_images("edit_shapes", samples, self.column)
+
+    def examples(self) -> Samples:
+        """A red square that became blue, and one that did not."""
+        source, edited = (_square(COLOURS[colour]) for colour in ("red", "blue"))
+        meta = [{self.column: source}] * 2
+        prompts = ["make the red square blue"] * 2
+        return Samples(torch.stack([edited, source]), prompts, torch.zeros(2).long(), meta)
 
     def _number(self, score: float) -> float:
         return score if self.kind == "graded" else float(score == 1)

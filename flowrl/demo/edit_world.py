@@ -14,8 +14,8 @@ from typing import get_args
 
 from flowrl.demo.given_shapes import write_lines, write_sheet
 from flowrl.demo.world import GAP, MARGIN, SIZE, PlacedObject, Split, render, split
-from rewards.edit_shapes import DIRECTIONS, EditKind, ShapeEdit, parse_edit
-from rewards.shapes import COLOURS, SHAPES
+from rewards.edit_shapes import DIRECTIONS, EditKind, ShapeEdit, grade_edit, parse_edit
+from rewards.shapes import COLOURS, SHAPES, detect
 
 SOURCES = {"train": 4, "held_out": 8, "test": 8}  # source images of each instruction
 EDIT_SHARES: dict[EditKind, float] = {"recolour": 0.35, "move": 0.35, "add": 0.15, "remove": 0.15}
@@ -161,9 +161,19 @@ def write_edits(folder: Path, seed: int = 0) -> None:
 
 
 def _split_pairs(name: Split, rng: random.Random) -> list[EditPair]:
-    pairs = [draw_pair(t, rng) for t in instructions_of(name) for _ in range(SOURCES[name])]
+    texts = [text for text in instructions_of(name) for _ in range(SOURCES[name])]
+    pairs = [draw_pair(text, rng) for text in texts]
+    while unclear := [i for i, pair in enumerate(pairs) if not clear(pair)]:
+        for i in unclear:
+            pairs[i] = draw_pair(texts[i], rng)
     rng.shuffle(pairs)
     return pairs
+
+
+def clear(pair: EditPair) -> bool:
+    """Whether the reward's detector sees the drawn edit as right."""
+    source, target = detect(render([pair.source, pair.target]))
+    return grade_edit(source, target, wanted_edit(pair.instruction)) == 1
 
 
 if __name__ == "__main__":  # python -m flowrl.demo.edit_world
