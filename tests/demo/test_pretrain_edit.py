@@ -1,4 +1,4 @@
-"""The script that makes the editing pipeline: what it trains is what the pipeline's call computes."""
+"""The script that makes the editing pipeline trains what the pipeline's own call computes."""
 
 import importlib
 import random
@@ -49,7 +49,7 @@ def test_tokens_of_training_are_those_of_the_pipelines_own_call(script):
     for name in ("txt_ids", "encoder_hidden_states", "pooled_projections"):
         torch.testing.assert_close(own[name], ours[name])
     assert own["timestep"].item() == 1 and 0 < ours["timestep"].item() < 1
-    ids = pipe.tokenizer_2([t for t in edit_world.all_instructions()]).input_ids
+    ids = pipe.tokenizer_2(edit_world.all_instructions()).input_ids
     assert all(2 not in each and len(each) <= script.WORDS for each in ids)  # 2: unknown
 
 
