@@ -84,7 +84,9 @@ def test_images_of_one_size_share_a_call(name, tmp_path):
     assert (velocity(x, sigma, at.roll(1)) - together).flatten(1).abs().amax(1).min() > 1e-4
 
 
-@FAMILIES
+@pytest.mark.parametrize(
+    "name", ["FLUX.1-Kontext", pytest.param("Qwen-Image-Edit", marks=pytest.mark.slow)]
+)
 def test_decoded_rows_share_a_call_too(name, tmp_path):
     family = NAMED[name]
     made = PipelinePolicy(family.build(), call=family.call)
