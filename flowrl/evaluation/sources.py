@@ -4,7 +4,6 @@ A piece of an image is written as a media fragment of the W3C: `sheet.png#xywh=6
 """
 
 import io
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,15 +15,13 @@ from PIL import Image, ImageSequence
 from torch import Tensor
 
 from flowrl.errors import UserError
-from rewards.perception.files import Read
+from rewards.perception.files import PIECE, Read
 from rewards.perception.media import to_tensor
 
 IMAGE_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"))
 MOVING = frozenset((".gif",))
 VIDEOS = frozenset((".mp4", ".webm", ".mov", ".mkv", ".avi"))
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | MOVING | VIDEOS
-
-_PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class Source:
             raise UserError(
                 f"{place}: {str(cell)[:60]!r} is neither a path nor the bytes of a file"
             )
-        if match := _PIECE.fullmatch(cell):
+        if match := PIECE.fullmatch(cell):
             x, y, width, height = map(int, match.groups()[1:])
             return cls(cell, folder / match[1], box=(x, y, width, height))
         return cls(cell, folder / cell)

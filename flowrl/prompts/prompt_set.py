@@ -17,6 +17,7 @@ from flowrl.paths import find
 from flowrl.prompts.chat import read_chat
 from flowrl.prompts.files import read_rows
 from flowrl.prompts.source import DataSource, check_column
+from rewards.perception.files import PIECE
 from rewards.types import cell
 from samplers.noise import generator
 
@@ -214,7 +215,8 @@ def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
     if isinstance(value, list | tuple) and levels:
         return [_whole(one, folder, levels - 1) for one in value]
-    if isinstance(value, str) and value and _is_file(folder / value):
+    piece = PIECE.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, str) and value and _is_file(folder / (piece[1] if piece else value)):
         return str(folder / value)
     return value
 

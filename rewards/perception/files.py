@@ -1,7 +1,12 @@
-"""Images from files. Unreadable files are reported; the others are read."""
+"""Images from files. Unreadable files are reported; the others are read.
 
+A piece of an image is written as a media fragment of the W3C: `sheet.png#xywh=64,0,32,32`.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from struct import error as StructError
 
@@ -10,6 +15,8 @@ from torch import Tensor
 
 from rewards.perception.media import to_tensor
 
+PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
+OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
 MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
 _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
@@ -43,8 +50,12 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
     """The decoded, upright image of a PNG, JPEG or WebP file, with at most `most_pixels`.
 
     ValueError, one sentence with the path, if the file is missing, empty, too large, damaged or of
-    another format. Sizes are compared before any pixel is decoded.
+    another format, and for a piece outside of its image. Sizes are compared before any pixel is
+    decoded.
     """
+    if match := PIECE.fullmatch(str(path)):
+        x, y, width, height = map(int, match.groups()[1:])
+        return _piece(str(path), match[1], (x, y, x + width, y + height), most_pixels)
     try:
         with open(path, "rb") as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > most_pixels:
@@ -69,6 +80,28 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
         raise _unreadable(path, error) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _unreadable(path, error) from error
+
+
+def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: int) -> Image.Image:
+    try:
+        found = Path(path).stat()
+        stamp = found.st_mtime_ns, found.st_size
+    except (OSError, ValueError):  # reading it raises the sentence
+        stamp = None
+    sheet = _sheet(path, most_pixels, stamp)
+    left, top, right, bottom = box
+    if not (left < right <= sheet.width and top < bottom <= sheet.height):
+        raise ValueError(
+            f"{name}: the piece lies outside of the image of {sheet.width} x {sheet.height} pixels"
+        )
+    return sheet.crop(box)
+
+
+@lru_cache(OPEN_SHEETS)
+def _sheet(path: str, most_pixels: int, stamp: tuple[int, int] | None) -> Image.Image:
+    """A decoded sheet; `stamp` is the file's time and size, so that a changed one is read again."""
+    del stamp
+    return open_image_file(path, most_pixels)
 
 
 def _unreadable(path: str | Path, error: BaseException) -> ValueError:

@@ -1,7 +1,9 @@
 """The parts of the demo's StableDiffusion3Pipeline with random weights, and how it is saved."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from diffusers import (
@@ -14,6 +16,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import nn
 from transformers import (
     CLIPTextConfig,
+    CLIPTextModel,
     CLIPTextModelWithProjection,
     PreTrainedTokenizerFast,
     T5Config,
@@ -22,14 +25,16 @@ from transformers import (
 
 from flowrl.demo import world
 
+TextModel = TypeVar("TextModel", CLIPTextModel, CLIPTextModelWithProjection)
+
 WORDS = 10  # tokens per prompt: the longest has eight words, and a start and an end
 TEXT_WIDTH = 64  # of each of the two text encoders
 HEADS, HEAD_WIDTH, LAYERS = 3, 32, 4
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(prompts: Sequence[str]) -> PreTrainedTokenizerFast:
     """A tokenizer of words, with start and end around a prompt; the end also pads, as in CLIP."""
-    words = sorted({word for prompt in world.all_prompts() for word in prompt.split()})
+    words = sorted({word for prompt in prompts for word in prompt.split()})
     vocabulary = {word: i for i, word in enumerate(["<unk>", "<start>", *words, "<end>"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -47,8 +52,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(
+def make_text_encoder(
+    tokenizer: PreTrainedTokenizerFast, kind: type[TextModel] = CLIPTextModelWithProjection
+) -> TextModel:
+    return kind(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
             hidden_size=TEXT_WIDTH,
@@ -118,7 +125,7 @@ def make_transformer() -> SD3Transformer2DModel:
 
 def make_pipeline() -> StableDiffusion3Pipeline:
     """The whole pipeline with random weights. AutoencoderTiny makes 8 x 8 x 4 latents."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(world.all_prompts())
     pipe = StableDiffusion3Pipeline(
         transformer=make_transformer(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
@@ -142,6 +149,11 @@ def make_pipeline() -> StableDiffusion3Pipeline:
 def save(pipe: StableDiffusion3Pipeline, out: Path) -> None:
     """Save diffusers' folder with weights in float16; they load as float32 by default."""
     silence(pipe)
+    save_halved(pipe, out)
+
+
+def save_halved(pipe: Any, out: Path) -> None:
+    """Save a pipeline with AutoencoderTiny in float16, in settings that all versions read."""
     pipe.to(torch.float16)
     pipe.save_pretrained(out)
     for file in out.rglob("*.json"):

@@ -26,9 +26,8 @@ CHANNELS = 8  # of a latent; 3 x 4 x 4 of them make a video
 JITTER = 0.1  # noise of the latents that the decoder is trained on, and the posterior's std
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of words, with an end after a prompt, as T5 has it."""
-    prompts = moving_world.all_moving_prompts()
+def make_tokenizer(prompts: Sequence[str], most: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of words, with an end after a prompt, as T5 has it; at most `most` tokens."""
     words = sorted({word for prompt in prompts for word in prompt.split()})
     vocabulary = {word: i for i, word in enumerate(["<pad>", "</s>", "<unk>", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -41,7 +40,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         eos_token="</s>",
         pad_token="<pad>",
-        model_max_length=WORDS,
+        model_max_length=most,
     )
 
 
@@ -113,7 +112,7 @@ def make_autoencoder() -> AutoencoderKLWan:
 
 def make_pipeline() -> WanPipeline:
     """The whole pipeline with random weights."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(moving_world.all_moving_prompts(), WORDS)
     pipe = WanPipeline(
         tokenizer=tokenizer,
         text_encoder=make_text_encoder(tokenizer),

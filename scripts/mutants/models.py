@@ -17,6 +17,7 @@ HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
 FORMATS = "models/test_lora_formats.py"
 
 ENCODED = "models/test_media_encoder.py"
+TOGETHER = "models/test_images_together.py"
 
 # fmt: off
 ROWS = (
@@ -118,6 +119,17 @@ ROWS = (
      "return self._own(sigma.to(torch.float32))", "models/test_pipeline.py models/test_families.py"),
     ("schedule-scaled", "flowrl/models/diffusers/schedule.py", "found = found / (1 + found)",
      "found = found / (2 + found)", EPSILON),
+    ("together-images", "flowrl/models/diffusers/columns.py",
+     "not each else [extra[name] for extra in extras]", "not each else [value] * len(extras)", TOGETHER),
+    ("together-sizes", "flowrl/models/diffusers/columns.py", "return (value.size, value.mode) if",
+     "return value.mode if", f"{TOGETHER}::test_groups_of_images"),
+    ("together-proof", "flowrl/models/diffusers/proof_images.py", "return names if same and matters else ()",
+     "return names if matters else ()", f"{TOGETHER}::test_a_pipeline_that_mixes_images_keeps_a_call_for_each"),
+    ("together-matters", "flowrl/models/diffusers/proof_images.py", "same and matters else",
+     "same else", f"{TOGETHER}::test_a_loop_that_only_begins_at_its_image_shows_nothing"),
+    ("together-decoded", "flowrl/models/diffusers/policy.py",
+     "zero, conditioning.extras, mixed=True, size=size, together=way.together",
+     "zero, conditioning.extras, mixed=True, size=size", f"{TOGETHER}::test_decoded_rows_share_a_call_too"),
     ("entry-numbers", "flowrl/models/diffusers/latents.py", "torch.Generator().manual_seed(1)) + 0.5",
      "torch.Generator().manual_seed(0))", DRIVEN),
 )

@@ -12,6 +12,8 @@ MPS = "rewards/test_mps.py"
 FLANT5 = "rewards/test_clip_flant5.py"
 EDITS = "evaluation/test_edit_preferences.py"
 
+SHAPE_EDITS = "demo/test_edit_world.py"
+
 # fmt: off
 ROWS = (
     ("qwen-positions", "rewards/perception/qwen.py", "position_ids=steps,", "position_ids=steps // 2,",
@@ -64,6 +66,18 @@ ROWS = (
      f"{FLANT5}::test_the_score_is_the_geometric_mean_of_yes_and_the_end"),
     ("clip-flant5-mean", "rewards/clip_flant5.py", "chances.mean(1).exp()", "chances.sum(1).exp()",
      f"{FLANT5}::test_the_score_is_the_geometric_mean_of_yes_and_the_end"),
+    ("edit-rest", "rewards/edit_shapes.py", "return change * score * EXTRA ** len(left)",
+     "return change * EXTRA ** len(left)",
+     f"{SHAPE_EDITS}::test_a_right_edit_that_changes_another_object_is_wrong"),
+    ("edit-extra", "rewards/edit_shapes.py", "score * EXTRA ** len(left)", "score",
+     f"{SHAPE_EDITS}::test_grades_by_hand"),
+    ("edit-direction", "rewards/edit_shapes.py", "(dx * towards[1] + dy * towards[0])",
+     "(dx * towards[0] + dy * towards[1])", f"{SHAPE_EDITS}::test_grades_by_hand"),
+    ("edit-place", "rewards/edit_shapes.py", "_likeness(thing, found, _distance(thing, found) <= SAME_PLACE)",
+     "_likeness(thing, found, True)", f"{SHAPE_EDITS}::test_a_right_edit_that_changes_another_object_is_wrong"),
+    ("piece-corner", "rewards/perception/files.py", "(x, y, x + width, y + height), most_pixels",
+     "(y, x, y + width, x + height), most_pixels",
+     "rewards/test_image_files.py::test_a_piece_of_a_sheet_is_read"),
     ("edit-ranks", "flowrl/evaluation/edit_preferences.py", "float(first < second)", "float(first > second)",
      f"{EDITS}::test_editreward_bench_of_the_hub_and_of_its_files"),
 )

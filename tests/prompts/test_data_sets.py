@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts import Chat, PromptSet, on_hub
@@ -287,3 +288,13 @@ def test_a_chat_is_refused_for_a_pipeline(tmp_path):
         UserError, match=r"line 1: the prompt is a list of chat messages, but model"
     ):
         check_texts(prompts, ModelSettings(pipeline="x"))
+
+
+def test_a_piece_of_an_image_is_relative_to_the_file(tmp_path):
+    Image.new("RGB", (8, 4)).save(tmp_path / "sheet.png")
+    piece, missing = "sheet.png#xywh=4,0,4,4", "none.png#xywh=4,0,4,4"
+    rows = [{"prompt": "a", "image": image} for image in (piece, missing, ["sheet.png", piece])]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    read = PromptSet.read(str(tmp_path / "rows.jsonl"), "prompt", "train.prompts")
+    sheet, whole = (str(tmp_path / name) for name in ("sheet.png", piece))
+    assert [row["image"] for row in read.meta] == [whole, missing, [sheet, whole]]

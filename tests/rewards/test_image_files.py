@@ -86,6 +86,24 @@ def test_missing_empty_and_folders_are_named(tmp_path):
         open_image_file("a\0b.png")
 
 
+def test_a_piece_of_a_sheet_is_read(tmp_path):
+    """The pixels of that place; a changed sheet is read again; a piece outside is one sentence."""
+    path = tmp_path / "sheet.png"
+    for seed in (1, 2):
+        sheet = Image.effect_noise((24, 16 + seed), 80).convert("RGB")
+        sheet.save(path)
+        piece = open_image_file(f"{path}#xywh=8,2,6,4")
+        assert piece.size == (6, 4) and piece.tobytes() == sheet.crop((8, 2, 14, 6)).tobytes()
+    (whole,) = read_images([f"{path}#xywh=pixel:0,0,24,18"]).media
+    assert whole.shape == (3, 18, 24)
+    names = [f"{path}#xywh={box}" for box in ("20,0,5,5", "0,0,0,5", "0,15,4,4")]
+    names.append(f"{tmp_path}/none.png#xywh=0,0,4,4")
+    broken = read_images(names).broken
+    assert list(broken) == names and broken[names[3]].endswith("none.png: no such file")
+    for name in names[:3]:
+        assert broken[name] == f"{name}: the piece lies outside of the image of 24 x 18 pixels"
+
+
 def test_text_bombs_inside_a_png_are_refused(tmp_path):
     path = tmp_path / "text.png"
     text = b"Comment\0\0" + zlib.compress(b"a" * 2**27)

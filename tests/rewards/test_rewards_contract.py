@@ -53,7 +53,7 @@ ELSEWHERE = {  # what needs weights, an engine, a server or prompts of its own
     *("clip_flant5", "compbench", "dpg_bench", "mps", "unigenbench"),
     *("code_tests", "math_answer", "sequence_classifier"),
     "by_row",  # which needs columns: tests/rewards/test_by_row.py
-    "moving_shapes",  # which scores its own world's prompts alone
+    *("edit_shapes", "moving_shapes"),  # which score their own worlds' prompts alone
 }
 CASES = [(name, factory) for name, (_, kinds) in WITHOUT_WEIGHTS.items() for factory in kinds]
 

@@ -120,7 +120,7 @@ class Painting:
     def _parts(
         self, plans: Sequence[Plan], draws: Sequence[int], sampling: Sampling[Rollout]
     ) -> list[DrawsPart]:
-        """The parts of a single plan's draws. Rows with images are in calls by their images."""
+        """The parts of a single plan's draws. Rows with images are in calls by them."""
         rows, alone = self.owner.sizes.sampling, len(plans) == 1 and not self.conditioning.extras
         if sampling.on_part is None or rows is None or not alone:
             return [DrawsPart(0, tuple(draws))]

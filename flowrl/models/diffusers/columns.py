@@ -79,20 +79,38 @@ def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
     return [open_image(path) for path in paths]
 
 
-def by_image(extras: Sequence[Extra]) -> list[list[int]]:
-    """Group rows that have the same images, in order of their first."""
-    groups: dict[tuple[int, ...], list[int]] = {}
+def by_image(extras: Sequence[Extra], together: Sequence[str] = ()) -> list[list[int]]:
+    """Group rows that have the same images, in order of their first; of the columns `together`,
+    rows whose images have the same form."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for i, extra in enumerate(extras):
-        key = tuple(id(value) for name, value in extra.items() if not TEXT_COLUMNS.fullmatch(name))
+        names = [name for name in extra if not TEXT_COLUMNS.fullmatch(name)]
+        shared = tuple(names) == tuple(together)
+        key = tuple(image_form(extra[name]) if shared else id(extra[name]) for name in names)
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
+def image_form(value: Any) -> Any:
+    """Size and mode of an image, or of each of several; any other value is a form of its own."""
+    if isinstance(value, list):
+        return tuple(image_form(each) for each in value)
+    return (value.size, value.mode) if isinstance(value, Image.Image) else id(value)
+
+
 def rows_by_call(
-    sigma: torch.Tensor, extras: Sequence[Extra], *, mixed: bool, size: int
+    sigma: torch.Tensor,
+    extras: Sequence[Extra],
+    *,
+    mixed: bool,
+    size: int,
+    together: Sequence[str] = (),
 ) -> list[torch.Tensor]:
-    """Group rows by call: rows of the same images, of one sigma unless `mixed`, at most `size`."""
-    alike = by_image(extras) if extras else [list(range(len(sigma)))]
+    """Group rows by call: rows of the same images, of one sigma unless `mixed`, at most `size`.
+
+    Of the columns `together`, rows with images of the same form share a call.
+    """
+    alike = by_image(extras, together) if extras else [list(range(len(sigma)))]
     groups = [torch.tensor(rows, dtype=torch.long) for rows in alike]
     if not mixed and len(sigma):
         found, place = torch.unique(sigma.detach().cpu(), return_inverse=True)
@@ -102,7 +120,8 @@ def rows_by_call(
 
 
 def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
-    """Return the arguments of one call: texts as a list, the shared images once or once per row."""
+    """Return the arguments of one call: texts as a list, images that all rows share once or once
+    per row, other images once per row."""
     if not extras:
         return {}
     given: dict[str, Any] = {}
@@ -110,8 +129,20 @@ def merged_call(extras: Sequence[Extra], *, each: bool) -> dict[str, Any]:
         if TEXT_COLUMNS.fullmatch(name):
             given[name] = [extra[name] for extra in extras]
         else:
-            given[name] = [value] * len(extras) if each else value
+            shared = all(extra[name] is value for extra in extras)
+            given[name] = value if shared and not each else [extra[name] for extra in extras]
     return given
+
+
+def another_image(value: Any) -> Any:
+    """Return noise in the form of an image, or of each of several; other values as they are."""
+    if isinstance(value, list):
+        return [another_image(each) for each in value]
+    if not isinstance(value, Image.Image):
+        return value
+    draws = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (value.height, value.width, 3), generator=draws)
+    return Image.fromarray(pixels.byte().numpy()).convert(value.mode)
 
 
 def reshaped(value: Any, ratio: Fraction) -> Any:

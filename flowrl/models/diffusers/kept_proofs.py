@@ -99,7 +99,7 @@ def read(digest: str) -> KeptProof | None:
         return KeptProof(
             made["made"],
             tuple(made["sentences"]),
-            tuple(Replay(**values) for values in made["replays"]),
+            tuple(_replay(values) for values in made["replays"]),
             made["traits"],
             tuple(_whole(values) for values in made["whole"]),
         )
@@ -150,6 +150,10 @@ def digest(
 
 def _file(digest: str) -> Path:
     return folder() / f"{digest}.json"
+
+
+def _replay(values: Mapping[str, Any]) -> Replay:
+    return Replay(**{**values, "together": tuple(values["together"])})  # a list in JSON
 
 
 def _whole(values: Mapping[str, Any]) -> WholeProof:

@@ -205,7 +205,9 @@ class PipelinePolicy:
             prompt = prompt.cpu()  # encodings are selected by numbers on the CPU
             chosen = [own[i] for i in prompt.tolist()] if own else []
             size = self.sizes.most(kind, len(sigma))
-            groups = columns.rows_by_call(sigma, chosen, mixed=way.mixed, size=size)
+            groups = columns.rows_by_call(
+                sigma, chosen, mixed=way.mixed, size=size, together=way.together
+            )
             parts = [self.loop.velocity(x[r], sigma[r], take(prompt[r]), way) for r in groups]
             order = torch.argsort(torch.cat(groups)).to(x.device)
             return torch.cat([v.to(x.device, self.arithmetic) for v in parts])[order]
@@ -229,7 +231,9 @@ class PipelinePolicy:
         proof = self.known_proofs.get((steps, guidance))
         way = Way(steps, guidance, forward=False, mixed=False) if proof is None else proof.to_way
         zero, size = torch.zeros(len(x0)), self.sizes.most("decoding", len(x0))
-        groups = columns.rows_by_call(zero, conditioning.extras, mixed=True, size=size)
+        groups = columns.rows_by_call(
+            zero, conditioning.extras, mixed=True, size=size, together=way.together
+        )
         parts = [(x0[rows], conditioning.take(rows)) for rows in groups]
         media = [self.loop.decode(*part, way, graded) for part in parts]
         self.frozen.rest()

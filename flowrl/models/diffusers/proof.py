@@ -23,6 +23,7 @@ from flowrl.models.diffusers.checks import its_own
 from flowrl.models.diffusers.columns import Extra
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.proof_checks import largest_difference, shown
+from flowrl.models.diffusers.proof_images import OtherImages
 from flowrl.models.diffusers.proof_neighbours import Neighbours
 from flowrl.models.diffusers.proof_steps import StepProof
 from flowrl.models.diffusers.replay import Replay
@@ -64,6 +65,7 @@ class Subject:
         if self.complete:
             steps.check_start(self.conditioning, self.steps)
         padding = self._padding(way)
+        together = self._together(replace(way, through=through))
         self._check_guidance(way)
         if self.gradient:
             self._check_gradient(way)
@@ -84,6 +86,7 @@ class Subject:
             padding=padding,
             own_levels=self.loop.levels is not None,
             video=self.recorded[1].ndim == 5,
+            together=together,
         )
 
     @cached_property
@@ -177,6 +180,14 @@ class Subject:
             states.append((torch.cat([x, -x[:1]]), self.schedule.visits[step]))
         with its_own(self.loop.name, self.loop.call):
             return Neighbours(self.loop, self.prompts[0], self.extras, states, way).check()
+
+    def _together(self, way: Way) -> tuple[str, ...]:
+        """The columns of images if rows with other images of their size may share a call."""
+        if not self.extras or self.loop.traits.single:
+            return ()
+        steps = dict.fromkeys((0, len(self.own) // 2))
+        states = [(self.state(step), self.schedule.visits[step]) for step in steps]
+        return OtherImages(self.loop, self.prompts, self.extras, states, way).shared()
 
     def _check_sizes(self) -> None:
         """Images that decide the size of the latents would be of several sizes in a batch.

@@ -35,11 +35,12 @@ class Replay:
     padding: float | None = None  # share of a prediction due to prompts encoded beside its own
     own_levels: bool = False  # the call was made at the levels of model.sigmas
     video: bool = False  # the pipeline makes videos, not images
+    together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
 
     @property
     def to_way(self) -> Way:
         forward = self.way == "forward"
-        return Way(self.steps, self.guidance, forward, self.mixed, self.through)
+        return Way(self.steps, self.guidance, forward, self.mixed, self.through, self.together)
 
     @property
     def own_steps(self) -> bool:
@@ -55,12 +56,13 @@ class Replay:
             f"; a prompt's prediction depends by {self.padding:.1%} on the prompts encoded with it "
             "(the pipeline pads them without a mask)"
         )  # fmt: skip
+        images = "; rows with images of one size share a call" if self.together else ""
         return (
             f"{self.pipeline}, {self.dtype}, {self.steps} steps"
             f"{' at the levels of model.sigmas' if self.own_levels else ''}, "
             f"guidance {self.guidance}: "
             f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
-            f"to rounding; rows of several sigmas {rows}; {self.solver}{padding}"
+            f"to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
         )
 
     @property

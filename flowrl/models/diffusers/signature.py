@@ -227,7 +227,8 @@ class Loop:
         return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
-        """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images."""
+        """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images,
+        or images of one size where the way says so."""
         state, levels = self.state(x, sigma), sigma.detach().cpu()  # one transfer for all looks
         return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 

@@ -1,0 +1,198 @@
+"""Make the editing demo's pipeline from nothing: a tiny FluxKontextPipeline of coloured shapes.
+
+    python scripts/demo_models/pretrain_edit.py --out my-edits-kontext
+
+One stage on pairs of `flowrl.demo.edit_world`, with instructions of its train split only: text
+encoders and flow transformer together, on latents of the image demo's autoencoder. One instruction
+in six is another one for the same source, so that the base makes wrong edits and RL has something
+to learn. The numbers of steps are fixed, so the work does not depend on the machine's speed.
+Weights are saved in half precision in diffusers' folder format. Training is saved regularly: a call
+with the same folder continues it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pretraining import Flow, PretrainArguments, begin, muon_and_adam, report
+
+import torch  # isort: skip
+import tyro
+from demo_pipeline import save_halved
+from diffusers import DiffusionPipeline, FluxKontextPipeline
+from edit_pipeline import WORDS, make_pipeline
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flowrl.demo import edit_world
+from flowrl.demo.edit_world import EditPair
+from flowrl.demo.world import SIZE, render
+from flowrl.media.pictures import to_image
+from flowrl.paths import find
+from rewards.edit_shapes import grade_edit
+from rewards.shapes import detect
+
+CALL = {
+    "height": SIZE,
+    "width": SIZE,
+    "max_area": SIZE * SIZE,
+    "_auto_resize": False,
+    "max_sequence_length": WORDS,
+}
+MISTOLD = 1 / 6
+
+
+@dataclass(frozen=True)
+class Work:
+    """Numbers of steps and samples; the defaults make the shipped weights."""
+
+    pairs: int = 16_000
+    flow_steps: int = 1_300
+    flow_batch: int = 128
+    judged: int = 432  # edits of held-out instructions in the report
+
+    @classmethod
+    def quick(cls) -> "Work":
+        """A smoke test; the images are noise."""
+        return cls(64, 3, 8, 4)
+
+
+class EditData(NamedTuple):
+    """Packed latents [n 16 16] of sources and targets, and what is asked of each source."""
+
+    source: Tensor
+    target: Tensor
+    instructions: list[str]
+    others: list[str]
+
+
+@torch.no_grad()
+def make_data(pipe: FluxKontextPipeline, pairs: Sequence[EditPair]) -> EditData:
+    def latents(scenes: Sequence) -> Tensor:
+        parts = [scenes[i : i + 250] for i in range(0, len(scenes), 250)]
+        encoded = [pipe.vae.encode(render(part).mul(2).sub(1)).latents for part in parts]
+        return torch.cat([pack(pipe, part) for part in encoded])
+
+    return EditData(
+        latents([pair.source for pair in pairs]),
+        latents([pair.target for pair in pairs]),
+        [pair.instruction for pair in pairs],
+        [pair.other for pair in pairs],
+    )
+
+
+def pack(pipe: FluxKontextPipeline, latents: Tensor) -> Tensor:
+    """Latents [n 4 8 8] as tokens [n 16 16] of 2 x 2 places."""
+    return pipe._pack_latents(latents, *latents.shape)
+
+
+def token_ids(pipe: FluxKontextPipeline) -> Tensor:
+    """Places of the tokens of the sample and of its source [32 3], as the pipeline's own."""
+    side = SIZE // pipe.vae_scale_factor // 2
+    own = pipe._prepare_latent_image_ids(1, side, side, "cpu", torch.float32)
+    of_source = own.clone()
+    of_source[..., 0] = 1
+    return torch.cat([own, of_source])
+
+
+def flow_loss(pipe: FluxKontextPipeline, data: EditData, rows: Sequence[int]) -> Tensor:
+    """Flow matching, arXiv:2403.03206, with logit-normal times; a share of MISTOLD of the rows has
+    another instruction for its source: captions are wrong at times, and the demo corrects the
+    result.
+    """
+    told = [(data.others if random.random() < MISTOLD else data.instructions)[row] for row in rows]
+    text, pooled, text_ids = pipe.encode_prompt(told, None, max_sequence_length=WORDS)
+    x0, source = data.target[rows], data.source[rows]
+    sigma = torch.randn(len(x0)).sigmoid()
+    noise = torch.randn_like(x0)
+    x = torch.lerp(x0, noise, sigma[:, None, None])
+    velocity = pipe.transformer(
+        hidden_states=torch.cat([x, source], 1),
+        timestep=sigma,
+        pooled_projections=pooled,
+        encoder_hidden_states=text,
+        txt_ids=text_ids,
+        img_ids=token_ids(pipe),
+        return_dict=False,
+    )[0][:, : x.shape[1]]
+    return functional.mse_loss(velocity.float(), noise - x0)
+
+
+def flow_parts(pipe: FluxKontextPipeline) -> tuple[nn.Module, ...]:
+    return pipe.transformer, pipe.text_encoder, pipe.text_encoder_2
+
+
+def train_flow(pipe: FluxKontextPipeline, data: EditData, work: Work, saved: Path) -> None:
+    """Train transformer and text encoders; the pipeline ends with their averaged weights."""
+    parts, transformer = flow_parts(pipe), pipe.transformer
+    blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
+    named = [named for block in blocks for named in block.named_parameters()]
+    matrices = [p for name, p in named if p.ndim == 2 and not name.startswith("norm")]
+    optimizers = muon_and_adam(matrices, [p for part in parts for p in part.parameters()])
+
+    def loss() -> Tensor:
+        rows = torch.randint(len(data.source), (work.flow_batch,))
+        return flow_loss(pipe, data, rows.tolist())
+
+    Flow(parts, optimizers, work.flow_steps, saved).train(loss)
+
+
+@torch.no_grad()
+def judge(out: Path, picture: Path, work: Work) -> float:
+    """Strict accuracy on held-out instructions, 10 steps; saves a sheet of sources and samples."""
+    pipe = DiffusionPipeline.from_pretrained(out)
+    pipe.set_progress_bar_config(disable=True)
+    rng, held_out = random.Random("judged"), edit_world.instructions_of("held_out")
+    asked = [held_out[i % len(held_out)] for i in range(work.judged)]
+    sources = render([edit_world.draw_pair(text, rng).source for text in asked])
+    parts = [
+        pipe(
+            image=[to_image(image) for image in sources[i : i + 64]],
+            prompt=asked[i : i + 64],
+            num_inference_steps=10,
+            generator=torch.Generator().manual_seed(i),
+            output_type="pt",
+            **CALL,
+        ).images
+        for i in range(0, len(asked), 64)
+    ]
+    results = torch.cat(parts)
+    found = zip(detect(sources), detect(results), asked, strict=True)
+    right = [grade_edit(a, b, edit_world.wanted_edit(text)) == 1 for a, b, text in found]
+    sheet(sources[:40], results[:40], right).save(picture)
+    return sum(right) / len(right)
+
+
+def sheet(sources: Tensor, results: Tensor, right: Sequence[bool], columns: int = 5) -> Image.Image:
+    """Each source beside its edit, in a green frame if right, otherwise in a red one."""
+    tiles = []
+    for source, result, good in zip(sources, results, right[: len(sources)], strict=True):
+        both = to_image(torch.cat([source, result], -1))
+        both = both.resize((3 * both.width, 3 * both.height), Image.Resampling.NEAREST)
+        frame = Image.new(
+            "RGB", (both.width + 6, both.height + 6), (0, 170, 0) if good else (220, 0, 0)
+        )
+        frame.paste(both, (3, 3))
+        tiles.append(frame)
+    width, height = tiles[0].size
+    page = Image.new("RGB", (columns * width, -(-len(tiles) // columns) * height))
+    for i, tile in enumerate(tiles):
+        page.paste(tile, (i % columns * width, i // columns * height))
+    return page
+
+
+def main(given: PretrainArguments) -> None:
+    work, out = Work.quick() if given.quick else Work(), given.out
+    rng, clock = begin(given.seed, given.threads)
+    pipe = make_pipeline(given.autoencoder or find("flowrl/demo/shapes-sd3"))
+    data = make_data(pipe, list(edit_world.draw_pairs(work.pairs, rng)))
+    train_flow(pipe, data, work, out.with_suffix(".unfinished"))
+    save_halved(pipe, out)
+    report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} edits", clock)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(PretrainArguments, description=__doc__))
