@@ -14,6 +14,7 @@ from flowrl.run.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.data import PromptPlace
+from flowrl.settings.gradients import check_own_gradients
 from flowrl.settings.read import check_rewards
 from samplers import Plan, evaluations, picture
 from samplers.completions import TextPlan

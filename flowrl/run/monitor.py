@@ -30,7 +30,7 @@ from flowrl.run.training_samples import PageRows, save_page
 from flowrl.run.unscored import Evidence
 from flowrl.settings import Run
 from rewards.types import Kind
-from samplers import evaluations
+from samplers import Plan, evaluations
 
 UNSCORED = (
     "Read what the reward says of them, and fix it, its server or its settings: the run learns "
@@ -258,20 +258,21 @@ def counts_on_levels(session: Session) -> Iterator[str]:
     if not isinstance(policy, PipelinePolicy) or run.model.sigmas is not None:
         return
     levels = (policy.schedule(algorithm.steps).sigmas, run.levels(algorithm.steps))
-    each = [algorithm.plan(sigmas, 0, run.train.seed) for sigmas in levels]
-    own, even = (
-        (evaluations(plans), sum(p.looked for p in plans), sum(p.trained_nodes for p in plans))
-        for plans in each
-    )
+    counts = []
+    for sigmas in levels:
+        plans = [p for p in algorithm.plan(sigmas, 0, run.train.seed) if isinstance(p, Plan)]
+        way, rows = (sum(getattr(p, of) for p in plans) for of in ("looked", "trained_nodes"))
+        counts.append((evaluations(plans), way, rows))
+    own, even = counts
     if own != even:
         words = ("network evaluations", "scored on the way", "trained rows")
-        counts = [
+        each = [
             f"{n} instead of {m} {word}"
             for word, n, m in zip(words, own, even, strict=True)
             if n != m
         ]
         yield (
-            f"on the model's own noise levels a draw has {', '.join(counts)}, which `flowrl plan` "
+            f"on the model's own noise levels a draw has {', '.join(each)}, which `flowrl plan` "
             "counts on evenly spaced ones"
         )
 

@@ -199,6 +199,7 @@ class EveryRecipe:
         cls, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         kinds: Any = Union[tuple(RECIPE_SETTINGS.values())]  # noqa: UP007
-        published = Annotated[kinds, Field(discriminator="name")]
-        every = TypeAdapter[Any](Union[published, OwnRecipe])  # noqa: UP007
+        published: Any = Annotated[kinds, Field(discriminator="name")]
+        both: Any = Union[published, OwnRecipe]  # noqa: UP007
+        every = TypeAdapter[Any](both)
         return handler(every.core_schema) | {"title": "Recipe"}
