@@ -108,7 +108,8 @@ def shell(line: str, folder: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    fine = (0, 1) if "plan" in line and "--memory" in line else (0,)  # 1: it does not fit
+    assert done.returncode in fine, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,8 @@ def programs() -> dict[str, Callable[[str], str]]:
         changed = text.replace(large, "flowrl/demo/shapes-sd3").replace(
             '"pickscore"', '"brightness"'
         )
-        return changed.replace("iterations=30", "iterations=1").replace("lora=16", "lora=2")
+        changed = changed.replace("iterations=30", "iterations=1").replace("lora=16", "lora=2")
+        return changed.replace("steps=8, group=12", "steps=2, group=2")
 
     def imported(text: str) -> str:
         return f"from diffusers import DiffusionPipeline\n{text}"
