@@ -179,6 +179,7 @@ def upright(head: str, row: str) -> str:
 
 WORLDS = {  # of a held-out score: what it counts, the world, its page
     "shapes.strict": ("share of images that show the prompt", "the demo's images", "demo.md"),
+    "learned": ("the demo's learned reward", "the demo's images", "demo.md"),
     "exact_answer": ("share of right sums", "the demo's sums", "language.md"),
     "reached": ("share of goals reached", "the demo's maze", "language.md"),
 }
