@@ -233,7 +233,7 @@ def main(out: Path, seed: int = 0, quick: bool = False, threads: int = 2) -> Non
     """
     work = Work.quick() if quick else Work()
     rng, clock = begin(seed, threads)
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(world.all_prompts())
     model = make_model(tokenizer)
     train(model, tokenizer, work, rng)
     save(model, tokenizer, out)

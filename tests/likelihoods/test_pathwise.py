@@ -144,7 +144,7 @@ def test_the_kept_step_changes_with_the_iteration():
     assert set(cuts) == {1, 2, 3} and cuts.count(2) < 60
     assert {LastSteps(1, 2, "uniform")(SIGMAS, i, 0)[0].keep for i in range(60)} == {0, 1, 2, 3}
     assert LastSteps(1, 3)(SIGMAS, 9, 0)[0].keep == 1
-    with pytest.raises(ValueError, match="the last 5 of 4 steps"):
+    with pytest.raises(ValueError, match="last is 5: give 1 to 4"):
         LastSteps(1, 5)(SIGMAS, 0, 0)
 
 

@@ -107,7 +107,7 @@ def test_captions_that_are_true_of_one_picture_mean_the_same():
 def test_a_caption_that_is_also_true_is_no_negative():
     """Two captions of one picture: neither is pushed away, so the loss does not see the other."""
     torch.manual_seed(0)
-    tokenizer = script.make_tokenizer()
+    tokenizer = script.make_tokenizer(world.all_prompts())
     model = script.make_model(tokenizer)
     texts = ["a red circle left of a blue square", "a blue square right of a red circle"]
     wanted = [world.wanted_shapes(text) for text in texts]

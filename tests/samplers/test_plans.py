@@ -257,7 +257,7 @@ REFUSED = [
     (lambda: Plan(steps_of((1.2, 0.0))), r"from a level in \(0, 1\]"),
     (lambda: Plan(steps_of((0.5, 0.7, 0.0))), "step 0: sigma must fall"),
     (lambda: Plan((Step(1.0, 0.5), Step(0.4, 0.0))), "do not meet: 0.5 then 0.4"),
-    (lambda: Plan(steps_of(SIGMAS), roots=0), "needs a root"),
+    (lambda: Plan(steps_of(SIGMAS), roots=0), "needs at least one sample"),
     (lambda: Plan(steps_of(SIGMAS), split=0.0), "split must be positive"),
     (lambda: Plan(steps_of(SIGMAS), solve_from=11), "solve_from 11"),
     (lambda: Plan(steps_of(SIGMAS, train={1})), "step 1: only a noisy step"),
