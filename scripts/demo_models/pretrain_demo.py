@@ -20,7 +20,7 @@ import torch  # isort: skip
 import tyro
 from demo_pipeline import make_pipeline, save
 from diffusers import AutoencoderTiny, DiffusionPipeline, StableDiffusion3Pipeline
-from PIL import Image
+from sheets import framed_sheet
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -184,22 +184,8 @@ def judge(out: Path, picture: Path, work: Work) -> float:
         is_exact(found, world.wanted_shapes(prompt))
         for found, prompt in zip(detect(images), prompts, strict=True)
     ]
-    sheet(images[:64], right).save(picture)
+    framed_sheet([*images[:64]], right, columns=8, scale=3).save(picture)
     return sum(right) / len(right)
-
-
-def sheet(images: Tensor, right: Sequence[bool], scale: int = 3) -> Image.Image:
-    """Images side by side, eight per row, in a green frame if right, otherwise in a red one."""
-    side, columns = images.shape[-1] * scale + 4, 8
-    rows = -(-len(images) // columns)
-    page = Image.new("RGB", (columns * side, rows * side))
-    arrays = images.mul(255).round().byte().permute(0, 2, 3, 1).numpy()
-    for i, array in enumerate(arrays):
-        frame = Image.new("RGB", (side, side), (0, 170, 0) if right[i] else (220, 0, 0))
-        inside = Image.fromarray(array).resize((side - 4, side - 4), Image.Resampling.NEAREST)
-        frame.paste(inside, (2, 2))
-        page.paste(frame, (i % columns * side, i // columns * side))
-    return page
 
 
 def main(given: PretrainArguments) -> None:

@@ -23,7 +23,7 @@ import tyro
 from demo_pipeline import save_halved
 from diffusers import DiffusionPipeline, FluxKontextPipeline
 from edit_pipeline import WORDS, make_pipeline
-from PIL import Image
+from sheets import framed_sheet
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -162,26 +162,9 @@ def judge(out: Path, picture: Path, work: Work) -> float:
     results = torch.cat(parts)
     found = zip(detect(sources), detect(results), asked, strict=True)
     right = [grade_edit(a, b, edit_world.wanted_edit(text)) == 1 for a, b, text in found]
-    sheet(sources[:40], results[:40], right).save(picture)
+    pairs = [*torch.cat([sources, results], -1)[:40]]
+    framed_sheet(pairs, right, columns=5, scale=3).save(picture)
     return sum(right) / len(right)
-
-
-def sheet(sources: Tensor, results: Tensor, right: Sequence[bool], columns: int = 5) -> Image.Image:
-    """Each source beside its edit, in a green frame if right, otherwise in a red one."""
-    tiles = []
-    for source, result, good in zip(sources, results, right[: len(sources)], strict=True):
-        both = to_image(torch.cat([source, result], -1))
-        both = both.resize((3 * both.width, 3 * both.height), Image.Resampling.NEAREST)
-        frame = Image.new(
-            "RGB", (both.width + 6, both.height + 6), (0, 170, 0) if good else (220, 0, 0)
-        )
-        frame.paste(both, (3, 3))
-        tiles.append(frame)
-    width, height = tiles[0].size
-    page = Image.new("RGB", (columns * width, -(-len(tiles) // columns) * height))
-    for i, tile in enumerate(tiles):
-        page.paste(tile, (i % columns * width, i // columns * height))
-    return page
 
 
 def main(given: PretrainArguments) -> None:

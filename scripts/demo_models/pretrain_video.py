@@ -20,9 +20,10 @@ from pretraining import Flow, PretrainArguments, begin, falling, muon_and_adam, 
 import torch  # isort: skip
 import tyro
 from diffusers import AutoencoderKLWan, DiffusionPipeline, WanPipeline
+from sheets import framed_sheet
 from torch import Tensor, nn
 from torch.nn import functional
-from video_pipeline import JITTER, WORDS, make_pipeline, save, sheet
+from video_pipeline import JITTER, WORDS, make_pipeline, save
 
 from flowrl.demo import moving_world
 from rewards.moving_shapes import grade_motion, watch
@@ -193,7 +194,8 @@ def judge(out: Path, picture: Path, work: Work) -> float:
         grade_motion(found, moving_world.wanted_actors(prompt)) == 1
         for found, prompt in zip(watch(films, 0.80, 0.75), prompts, strict=True)
     ]
-    sheet(films[:24], right).save(picture)
+    strips = [torch.cat([*film[::2]], -1) for film in films[:24]]  # every other frame
+    framed_sheet(strips, right, columns=2, scale=2).save(picture)
     return sum(right) / len(right)
 
 

@@ -1,4 +1,4 @@
-"""The parts of the video demo's WanPipeline with random weights, and how it is saved and shown."""
+"""The parts of the video demo's WanPipeline with random weights, and how it is saved."""
 
 import math
 from collections.abc import Sequence
@@ -11,13 +11,11 @@ from diffusers import (
     WanPipeline,
     WanTransformer3DModel,
 )
-from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
 from flowrl.demo import moving_world
-from flowrl.media.pictures import to_image
 
 WORDS = 12  # tokens per prompt: the longest has eleven words, and an end
 TEXT_WIDTH = 64
@@ -136,20 +134,3 @@ def save(pipe: WanPipeline, out: Path) -> None:
         # transformers loads in the dtype of its settings, diffusers in float32: they must agree
         text = text.replace('"dtype": "float16"', '"dtype": "float32"')
         file.write_text(text)
-
-
-def sheet(films: Tensor, right: Sequence[bool], columns: int = 2) -> Image.Image:
-    """Every other frame of each video in a row, in a green frame if right, otherwise in a red."""
-    tiles = []
-    for film, good in zip(films, right[: len(films)], strict=True):
-        strip = to_image(torch.cat(list(film[::2]), -1))
-        strip = strip.resize((2 * strip.width, 2 * strip.height), Image.Resampling.NEAREST)
-        size = (strip.width + 6, strip.height + 6)
-        frame = Image.new("RGB", size, (0, 170, 0) if good else (220, 0, 0))
-        frame.paste(strip, (3, 3))
-        tiles.append(frame)
-    width, height = tiles[0].size
-    page = Image.new("RGB", (columns * width, -(-len(tiles) // columns) * height))
-    for i, tile in enumerate(tiles):
-        page.paste(tile, (i % columns * width, i // columns * height))
-    return page
