@@ -41,9 +41,10 @@ def main() -> None:
     limits = ["-c", str(PROJECT / "constraints.txt")]
     if not run_quietly([*pip, "show", "-q", "torch"]):
         print("installing torch", flush=True)
-        run([*pip, "install", "-q", *limits, *torch_index(pip, limits), "torch"])
+        run([*pip, "install", "-q", "--no-compile", *limits, *torch_index(pip, limits), "torch"])
     print("installing flowrl and its tools", flush=True)
-    run([*pip, "install", "-q", *limits, "-e", f"{PROJECT}[dev]"])
+    # without compiling, which takes a minute: modules are compiled when they are first imported
+    run([*pip, "install", "-q", "--no-compile", *limits, "-e", f"{PROJECT}[dev]"])
     stamp.write_text(digest + str(PROJECT))
     print(f"environment ready in {time.monotonic() - began:.0f} s", flush=True)
 

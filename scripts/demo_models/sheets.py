@@ -1,4 +1,4 @@
-"""A page of judged pictures, which a pre-training leaves to be looked at."""
+"""A page of judged samples that a pre-training leaves."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ RIGHT, WRONG = (0, 170, 0), (220, 0, 0)
 
 
 def framed_sheet(
-    pictures: Sequence[Tensor], right: Sequence[bool], columns: int, scale: int
+    samples: Sequence[Tensor], right: Sequence[bool], columns: int, scale: int
 ) -> Image.Image:
-    """Pictures [3 h w] of one size in 0..1, enlarged, in a green frame if right, else in a red one.
+    """Samples [3 h w] of one size in 0..1, enlarged, in a green frame if right, else in a red one.
 
-    `right` may be longer than `pictures`.
+    `right` may be longer than `samples`.
     """
     tiles = []
-    for picture, good in zip(pictures, right[: len(pictures)], strict=True):
-        image = to_image(picture)
+    for sample, good in zip(samples, right[: len(samples)], strict=True):
+        image = to_image(sample)
         image = image.resize((scale * image.width, scale * image.height), Image.Resampling.NEAREST)
         size = (image.width + 2 * BORDER, image.height + 2 * BORDER)
         frame = Image.new("RGB", size, RIGHT if good else WRONG)

@@ -214,7 +214,7 @@ def read_folder(folder: Path, kept: Session) -> None:
         fuzz.one_sentence(text)
 
 
-@fuzz.COUNTS
+@pytest.mark.parametrize("count", [pytest.param(60, id="quick"), fuzz.SLOW])  # a folder a case
 def test_a_damaged_folder_is_read_or_one_sentence(finished, count, tmp_path):
     kept = runs.session_of(run_of(finished), tmp_path / "session")
     folder = tmp_path / "run"
