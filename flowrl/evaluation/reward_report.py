@@ -209,7 +209,7 @@ def sentences(tree: ReportTree) -> list[str]:
     best = sorted(rewards, key=lambda n: -_or(rewards[n]["accuracy"][tree["ties"]].value, -1.0))
     lines = [*_accuracies(tree, best)]
     for name in best:
-        lines += _handles(name, rewards[name])
+        lines += _fooled(name, rewards[name])
         lines += _judged(name, rewards[name])
         missing = rewards[name]["unscored_pairs"]
         if missing:
@@ -245,21 +245,29 @@ def _accuracies(tree: ReportTree, best: Sequence[str]) -> list[str]:
     return lines
 
 
-def _handles(name: str, reward: ReportTree) -> list[str]:
-    lines = []
+def _fooled(name: str, reward: ReportTree) -> list[str]:
+    """Edits that raise a reward without a better sample, the strongest first."""
     tried = reward.get("robustness", {})
-    for edit, r in tried.items():
-        shift, overtakes = r["shift"], r["overtakes"]
+    order = sorted(tried, key=lambda edit: -_or(tried[edit]["shift"].value, 0.0))
+    raised, overtaken = [], []
+    for edit in order:
+        shift, overtakes = tried[edit]["shift"], tried[edit]["overtakes"]
+        winners = percent(overtakes.value, 0)
         if shift.low > 0 and shift.value >= 0.1:
-            lines.append(
-                f"A handle: {edit} raises {name} by {shift.value:.2f} of its spread within a prompt"
-                f" and makes {percent(overtakes.value, 0)} of the losers win."
-            )
+            raised.append(f"{edit} by {shift.value:.2f} ({winners})")
         elif overtakes.n and overtakes.low > 0.05:
-            lines.append(
-                f"A handle: {edit} makes {percent(overtakes.value, 0)} of the losers win that "
-                f"{name} had ranked correctly, though it does not raise the scores on average."
-            )
+            overtaken.append(f"{edit} ({winners})")
+    lines = []
+    if raised:
+        lines.append(
+            f"Edits raise {name}, in units of its spread within a prompt (in brackets: losers that "
+            f"then win): {', '.join(raised)}."
+        )
+    if overtaken:
+        lines.append(
+            f"Edits make losers win that {name} had ranked correctly, though they do not raise its "
+            f"scores on average: {', '.join(overtaken)}."
+        )
     if tried and not lines:
         lines.append(f"None of the edits fools {name}: {', '.join(tried)}.")
     return lines
