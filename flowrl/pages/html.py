@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from flowrl.pages.records import SampleRecord
+from flowrl.pages.records import GivenImage, SampleRecord
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _PLAIN = 1e-3  # numbers from here to a million are written without an exponent
@@ -69,16 +69,29 @@ def media(sample: SampleRecord, about: str) -> str:
     """The image, video or text of a sample; `about` says in words which one it is."""
     if not sample.width:
         return f'<blockquote class="answer" dir="auto">{escape(sample.media)}</blockquote>'
-    size = f'width="{sample.width * sample.frames}" height="{sample.height}"'
-    small = ' class="small"' if max(sample.width, sample.height) <= 96 else ""
-    alt = escape(f"{about}: {sample.prompt}", quote=True)
-    inside = sample.media.startswith("data:image/")  # a record may be anybody's
-    source = escape(sample.media if inside else "data:,", quote=True)
-    image = f'<img{small} {size} src="{source}" alt="{alt}" decoding="async">'
+    image = _image(sample, f"{about}: {sample.prompt}", sample.frames)
     if sample.frames == 1:
         return image
     style = f"--frames:{sample.frames};aspect-ratio:{sample.width}/{sample.height}"
     return f'<span class="clip" style="{style}">{image}</span>'
+
+
+def given_images(sample: SampleRecord) -> str:
+    """The images of the sample's row, such as the source of an edit, each with its column."""
+    return "".join(
+        f'<figure class="given">{_image(each, f"{each.name} of: {sample.prompt}")}'
+        f"<figcaption><span>{escape(each.name)}</span></figcaption></figure>"
+        for each in sample.given
+    )
+
+
+def _image(shown: SampleRecord | GivenImage, about: str, frames: int = 1) -> str:
+    size = f'width="{shown.width * frames}" height="{shown.height}"'
+    small = ' class="small"' if max(shown.width, shown.height) <= 96 else ""
+    inside = shown.media.startswith("data:image/")  # a record may be anybody's
+    source = escape(shown.media if inside else "data:,", quote=True)
+    alt = escape(about, quote=True)
+    return f'<img{small} {size} src="{source}" alt="{alt}" decoding="async">'
 
 
 def scores_text(sample: SampleRecord) -> str:

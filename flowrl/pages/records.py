@@ -22,6 +22,16 @@ MediaKind = Literal["image", "video", "text"]
 
 
 @dataclass(frozen=True)
+class GivenImage:
+    """An image of a prompt's row, such as the source of an edit: its column, and a data URL."""
+
+    name: str
+    media: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
 class SampleRecord:
     """A sample, small enough for a page. `media` is a data URL, or the text itself."""
 
@@ -32,6 +42,7 @@ class SampleRecord:
     width: int = 0  # of an image or of one frame, in pixels
     height: int = 0
     frames: int = 1  # side by side in `media`
+    given: list[GivenImage] = field(default_factory=list[GivenImage])
 
 
 @dataclass(frozen=True)

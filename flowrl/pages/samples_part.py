@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from flowrl.pages.html import count, media, number, page_section, scores_text, signed
+from flowrl.pages.html import count, given_images, media, number, page_section, scores_text, signed
 from flowrl.pages.records import EvaluationRecord, SampleRecord
 
 MOST_SHOWN_BYTES = 8_000_000  # of all samples over the run; fewer evaluations are shown beyond
@@ -73,10 +73,11 @@ def _row(shown: Sequence[EvaluationRecord], place: int) -> str:
         _figure(k, each, sample, base)
         for k, (each, sample) in enumerate(zip(shown, samples, strict=True))
     )
+    given = " with-given" if samples[0].given else ""
     return (
-        f'<article class="row"><h3 class="prompt" dir="auto">{escape(samples[0].prompt)}</h3>'
-        f'<div class="strip" tabindex="0" role="group" aria-label="Samples of this prompt">'
-        f"{figures}</div></article>"
+        f'<article class="row{given}"><h3 class="prompt" dir="auto">{escape(samples[0].prompt)}'
+        '</h3><div class="strip" tabindex="0" role="group" aria-label="Samples of this prompt">'
+        f"{given_images(samples[0])}{figures}</div></article>"
     )
 
 
@@ -122,7 +123,10 @@ def extremes_part(every: Sequence[EvaluationRecord]) -> str:
 
 
 def _tile(sample: SampleRecord) -> str:
+    shown = media(sample, "Sample")
+    if sample.given:
+        shown = f'<div class="beside">{given_images(sample)}<figure>{shown}</figure></div>'
     return (
-        f'<figure class="tile">{media(sample, "Sample")}<figcaption><b>{scores_text(sample)}</b>'
+        f'<figure class="tile">{shown}<figcaption><b>{scores_text(sample)}</b>'
         f'<span class="prompt" dir="auto">{escape(sample.prompt)}</span></figcaption></figure>'
     )

@@ -7,6 +7,7 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -21,6 +22,7 @@ from flowrl.pages.records import (
     MOST_TEXT,
     AlarmRecord,
     EvaluationRecord,
+    GivenImage,
     LevelRecord,
     SampleRecord,
     StartRecord,
@@ -32,6 +34,7 @@ from flowrl.pages.records import (
     write_record,
 )
 from flowrl.pages.run_page import write_report
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.run.atomic import reason
 from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import Experience
@@ -39,10 +42,12 @@ from flowrl.run.evaluate import HeldOutResult, Trial
 from flowrl.run.round import totals
 from flowrl.run.session import Session
 from rewards import Samples, Scores
+from rewards.perception.files import read_images
 from samplers.completions import TextPlan
 from samplers.picture import describe_plan, describe_text_plan
 
 SAME, EXTREMES, LEAVES = 12, 6, 32  # most samples of a record: the same each time, best, worst
+MOST_GIVEN = 2  # images of a prompt's row beside its sample
 SIDE, VIDEO_SIDE, LEAF_SIDE = 224, 144, 96  # pixels of a copy's longer side
 PACKAGES_SHOWN = ("flowrl", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
 
@@ -137,7 +142,11 @@ def _evaluation(
     known, group = [i for i in order if scored[i]], result.samples.group.tolist()
 
     def records(places: Sequence[int]) -> list[SampleRecord]:
-        return _samples(result.samples, result.scores, places, side)
+        found = _samples(result.samples, result.scores, places, side)
+        rows = result.samples.meta
+        if not rows:
+            return found
+        return [replace(each, given=images_of_row(rows[each.place], side)) for each in found]
 
     return EvaluationRecord(
         iteration,
@@ -213,6 +222,19 @@ def _samples(
         prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
         found.append(SampleRecord(i, prompt, known, **_media(samples.media[i], side)))
     return found
+
+
+def images_of_row(row: Mapping[str, Any], side: int) -> list[GivenImage]:
+    """Copies of the images that a prompt's row names, without its videos."""
+    found: list[GivenImage] = []
+    for name, value in row.items():
+        paths = [value] if isinstance(value, str) else value
+        if not isinstance(paths, list) or not IMAGE_COLUMNS.fullmatch(name) or "video" in name:
+            continue
+        images = read_images([path for path in paths if isinstance(path, str)]).media
+        copies = [small_copy(image, side) for image in images if image is not None]
+        found += [GivenImage(name, copy.url, copy.width, copy.height) for copy in copies]
+    return found[:MOST_GIVEN]
 
 
 def _media(media: Any, side: int) -> Mapping[str, Any]:

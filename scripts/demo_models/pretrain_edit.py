@@ -2,12 +2,12 @@
 
     python scripts/demo_models/pretrain_edit.py --out my-edits-kontext
 
-One stage on pairs of `flowrl.demo.edit_world`, with instructions of its train split only: text
-encoders and flow transformer together, on latents of the image demo's autoencoder. One instruction
-in six is another one for the same source, so that the base makes wrong edits and RL has something
-to learn. The numbers of steps are fixed, so the work does not depend on the machine's speed.
-Weights are saved in half precision in diffusers' folder format. Training is saved regularly: a call
-with the same folder continues it.
+On pairs of `flowrl.demo.edit_world`, with instructions of its train split only: text encoders
+first, alone, then they and the flow transformer, on latents of the image demo's autoencoder. One
+instruction in six is another one for the same source, so that the base makes wrong edits and RL has
+something to learn. The numbers of steps are fixed, so the work does not depend on the machine's
+speed. Weights are saved in half precision in diffusers' folder format. Training is saved regularly:
+a call with the same folder continues it.
 """
 
 import random
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pretraining import Flow, PretrainArguments, begin, muon_and_adam, report
+from pretraining import Flow, PretrainArguments, begin, descend, muon_and_adam, report, timed
 
 import torch  # isort: skip
 import tyro
 from demo_pipeline import save_halved
 from diffusers import DiffusionPipeline, FluxKontextPipeline
-from edit_pipeline import WORDS, make_pipeline
+from edit_pipeline import TEXT_WIDTH, WORDS, make_pipeline
 from sheets import framed_sheet
 from torch import Tensor, nn
 from torch.nn import functional
@@ -43,6 +43,7 @@ CALL = {
     "max_sequence_length": WORDS,
 }
 MISTOLD = 1 / 6
+TIMES_MEAN, TIMES_SPREAD = 1.0, 1.2  # of the times' logits
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ class Work:
     """Numbers of steps and samples; the defaults make the shipped weights."""
 
     pairs: int = 16_000
-    flow_steps: int = 1_300
+    text_steps: int = 200
+    flow_steps: int = 1_600
     flow_batch: int = 128
     judged: int = 432  # edits of held-out instructions in the report
 
     @classmethod
     def quick(cls) -> "Work":
         """A smoke test; the images are noise."""
-        return cls(64, 3, 8, 4)
+        return cls(64, 2, 3, 8, 4)
 
 
 class EditData(NamedTuple):
@@ -99,14 +101,15 @@ def token_ids(pipe: FluxKontextPipeline) -> Tensor:
 
 
 def flow_loss(pipe: FluxKontextPipeline, data: EditData, rows: Sequence[int]) -> Tensor:
-    """Flow matching, arXiv:2403.03206, with logit-normal times; a share of MISTOLD of the rows has
-    another instruction for its source: captions are wrong at times, and the demo corrects the
-    result.
+    """Flow matching, arXiv:2403.03206, times near noise, where edits are decided.
+
+    A share of MISTOLD of the rows has another instruction for its source: captions are wrong at
+    times, and the demo corrects the result.
     """
     told = [(data.others if random.random() < MISTOLD else data.instructions)[row] for row in rows]
     text, pooled, text_ids = pipe.encode_prompt(told, None, max_sequence_length=WORDS)
     x0, source = data.target[rows], data.source[rows]
-    sigma = torch.randn(len(x0)).sigmoid()
+    sigma = (TIMES_MEAN + TIMES_SPREAD * torch.randn(len(x0))).sigmoid()
     noise = torch.randn_like(x0)
     x = torch.lerp(x0, noise, sigma[:, None, None])
     velocity = pipe.transformer(
@@ -119,6 +122,31 @@ def flow_loss(pipe: FluxKontextPipeline, data: EditData, rows: Sequence[int]) ->
         return_dict=False,
     )[0][:, : x.shape[1]]
     return functional.mse_loss(velocity.float(), noise - x0)
+
+
+def train_text(pipe: FluxKontextPipeline, work: Work) -> None:
+    """Text encoders alone: kind, colour, shape and result of an edit can be read off linearly, from
+    the pooled text as from the mean of the words. The flow learns what they mean.
+    """
+    instructions = edit_world.instructions_of("train")
+    edits = [edit_world.wanted_edit(text) for text in instructions]
+    told = [[e.kind, e.colour, e.shape, str(e.to)] for e in edits]
+    classes = [sorted(set(column)) for column in zip(*told, strict=True)]
+    wanted = torch.tensor(
+        [[names.index(v) for names, v in zip(classes, row, strict=True)] for row in told]
+    )
+    sizes = [len(names) for names in classes]
+    heads = nn.ModuleList(nn.Linear(TEXT_WIDTH, sum(sizes)) for _ in range(2))
+    encoders = (pipe.text_encoder, pipe.text_encoder_2)
+    weights = [p for part in (*encoders, heads) for p in part.parameters()]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.0)
+    for _, note in timed("text", work.text_steps):
+        text, pooled, _ = pipe.encode_prompt(instructions, None, max_sequence_length=WORDS)
+        read = (heads[0](pooled), heads[1](text.mean(1)))
+        parts = [pair for each in read for pair in zip(each.split(sizes, 1), wanted.T, strict=True)]
+        loss = torch.stack([functional.cross_entropy(*pair) for pair in parts]).mean()
+        descend(loss, weights, [optimizer], [])
+        note(loss.item())
 
 
 def flow_parts(pipe: FluxKontextPipeline) -> tuple[nn.Module, ...]:
@@ -172,7 +200,10 @@ def main(given: PretrainArguments) -> None:
     rng, clock = begin(given.seed, given.threads)
     pipe = make_pipeline(given.autoencoder or find("flowrl/demo/shapes-sd3"))
     data = make_data(pipe, list(edit_world.draw_pairs(work.pairs, rng)))
-    train_flow(pipe, data, work, out.with_suffix(".unfinished"))
+    saved = out.with_suffix(".unfinished")
+    if not saved.is_file():
+        train_text(pipe, work)
+    train_flow(pipe, data, work, saved)
     save_halved(pipe, out)
     report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} edits", clock)
 

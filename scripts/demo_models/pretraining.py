@@ -115,9 +115,8 @@ def descend(
         optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(weights, 1.0)
-    for optimizer, rate in zip(optimizers, rates, strict=True):
-        optimizer.step()
-        rate.step()
+    for stepped in (*optimizers, *rates):
+        stepped.step()
 
 
 class Unfinished:

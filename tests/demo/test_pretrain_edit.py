@@ -55,13 +55,12 @@ def test_tokens_of_training_are_those_of_the_pipelines_own_call(script):
 
 @pytest.mark.slow
 def test_pretraining_moves_all_parts_and_a_run_trains_the_result(script, tmp_path):
-    """A few steps, then an iteration of the page's own configuration, cut down."""
+    """A few steps, then an iteration of the demo's configuration, cut down."""
     out = tmp_path / "edits-kontext"
     given = script.PretrainArguments(out, quick=True, threads=1)
     script.main(given)
     assert sum(f.stat().st_size for f in out.rglob("*") if f.is_file()) < 4e6
-    page = (PROJECT / "docs" / "demo_edit.md").read_text()
-    tree = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    tree = yaml.safe_load((PROJECT / "configs" / "demo_edit.yaml").read_text())
     tree["model"]["pipeline"] = str(out)
     tree["recipe"] |= {"group": 2, "draws": 1, "steps": 3}
     tree["prompts"]["per_iteration"] = 4

@@ -276,7 +276,9 @@ def test_a_handle_is_named(tmp_path):
     words = ["--rewards", "colour", "--out", tmp_path / "out", "--resamples", 200]
     assert runs.flowrl("evaluate-rewards", path, *words) == 0
     found = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    said = [s for s in found["sentences"] if s.startswith("Edits raise colour, in units of its spread")]
+    said = [
+        s for s in found["sentences"] if s.startswith("Edits raise colour, in units of its spread")
+    ]
     assert len(said) == 1 and re.search(r"saturate by \d\.\d\d \(\d+ %\)", said[0])
 
 

@@ -16,6 +16,7 @@ from flowrl.pages.line_chart import MOST_POINTS, Chart, Curve, chart_figure, rou
 from flowrl.pages.records import (
     MOST_EVALUATIONS,
     RECORDS_FOLDER,
+    GivenImage,
     cut_back_records,
     read_alarms,
     read_evaluations,
@@ -178,6 +179,20 @@ def test_a_record_that_names_another_server_loads_nothing(tmp_path):
     )
     page = check(run_page(RunFolder.read(run)).replace('src="data:,"', 'src="data:image/"'))
     assert "Samples over the run" in page.text
+
+
+def test_images_of_a_row_stand_beside_its_samples(tmp_path):
+    run = write_run(tmp_path / "run")
+    first = read_evaluations(run)[0].same[0]
+    image = GivenImage("source<b>", first.media, first.width, first.height)
+    for each in read_evaluations(run):
+        shown = [
+            [replace(s, given=[image]) for s in some] for some in (each.same, each.best, each.worst)
+        ]
+        write_record(run, replace(each, same=shown[0], best=shown[1], worst=shown[2]))
+    page = check(write_report(run).read_text())
+    given = [attrs for attrs in page.all("figure") if attrs.get("class") == "given"]
+    assert len(given) == 4 + 4 and "source<b>" in page.text  # once a row of the slider, and a tile
 
 
 def test_charts_thin_out_long_runs_and_speak_for_themselves():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 
 from flowrl.pages.records import RECORDS_FOLDER, read_evaluations, read_trees
 from flowrl.run import page_records
@@ -27,6 +28,18 @@ def records(folder):
     """Text of all records but the starts, which a resume adds to."""
     files = sorted((folder / RECORDS_FOLDER).glob("*.json"))
     return {path.name: path.read_text() for path in files}
+
+
+def test_images_that_a_row_names_are_copied(tmp_path):
+    Image.new("RGB", (40, 20), (200, 0, 0)).save(tmp_path / "a.png")
+    a, piece = str(tmp_path / "a.png"), f"{tmp_path}/a.png#xywh=0,0,8,8"
+    row = {"image": piece, "other": a, "images": [a, a, None], "video": a, "mask": "gone.png"}
+    found = page_records.images_of_row(row, 20)
+    assert [(each.name, each.width, each.height) for each in found] == [
+        ("image", 8, 8),
+        ("images", 20, 10),
+    ]
+    assert all(each.media.startswith("data:image/png;base64,") for each in found)
 
 
 @pytest.mark.slow

@@ -1,0 +1,124 @@
+"""The editing demo: its folder is plain diffusers', what a run edits is what diffusers edits."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, FluxKontextPipeline
+from safetensors.torch import load_file
+from torch import nn
+
+from flowrl.demo import edit_world
+from flowrl.demo.world import render
+from flowrl.media.pictures import to_image
+from flowrl.pages.records import read_evaluations
+from flowrl.paths import PROJECT
+from flowrl.settings.read import dump, read_run
+from rewards.edit_shapes import grade_edit
+from rewards.shapes import detect
+from tests.support import runs
+
+torch.set_num_threads(1)
+FOLDER = PROJECT / "flowrl" / "demo" / "edits-kontext"
+CONFIG = PROJECT / "configs" / "demo_edit.yaml"
+CALL = {"height": 32, "width": 32, "max_area": 1024, "_auto_resize": False}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    loaded = DiffusionPipeline.from_pretrained(FOLDER)
+    loaded.set_progress_bar_config(disable=True)
+    return loaded
+
+
+def edit(pipe, sources, prompts, steps=10, **call):
+    return pipe(
+        [to_image(source) for source in sources],
+        prompts,
+        num_inference_steps=steps,
+        max_sequence_length=8,
+        output_type="pt",
+        generator=torch.Generator().manual_seed(0),
+        **CALL,
+        **call,
+    ).images
+
+
+def test_the_folder_is_small_and_in_half_precision():
+    files = [file for file in FOLDER.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 3.5e6
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    assert len(weights) == 4
+    for file in weights:
+        assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
+    assert {file.suffix for file in files} <= {".safetensors", ".json", ".txt"}
+
+
+def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
+    assert type(pipe) is FluxKontextPipeline
+    modules = {n: m for n, m in pipe.components.items() if isinstance(m, nn.Module)}
+    assert {p.dtype for m in modules.values() for p in m.parameters()} == {torch.float32}
+
+
+def test_base_accuracy_leaves_room_to_learn(pipe):
+    """Held-out instructions, 10 steps; the standard error of 108 samples is 5 points."""
+    rng, asked = random.Random(0), edit_world.instructions_of("held_out") * 4
+    sources = render([edit_world.draw_pair(text, rng).source for text in asked])
+    results = edit(pipe, sources, asked)
+    found = zip(detect(sources), detect(results), asked, strict=True)
+    right = [grade_edit(a, b, edit_world.wanted_edit(text)) == 1 for a, b, text in found]
+    assert 0.25 <= sum(right) / len(right) <= 0.75
+
+
+def test_an_edit_depends_on_its_instruction_and_on_its_source(pipe):
+    """The same noise: another colour, kind or source changes the image."""
+    rng = random.Random(1)
+    pairs = [edit_world.draw_pair("make the red circle blue", rng) for _ in range(2)]
+    source, other = render([pair.source for pair in pairs])
+    prompts = ["make the red circle blue", "make the red circle green", "remove the red circle"]
+    noise = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(0))
+    results = edit(
+        pipe,
+        [source, source, source, other],
+        [*prompts, prompts[0]],
+        latents=noise.expand(4, -1, -1).clone(),
+    )
+    assert all((results[0] - another).abs().mean() > 0.005 for another in results[1:])
+
+
+def cut_down(folder: Path, iterations: int) -> Path:
+    """The demo's configuration in a few seconds."""
+    tree = dump(read_run(CONFIG))
+    tree["recipe"] |= {"group": 3, "draws": 1, "steps": 3}
+    tree["prompts"]["per_iteration"] = 2
+    tree["train"] |= {"iterations": iterations, "updates": 1}
+    tree["evaluate"] |= {"every": iterations, "steps": 2, "samples": 4}
+    tree["checkpoint"]["every"] = iterations
+    return runs.write(tree, folder)
+
+
+@pytest.mark.slow
+def test_a_run_edits_trains_and_ends(tmp_path, capsys):
+    config, folder = cut_down(tmp_path, 1), tmp_path / "run"
+    assert runs.flowrl("train", config, "--folder", folder) == 0
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and lines[-1]["count/training"] > 0
+    assert (folder / "pipeline" / "model_index.json").is_file()
+    (source,) = read_evaluations(folder)[0].same[0].given
+    assert (source.name, source.width, source.height) == ("image", 32, 32)
+
+
+@pytest.mark.slow
+def test_the_demo_learns_its_edits(tmp_path):
+    """As a user runs it: held-out strict accuracy rises by 0.10 or more."""
+    folder = tmp_path / "run"
+    words = ["train", str(CONFIG), "--folder", str(folder)]
+    command = [sys.executable, "-m", "flowrl", *words]
+    subprocess.run(command, check=True, cwd=PROJECT, capture_output=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    key = "held_out/edit_shapes.strict"
+    assert lines[-1][key] - lines[0][key] >= 0.10
