@@ -205,7 +205,7 @@ def _prompt(text: Any, at: str, drop_reply: bool) -> str:
 
 
 def resolved(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The row of a prompt file, its image paths relative to `folder` turned into whole paths."""
+    """The row of a prompt file, its image paths relative to `folder` turned into absolute ones."""
     return {
         name: _whole(value, folder) if IMAGE_COLUMNS.fullmatch(name) else value
         for name, value in row.items()
@@ -217,7 +217,7 @@ def _whole(value: Any, folder: Path, levels: int = 2) -> Any:
         return [_whole(one, folder, levels - 1) for one in value]
     piece = PIECE.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, str) and value and _is_file(folder / (piece[1] if piece else value)):
-        return str(folder / value)
+        return str((folder / value).absolute())  # whatever folder a later reader adds
     return value
 
 

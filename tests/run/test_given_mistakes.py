@@ -1,12 +1,15 @@
 """Mistakes in given samples are one sentence each, before any weights load."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
 from flowrl.errors import UserError
+from flowrl.paths import PROJECT
 from flowrl.run.given_check import check_given, described_given
 from flowrl.run.given_file import GivenFile
-from flowrl.settings.read import dump, override, run_from
+from flowrl.settings.read import dump, override, read_run, run_from
 from tests.evaluation.test_preferences import write
 
 DPO = {"name": "dpo", "steps": 4}
@@ -34,6 +37,31 @@ def image(folder, name, size=(8, 8)):
 
 
 ROW = {"prompt": "a ball", "chosen": "a.png", "rejected": "b.png"}
+SHIPPED = ("demo_given_pairs", "demo_given_images", "text_demo_given")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_configurations_find_their_samples(name, monkeypatch) -> None:
+    monkeypatch.chdir(PROJECT)
+    check_given(read_run(Path("configs") / f"{name}.yaml"))
+
+
+@pytest.mark.parametrize("kind", ["pairs", "images"])
+@pytest.mark.parametrize("piece", ["", "#xywh=2,2,4,4"])
+def test_paths_are_relative_to_the_file_in_any_folder(folder, monkeypatch, kind, piece) -> None:
+    (folder / "data").mkdir()
+    for name in ("a.png", "b.png"):
+        image(folder / "data", name)
+    rows = {
+        "pairs": {"chosen": f"a.png{piece}", "rejected": f"b.png{piece}"},
+        "images": {"image": f"a.png{piece}"},
+    }
+    write(folder / "data", "given.jsonl", [{"prompt": "a ball", **rows[kind]}])
+    monkeypatch.chdir(folder)
+    recipe = DPO if kind == "pairs" else {"name": "rwr", "steps": 4, "anchor": 0.0}
+    settings = tree("data/given.jsonl", kind, recipe, fit="crop")
+    settings["model"]["pipeline"] = str(PROJECT / "flowrl" / "demo" / "shapes-sd3")
+    check_given(run_from(settings, "run.yaml"))
 
 
 @pytest.fixture
