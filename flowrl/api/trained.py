@@ -7,10 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from PIL.Image import Image
+
 from flowrl.api.parts import GivenPrompts, GivenReward, GivenRewards, prompt_settings
 from flowrl.api.untouched import untouched
 from flowrl.cli.given_model import policy_of
-from flowrl.cli.sample import with_rows
+from flowrl.cli.sample import check_takes_image, with_rows
 from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy
 from flowrl.prompts import PromptSet
@@ -90,6 +92,7 @@ class TrainedRun:
         self,
         prompts: str | Sequence[str],
         *,
+        image: str | Image | None = None,
         weights: str = "last",
         count: int = 1,
         steps: int | None = None,
@@ -99,6 +102,7 @@ class TrainedRun:
         """Sample `count` times per prompt. Returns images [n 3 h w], videos [n f 3 h w] or n texts
         as `media`, with n = prompts * count; samples of one prompt are contiguous.
 
+        image     for all prompts: what is edited, or a video's first frame; a file or an image
         weights   last, best, base, or a folder: of an adapter, or one of the run's checkpoints
         steps     denoising steps, or tokens; guidance: the scale. None: those of the run
         """
@@ -106,10 +110,11 @@ class TrainedRun:
         changed = {} if guidance is None else {"guidance": {"sample": guidance}}
         with untouched():
             run = _with_model(self.settings, changed)
-            chosen = with_rows(run, texts)
+            chosen = with_rows(run, texts, image)
             rows = tuple(range(len(texts)))
             trial = Trial(chosen, rows, count, steps or run.evaluation_steps, seed)
             policy = policy_of(run, self.folder, weights)
+            check_takes_image(policy, image)
             return draw_trial(policy, trial).samples
 
     def evaluate(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL.Image import Image
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
@@ -19,8 +20,10 @@ from flowrl.cli.steer import (
 from flowrl.errors import UserError
 from flowrl.media.pages import Page
 from flowrl.media.statistics import Statistics
-from flowrl.paths import numbered
+from flowrl.models.policy import Policy
+from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.run.session import load_rewards
 from flowrl.settings import RewardSpec, Run
@@ -28,6 +31,7 @@ from flowrl.settings.arguments import SampleArguments
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples
+from rewards.perception.files import open_image_file
 
 
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
@@ -36,13 +40,14 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     out = None if given.out is None else out_folder(given.out)
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
+    prompts = with_rows(run, given.prompts, given.image)
     out = out or numbered((chosen.folder or Path()) / "samples", "sample")
     specs = specs or (() if chosen.folder is None else run.judges)
     _refuse(given, bool(specs))
     rewards = load_rewards(specs)
     base, policy = chosen.open()
+    check_takes_image(policy, given.image)
     load_into(base, run, chosen.weights)
-    prompts = with_rows(run, given.prompts)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
     if given.steer == "no" and given.optimise == "no":
@@ -96,20 +101,62 @@ def _refuse(given: SampleArguments, rewards: bool) -> None:
         raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
 
 
-def with_rows(run: Run, texts: tuple[str, ...]) -> PromptSet:
-    """Prompts with the rows that an environment receives: the first row of the run's files with
-    this prompt, or the prompt alone."""
-    known: dict[str, Mapping[str, Any]] = {}
+def with_rows(run: Run, texts: tuple[str, ...], image: str | Image | None = None) -> PromptSet:
+    """Prompts with their rows, which hold the image if there is one.
+
+    An environment receives the first row of the run's files with this prompt, or the prompt alone.
+    UserError for an image that cannot be read. Prints a line if the run's own rows have images and
+    these have none.
+    """
+    rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
     if run.model.environment is not None:
-        for place in run.prompts.given:
-            if run.prompts.on_disk(place):
-                rows = run.prompts.read(place)
-                known |= dict(zip(rows.texts[::-1], rows.meta[::-1], strict=True))
-        for text in dict.fromkeys(texts):
-            if text not in known:
-                name = run.model.environment.name
-                print(f"{text!r} is in no prompt file of the run: {name} gets only the prompt")
-    return PromptSet(texts, tuple(known.get(text, {"prompt": text}) for text in texts))
+        rows = _rows_of_run(run, texts, run.model.environment.name)
+    if image is not None:
+        whole = _absolute(image) if isinstance(image, str) else image
+        rows = [row | {"image": whole} for row in rows]
+    elif named := _image_columns(run):
+        print(f"the run's prompts have images ({', '.join(named)}), these have none: --image FILE")
+    return PromptSet(texts, tuple(rows))
+
+
+def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[str, Any]]:
+    known: dict[str, Mapping[str, Any]] = {}
+    for place in run.prompts.given:
+        if run.prompts.on_disk(place):
+            read = run.prompts.read(place)
+            known |= dict(zip(read.texts[::-1], read.meta[::-1], strict=True))
+    for text in dict.fromkeys(texts):
+        if text not in known:
+            print(f"{text!r} is in no prompt file of the run: {environment} gets only the prompt")
+    return [dict(known.get(text, {"prompt": text})) for text in texts]
+
+
+def _image_columns(run: Run) -> list[str]:
+    """Columns with images of the run's prompts, if their file is here."""
+    places = [place for place in run.prompts.given if run.prompts.on_disk(place)]
+    if run.model.pipeline is None or not places:
+        return []
+    return [name for name in run.prompts.read(places[0]).columns if IMAGE_COLUMNS.fullmatch(name)]
+
+
+def _absolute(image: str) -> str:
+    """The absolute path of an image, or of a piece of it, after it was read once."""
+    file, mark, piece = image.partition("#xywh=")
+    whole = f"{find(file).absolute()}{mark}{piece}"
+    try:
+        open_image_file(whole)
+    except ValueError as error:
+        raise UserError(f"sample: the image: {error}") from error
+    return whole
+
+
+def check_takes_image(policy: Policy, image: object) -> None:
+    """UserError for an image beside a model whose call has no argument `image`."""
+    from flowrl.models.diffusers.policy import PipelinePolicy
+
+    takes = isinstance(policy, PipelinePolicy) and "image" in policy.loop.driver.parameters
+    if image is not None and not takes:
+        raise UserError(f"sample: an image is given, and the call of {policy.name} takes none")
 
 
 def parse_rewards(words: Sequence[str]) -> tuple[RewardSpec, ...]:

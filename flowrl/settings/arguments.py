@@ -41,6 +41,9 @@ class SampleArguments:
     """Height in pixels; the evaluation's if absent."""
     width: AtLeastOne | None = None
     """Width in pixels; the evaluation's if absent."""
+    image: str | None = None
+    """An image for all prompts: what is edited, or a video's first frame. FILE, or a piece of it,
+    FILE#xywh=0,0,64,64."""
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""

@@ -90,6 +90,27 @@ def test_an_edit_depends_on_its_instruction_and_on_its_source(pipe):
     assert all((results[0] - another).abs().mean() > 0.005 for another in results[1:])
 
 
+def test_a_given_image_is_edited_from_the_command_line(tmp_path, capsys):
+    words = ["sample", "--model", FOLDER, "make the red circle blue", "--count", "1", "--steps"]
+    words += ["2", "--model.height", "32", "--model.width", "32"]
+    call = "{max_area: 1024, _auto_resize: false, max_sequence_length: 8}"
+    words += ["--model.call", call, "--image"]
+    sheet = PROJECT / "configs" / "prompts" / "edits.png"
+    for name, at in (("a", 0), ("b", 32)):
+        piece = f"{sheet}#xywh={at},0,32,32"
+        assert runs.flowrl(*words, piece, "--out", tmp_path / name) == 0
+    assert (tmp_path / "a" / "000.png").read_bytes() != (tmp_path / "b" / "000.png").read_bytes()
+    assert runs.flowrl(*words, "gone.png", "--out", tmp_path / "c") == 2
+    assert "gone.png: no such file" in capsys.readouterr().err
+
+
+def test_a_pipeline_without_images_refuses_one(tmp_path, capsys):
+    sheet = PROJECT / "configs" / "prompts" / "edits.png"
+    words = ["sample", "--model", PROJECT / "flowrl" / "demo" / "shapes-sd3", "a red circle"]
+    assert runs.flowrl(*words, "--image", sheet, "--out", tmp_path / "d") == 2
+    assert "the call of StableDiffusion3Pipeline takes none" in capsys.readouterr().err
+
+
 def cut_down(folder: Path, iterations: int) -> Path:
     """The demo's configuration in a few seconds."""
     tree = dump(read_run(CONFIG))

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 import yaml
+from PIL import Image
 
 from flowrl.cli import main
 from flowrl.paths import PROJECT
@@ -116,7 +117,8 @@ def shell(line: str, folder: Path) -> None:
 def with_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short run of each demo, under the names that the pages use."""
     folder = tmp_path_factory.mktemp("pages")
-    for name in ("demo", "demo_lora", "text_demo"):
+    Image.new("RGB", (32, 32)).save(folder / "photo.png")
+    for name in ("demo", "demo_lora", "demo_edit", "text_demo"):
         shell(f"flowrl train {name} {SMALL} --train.iterations 2 --track.training 2", folder)
     return folder
 
