@@ -19,6 +19,7 @@ from flowrl.demo import moving_world
 
 WORDS = 12  # tokens per prompt: the longest has eleven words, and an end
 TEXT_WIDTH = 64
+NEARNESS = 4.0  # attention's logit of the word that a head of the text encoder begins with
 HEADS, HEAD_WIDTH, LAYERS = 4, 24, 5
 CHANNELS = 8  # of a latent; 3 x 4 x 4 of them make a video
 JITTER = 0.1  # noise of the latents that the decoder is trained on, and the posterior's std
@@ -43,7 +44,13 @@ def make_tokenizer(prompts: Sequence[str], most: int) -> PreTrainedTokenizerFast
 
 
 def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> UMT5EncoderModel:
-    return UMT5EncoderModel(
+    """An encoder that knows from its start which words belong together.
+
+    Three heads of each layer begin with an eye on the word before, two before and three before: so
+    "right" is told of which shape and colour. T5's own start has no such preference; a short run
+    never finds it and confuses "red moving right and blue moving left" with its opposite.
+    """
+    encoder = UMT5EncoderModel(
         UMT5Config(
             vocab_size=len(tokenizer),
             d_model=TEXT_WIDTH,
@@ -58,6 +65,12 @@ def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> UMT5EncoderModel:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
+    for block in encoder.encoder.block:
+        bias = block.layer[0].SelfAttention.relative_attention_bias.weight
+        with torch.no_grad():
+            for head, back in enumerate((1, 2, 3)):  # T5 numbers distances back from 0
+                bias[back, head] += NEARNESS
+    return encoder
 
 
 def make_transformer() -> WanTransformer3DModel:

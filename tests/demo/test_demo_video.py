@@ -141,6 +141,15 @@ def test_a_film_depends_on_its_words(pipe):
     assert all((films[0] - other).abs().mean() > 0.01 for other in films[1:])
 
 
+def test_a_film_depends_on_which_object_a_motion_belongs_to(pipe):
+    """Two prompts of the same words, with each other's motions."""
+    prompts = ["a red circle moving right and a blue square moving left"]
+    prompts += ["a red circle moving left and a blue square moving right"]
+    latents = torch.randn(1, 8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    films = film(pipe, prompts, latents=latents.expand(2, -1, -1, -1, -1).clone())
+    assert (films[0] - films[1]).abs().mean() > 0.02
+
+
 @pytest.mark.slow
 def test_plain_diffusers_films_the_last_evaluation(tmp_path):
     session = opened(tmp_path)
