@@ -32,6 +32,19 @@ def test_pretraining_moves_all_parts(script, tmp_path):
     assert all(p.isfinite().all() for p in weights)
 
 
+def test_sharpening_moves_the_decoder_alone(script):
+    torch.manual_seed(0)
+    work = script.Work.quick()
+    films = script.paint_many(moving_world.moving_prompts_of("train")[:4], random.Random(0))
+    vae = script.make_pipeline().vae
+    script.leave_halved(vae)
+    before = {name: p.clone() for name, p in vae.named_parameters()}
+    script.sharpen_decoder(vae, films, work)
+    moved = {n for n, p in vae.named_parameters() if not torch.equal(before[n], p)}
+    assert moved and all(n.startswith(("decoder.", "post_quant_conv.")) for n in moved)
+    assert all(torch.equal(p, p.half().float()) for p in vae.parameters())
+
+
 def test_the_text_encoder_starts_out_binding_a_motion_to_its_object(script):
     """With T5's own start the code of "right" moves by 0.02 to 0.07 of its length instead."""
     torch.manual_seed(0)
