@@ -86,7 +86,7 @@ def train_autoencoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
 
 
 def sharpen_decoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
-    """Train the decoder alone, float32, on latents that err as a flow's do.
+    """Train the decoder alone, in float32, on latents with errors like those of a flow.
 
     A flow misses a channel by about as much at all places of a video, which is a wrong colour: the
     decoder learns to decode it as the nearest colour of the world. The latents remain as they are.

@@ -19,7 +19,7 @@ from flowrl.demo import moving_world
 
 WORDS = 12  # tokens per prompt: the longest has eleven words, and an end
 TEXT_WIDTH = 64
-NEARNESS = 4.0  # attention's logit of the word that a head of the text encoder begins with
+NEARNESS = 4.0  # initial bias of the attention's logit at the distance that a head prefers
 HEADS, HEAD_WIDTH, LAYERS = 4, 24, 5
 CHANNELS = 8  # of a latent; 3 x 4 x 4 of them make a video
 JITTER = 0.1  # noise of the latents that the decoder is trained on, and the posterior's std
@@ -44,11 +44,12 @@ def make_tokenizer(prompts: Sequence[str], most: int) -> PreTrainedTokenizerFast
 
 
 def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> UMT5EncoderModel:
-    """An encoder that knows from its start which words belong together.
+    """An encoder whose initial attention prefers nearby words, so that a motion has its object.
 
-    Three heads of each layer begin with an eye on the word before, two before and three before: so
-    "right" is told of which shape and colour. T5's own start has no such preference; a short run
-    never finds it and confuses "red moving right and blue moving left" with its opposite.
+    In each layer three heads prefer the word one, two and three places before. So the code of
+    "right" contains its shape and its colour from the start. With T5's own initial values, which
+    prefer no position, a short training does not learn this: it confuses "a red circle moving right
+    and a blue square moving left" with the prompt that has the two motions swapped.
     """
     encoder = UMT5EncoderModel(
         UMT5Config(

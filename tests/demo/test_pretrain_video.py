@@ -45,8 +45,8 @@ def test_sharpening_moves_the_decoder_alone(script):
     assert all(torch.equal(p, p.half().float()) for p in vae.parameters())
 
 
-def test_the_text_encoder_starts_out_binding_a_motion_to_its_object(script):
-    """With T5's own start the code of "right" moves by 0.02 to 0.07 of its length instead."""
+def test_the_initial_code_of_a_motion_depends_on_its_own_object(script):
+    """With T5's own initial values the code of "right" moves by 0.02 to 0.07 of its length."""
     torch.manual_seed(0)
     pipe = script.make_pipeline()
     prompts = [
