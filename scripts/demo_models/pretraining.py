@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,7 @@ class Flow:
     """Training of a flow and of its text encoders, whose weights end as their average.
 
     saved          the file to continue from after an interruption
+    mixed          whether the forward is under autocast to bfloat16
     mixed_backward whether the backward too is under autocast, as it was for the shipped images
     """
 
@@ -158,6 +160,7 @@ class Flow:
     optimizers: Optimizers
     steps: int
     saved: Path
+    mixed: bool = True
     mixed_backward: bool = False
 
     def train(self, loss: Callable[[], Tensor]) -> None:
@@ -170,9 +173,9 @@ class Flow:
         for step, note in timed("flow", self.steps, done):
             if step % SAVED_EVERY == 0 and step > done:
                 state.save(step)
-            # on a processor the backward of the fused attention takes half of the step, plain 5 %
-            with sdpa_kernel(SDPBackend.MATH):
-                with torch.autocast("cpu", torch.bfloat16):
+            # the backward of the fused attention in bfloat16 takes half of the step, plain 5 %
+            with sdpa_kernel(SDPBackend.MATH) if self.mixed else nullcontext():
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.mixed):
                     value = loss()
                 with torch.autocast("cpu", torch.bfloat16, enabled=self.mixed_backward):
                     descend(value, weights, self.optimizers, rates)

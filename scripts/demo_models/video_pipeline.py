@@ -19,6 +19,7 @@ from flowrl.demo import moving_world
 
 WORDS = 12  # tokens per prompt: the longest has eleven words, and an end
 TEXT_WIDTH = 64
+NEARNESS = 4.0  # initial bias of the attention's logit at the distance that a head prefers
 HEADS, HEAD_WIDTH, LAYERS = 4, 24, 5
 CHANNELS = 8  # of a latent; 3 x 4 x 4 of them make a video
 JITTER = 0.1  # noise of the latents that the decoder is trained on, and the posterior's std
@@ -43,7 +44,14 @@ def make_tokenizer(prompts: Sequence[str], most: int) -> PreTrainedTokenizerFast
 
 
 def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> UMT5EncoderModel:
-    return UMT5EncoderModel(
+    """An encoder whose initial attention prefers nearby words, so that a motion has its object.
+
+    In each layer three heads prefer the word one, two and three places before. So the code of
+    "right" contains its shape and its colour from the start. With T5's own initial values, which
+    prefer no position, a short training does not learn this: it confuses "a red circle moving right
+    and a blue square moving left" with the prompt that has the two motions swapped.
+    """
+    encoder = UMT5EncoderModel(
         UMT5Config(
             vocab_size=len(tokenizer),
             d_model=TEXT_WIDTH,
@@ -58,6 +66,12 @@ def make_text_encoder(tokenizer: PreTrainedTokenizerFast) -> UMT5EncoderModel:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
+    for block in encoder.encoder.block:
+        bias = block.layer[0].SelfAttention.relative_attention_bias.weight
+        with torch.no_grad():
+            for head, back in enumerate((1, 2, 3)):  # T5 numbers distances back from 0
+                bias[back, head] += NEARNESS
+    return encoder
 
 
 def make_transformer() -> WanTransformer3DModel:
