@@ -153,6 +153,7 @@ class Flow:
 
     saved          the file to continue from after an interruption
     mixed_backward whether the backward too is under autocast, as it was for the shipped images
+    mixed          whether the forward is: convolutions are faster without, where no AMX is
     """
 
     parts: Sequence[nn.Module]
@@ -160,6 +161,7 @@ class Flow:
     steps: int
     saved: Path
     mixed_backward: bool = False
+    mixed: bool = True
 
     def train(self, loss: Callable[[], Tensor]) -> None:
         weights = [p for part in self.parts for p in part.parameters()]
@@ -173,7 +175,7 @@ class Flow:
                 state.save(step)
             # on a processor the backward of the fused attention takes half of the step, plain 5 %
             with sdpa_kernel(SDPBackend.MATH):
-                with torch.autocast("cpu", torch.bfloat16):
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.mixed):
                     value = loss()
                 with torch.autocast("cpu", torch.bfloat16, enabled=self.mixed_backward):
                     descend(value, weights, self.optimizers, rates)
