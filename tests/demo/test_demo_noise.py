@@ -160,14 +160,15 @@ def test_quick_pretraining_runs_and_its_result_is_of_the_shipped_form(script, tm
     assert out.with_suffix(".png").is_file()
 
 
-def test_the_proof_passes_and_stored_densities_are_those_of_training(tmp_path, capsys):
+def test_the_proof_passes_and_stored_densities_are_those_of_training(tmp_path):
     """DDPO's own form: noisy DDIM steps. Rows scored by the policy that drew them have ratio 1."""
     recipe = {"name": "ddpo", "steps": 3, "group": 2, "clip": 1e-3}
     session = runs.opened(small(recipe), tmp_path)
-    said = capsys.readouterr().out
+    experience = collect(session, 0)
+    said = str(session.learner.policy.known_proofs[3, 1.0])
     assert "prediction (epsilon) and decoder equal the pipeline's own call to the bit" in said
     assert "Euler steps are DDIMScheduler's own" in said
-    floor = ratio_check.check_ratio(session.learner, collect(session, 0), session.terminal)
+    floor = ratio_check.check_ratio(session.learner, experience, session.terminal)
     assert floor is not None and floor < 1e-4
 
 
