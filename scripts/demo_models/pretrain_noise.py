@@ -5,10 +5,9 @@
 One stage on images of `flowrl.demo.world`, with prompts of its train split only: text encoder and
 U-Net together, on latents of the image demo's autoencoder, with SD1.5's noise levels. Its loss is
 weighted: in the plain error of the noise, high levels hardly count, and there objects and places
-are decided.
-The numbers of steps are fixed, so the work does not depend on the machine's speed. Weights are
-saved in half precision in diffusers' folder format. Training is saved regularly: a call with the
-same folder continues it.
+are decided. The numbers of steps are fixed, so the work does not depend on the machine's speed.
+Weights are saved in half precision in diffusers' folder format. Training is saved regularly: a call
+with the same folder continues it.
 """
 
 import random

@@ -183,12 +183,11 @@ def test_every_method_of_the_table_trains_a_step(tmp_path, method):
 
 @pytest.mark.slow
 def test_the_demo_learns_its_prompts(tmp_path):
-    """As a user runs it, half as long: held-out strict accuracy rises by 0.05 or more."""
+    """As a user runs it: held-out strict accuracy rises by 0.08 or more, and diversity stays."""
     folder = tmp_path / "run"
-    words = ["train", CONFIG, "--folder", folder, "--train.iterations", "12"]
-    words += ["--evaluate.every", "12"]
-    command = [sys.executable, "-m", "flowrl", *map(str, words)]
+    command = [sys.executable, "-m", "flowrl", "train", str(CONFIG), "--folder", str(folder)]
     subprocess.run(command, check=True, cwd=PROJECT, capture_output=True)
     lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
     key = "held_out/shapes.strict"
-    assert lines[-1][key] - lines[0][key] >= 0.05
+    assert lines[-1][key] - lines[0][key] >= 0.08
+    assert lines[-1]["held_out/image/diversity"] > 0.8 * lines[0]["held_out/image/diversity"]
