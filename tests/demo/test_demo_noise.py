@@ -176,7 +176,7 @@ def test_the_proof_passes_and_stored_densities_are_those_of_training(tmp_path):
 @pytest.mark.parametrize("method", TABLE["methods"])
 def test_every_method_of_the_table_trains_a_step(tmp_path, method):
     recipe = {"name": method} | TABLE["methods"][method]["settings"]["recipe"]
-    tree = small(recipe | {"steps": 3, "group": 2}, iterations=1, updates=1)
+    tree = small(recipe | {"steps": 5, "group": 6}, iterations=1, updates=1)
     assert runs.flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run") == 0
     assert runs.lines(tmp_path / "run")[-1]["grad_norm"] > 0
 
