@@ -10,9 +10,10 @@ The second stage is saved regularly: a call with the same folder continues it.
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pretraining import Flow, PretrainArguments, begin, descend, muon_and_adam, report, timed
 
@@ -162,20 +163,23 @@ def train_flow(
 
 
 @torch.no_grad()
-def judge(out: Path, picture: Path, work: Work) -> float:
-    """Strict accuracy on held-out prompts, 10 steps, no guidance; saves a sheet of samples."""
+def judge(out: Path, picture: Path, judged: int, call: Mapping[str, Any]) -> float:
+    """Strict accuracy on held-out prompts, 10 steps, no guidance; saves a sheet of samples.
+
+    `call` has further arguments of the pipeline's call.
+    """
     pipe = DiffusionPipeline.from_pretrained(out)
     pipe.set_progress_bar_config(disable=True)
     held_out = world.prompts_of("held_out")
-    prompts = [held_out[i % len(held_out)] for i in range(work.judged)]
+    prompts = [held_out[i % len(held_out)] for i in range(judged)]
     parts = [
         pipe(
             prompts[i : i + 64],
             num_inference_steps=10,
             guidance_scale=1.0,
-            max_sequence_length=8,
             generator=torch.Generator().manual_seed(i),
             output_type="pt",
+            **call,
         ).images
         for i in range(0, len(prompts), 64)
     ]
@@ -201,7 +205,8 @@ def main(given: PretrainArguments) -> None:
         pipe.register_modules(vae=vae)
     train_flow(pipe, encode(pipe.vae, pictures), prompts, work, out.with_suffix(".unfinished"))
     save(pipe, out)
-    report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} images", clock)
+    accuracy = judge(out, out.with_suffix(".png"), work.judged, {"max_sequence_length": 8})
+    report(out, accuracy, f"{work.judged} images", clock)
 
 
 if __name__ == "__main__":

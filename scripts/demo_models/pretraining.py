@@ -152,7 +152,8 @@ class Flow:
     """Training of a flow and of its text encoders, whose weights end as their average.
 
     saved          the file to continue from after an interruption
-    mixed          whether the forward is under autocast to bfloat16
+    mixed          whether the forward is under autocast to bfloat16; convolutions, and processors
+                   without bfloat16 units, are faster without
     mixed_backward whether the backward too is under autocast, as it was for the shipped images
     """
 

@@ -19,8 +19,14 @@ FORMATS = "models/test_lora_formats.py"
 ENCODED = "models/test_media_encoder.py"
 TOGETHER = "models/test_images_together.py"
 
+NOISE_DEMO = "demo/test_demo_noise.py"
+
 # fmt: off
 ROWS = (
+    ("noise-demo-weight", "scripts/demo_models/pretrain_noise.py", ".pow(-2)", ".pow(-1)",
+     f"{NOISE_DEMO}::test_the_weighted_error_of_the_noise_is_that_of_the_flows_velocity"),
+    ("noise-demo-states", "scripts/demo_models/pretrain_noise.py", "add_noise(x0, noise, timestep)",
+     "add_noise(x0, noise, 999 - timestep)", f"{NOISE_DEMO}::test_the_loss_of_training_is_the_noise_error_of_the_pipelines_own_states"),
     ("given-shift", "flowrl/models/diffusers/media_encoder.py", ".to(self.scale) - self.shift)",
      ".to(self.scale) + self.shift)", ENCODED),
     ("given-scale", "flowrl/models/diffusers/media_encoder.py", "- self.shift) / self.scale",
