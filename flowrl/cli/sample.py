@@ -133,10 +133,11 @@ def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[
 
 def _image_columns(run: Run) -> list[str]:
     """Columns with images of the run's prompts, if their file is here."""
-    places = [place for place in run.prompts.given if run.prompts.on_disk(place)]
-    if run.model.pipeline is None or not places:
-        return []
-    return [name for name in run.prompts.read(places[0]).columns if IMAGE_COLUMNS.fullmatch(name)]
+    here = [] if run.model.pipeline is None else run.prompts.given
+    for place in here:
+        if run.prompts.on_disk(place):
+            return [n for n in run.prompts.read(place).columns if IMAGE_COLUMNS.fullmatch(n)]
+    return []
 
 
 def _absolute(image: str) -> str:
@@ -154,8 +155,11 @@ def check_takes_image(policy: Policy, image: object) -> None:
     """UserError for an image beside a model whose call has no argument `image`."""
     from flowrl.models.diffusers.policy import PipelinePolicy
 
-    takes = isinstance(policy, PipelinePolicy) and "image" in policy.loop.driver.parameters
-    if image is not None and not takes:
+    if image is None:
+        return
+    if not isinstance(policy, PipelinePolicy):
+        raise UserError("sample: an image is given, and a language model takes none")
+    if "image" not in policy.loop.driver.parameters:
         raise UserError(f"sample: an image is given, and the call of {policy.name} takes none")
 
 
