@@ -62,7 +62,7 @@ MERGES = "a: &a {k0: 1}\n" + "".join(
         ("[{name: shapes, kind: strict}]", "[{name: shapes, settings: 1}]", "settings: expected a"),
         ("lr: 3.0e-4", f"lr: {'[' * 5000}{']' * 5000}", "nested more than 40 deep"),
         ("group: 12", "group: 100000000", "recipe.group: .*less than or equal to 10000"),
-        ("steps: 8", "steps: 100000", "recipe.steps: .*less than or equal to 250"),
+        ("steps: 7", "steps: 100000", "recipe.steps: .*less than or equal to 250"),
         ("train: {iter", "train: {lr: 1.0}\ntrain: {iter", "train is given twice, in line 10 and"),
         ("lr: 3.0e-4", "lr: 1.0, lr: 3.0e-4", "train.lr is given twice"),
         ("max_sequence_length: 1", "eta: 0.7", "model.call: eta has no effect"),
