@@ -30,7 +30,8 @@ if adapter:
     pipe.load_lora_weights(adapter)
 images = pipe(
     json.loads(sys.argv[5]), latents=load_file(given)["latents"], num_inference_steps=5,
-    sigmas=[1 - i / 5 for i in range(5)], guidance_scale=1.0, max_sequence_length=1, output_type="pt",
+    sigmas=[1 - i / 5 for i in range(5)], guidance_scale=1.0, max_sequence_length=1,
+    output_type="pt",
 ).images
 assert not any(name.startswith(("flowrl", "samplers", "rewards")) for name in sys.modules)
 save_file({"images": images.contiguous()}, out)
