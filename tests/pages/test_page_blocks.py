@@ -170,7 +170,8 @@ def test_every_block_of_python_has_its_test() -> None:
     """A new block needs a line in a test of this file, or in those of the pages below."""
     here = {"coming_from_trl_or_verl.md": 1, "language.md": 2, "on_the_way.md": 1}
     here |= {"own_rewards.md": 5, "README.md": 1}
-    with_runs = {"README.md": 2, "demo_video.md": 1, "following.md": 1}  # test_page_commands.py
+    # those of test_page_commands.py:
+    with_runs = {"README.md": 2, "demo_video.md": 1, "demo_noise.md": 1, "following.md": 1}
     elsewhere = ("api.md", "extending.md")  # tests/api/test_api_pages.py, tests/test_docs.py
     found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
     assert found == Counter(here) + Counter(with_runs)
