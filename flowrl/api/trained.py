@@ -92,7 +92,7 @@ class TrainedRun:
         self,
         prompts: str | Sequence[str],
         *,
-        image: str | Image | None = None,
+        image: str | Path | Image | None = None,
         weights: str = "last",
         count: int = 1,
         steps: int | None = None,

@@ -23,7 +23,6 @@ from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
-from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.run.session import load_rewards
 from flowrl.settings import RewardSpec, Run
@@ -46,7 +45,9 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     _refuse(given, bool(specs))
     rewards = load_rewards(specs)
     base, policy = chosen.open()
-    check_takes_image(policy, given.image)
+    takes_image = check_takes_image(policy, given.image)
+    if takes_image and given.image is None and _rows_have_images(run):
+        print("the run's prompts have an image each, and this call gives none: add --image FILE")
     load_into(base, run, chosen.weights)
     steps = chosen.steps(policy, given.steps)
     trial = Trial(prompts, tuple(range(len(prompts))), given.count, steps, given.seed)
@@ -101,21 +102,20 @@ def _refuse(given: SampleArguments, rewards: bool) -> None:
         raise UserError("sample: --steer and --base-steps exclude each other: leave one out")
 
 
-def with_rows(run: Run, texts: tuple[str, ...], image: str | Image | None = None) -> PromptSet:
+def with_rows(
+    run: Run, texts: tuple[str, ...], image: str | Path | Image | None = None
+) -> PromptSet:
     """Prompts with their rows, which hold the image if there is one.
 
     An environment receives the first row of the run's files with this prompt, or the prompt alone.
-    UserError for an image that cannot be read. Prints a line if the run's own rows have images and
-    these have none.
+    UserError for an image that cannot be read.
     """
     rows: list[dict[str, Any]] = [{"prompt": text} for text in texts]
     if run.model.environment is not None:
         rows = _rows_of_run(run, texts, run.model.environment.name)
     if image is not None:
-        whole = _absolute(image) if isinstance(image, str) else image
+        whole = image if isinstance(image, Image) else _absolute(str(image))
         rows = [row | {"image": whole} for row in rows]
-    elif named := _image_columns(run):
-        print(f"the run's prompts have images ({', '.join(named)}), these have none: --image FILE")
     return PromptSet(texts, tuple(rows))
 
 
@@ -131,15 +131,6 @@ def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[
     return [dict(known.get(text, {"prompt": text})) for text in texts]
 
 
-def _image_columns(run: Run) -> list[str]:
-    """Columns with images of the run's prompts, if their file is here."""
-    here = [] if run.model.pipeline is None else run.prompts.given
-    for place in here:
-        if run.prompts.on_disk(place):
-            return [n for n in run.prompts.read(place).columns if IMAGE_COLUMNS.fullmatch(n)]
-    return []
-
-
 def _absolute(image: str) -> str:
     """The absolute path of an image, or of a piece of it, after it was read once."""
     file, mark, piece = image.partition("#xywh=")
@@ -151,16 +142,25 @@ def _absolute(image: str) -> str:
     return whole
 
 
-def check_takes_image(policy: Policy, image: object) -> None:
-    """UserError for an image beside a model whose call has no argument `image`."""
+def check_takes_image(policy: Policy, image: object) -> bool:
+    """Whether the policy is a pipeline whose call has an argument `image`; UserError for an image
+    beside another one."""
     from flowrl.models.diffusers.policy import PipelinePolicy
 
-    if image is None:
-        return
     if not isinstance(policy, PipelinePolicy):
-        raise UserError("sample: an image is given, and a language model takes none")
-    if "image" not in policy.loop.driver.parameters:
+        if image is not None:
+            raise UserError("sample: an image is given, and a language model takes none")
+        return False
+    takes = "image" in policy.loop.driver.parameters
+    if image is not None and not takes:
         raise UserError(f"sample: an image is given, and the call of {policy.name} takes none")
+    return takes
+
+
+def _rows_have_images(run: Run) -> bool:
+    """Whether the run's own prompts have a column `image`, if a file of them is here."""
+    here = [place for place in run.prompts.given if run.prompts.on_disk(place)]
+    return any("image" in run.prompts.read(place).columns for place in here)
 
 
 def parse_rewards(words: Sequence[str]) -> tuple[RewardSpec, ...]:

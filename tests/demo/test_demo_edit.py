@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, FluxKontextPipeline
-from safetensors.torch import load_file
+import yaml
+from diffusers import FluxKontextPipeline
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from flowrl.demo import edit_world
@@ -17,22 +19,43 @@ from flowrl.demo.world import render
 from flowrl.media.pictures import to_image
 from flowrl.pages.records import read_evaluations
 from flowrl.paths import PROJECT
+from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.evaluate import Trial, evaluate_held_out
+from flowrl.run.train import iterate
 from flowrl.settings.read import dump, read_run
 from rewards.edit_shapes import grade_edit
 from rewards.shapes import detect
-from tests.support import runs
+from tests.support import demo_folders, runs
 
 torch.set_num_threads(1)
 FOLDER = PROJECT / "flowrl" / "demo" / "edits-kontext"
 CONFIG = PROJECT / "configs" / "demo_edit.yaml"
+PLAIN = """
+import json, sys
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+from safetensors.torch import load_file, save_file
+torch.set_num_threads(1)
+base, given, sources, out, prompts = sys.argv[1:]
+pipe = DiffusionPipeline.from_pretrained(base)
+prompts, latents = json.loads(prompts), load_file(given)["latents"]
+images = pipe(
+    [Image.open(f"{sources}/{i}.png") for i in range(len(prompts))], prompts, latents=latents,
+    num_inference_steps=4, height=32, width=32, max_area=1024, _auto_resize=False,
+    max_sequence_length=8, output_type="pt",
+).images
+assert not any(name.startswith(("flowrl", "samplers", "rewards")) for name in sys.modules)
+save_file({"images": images.contiguous()}, out)
+"""
 CALL = {"height": 32, "width": 32, "max_area": 1024, "_auto_resize": False}
 
 
 @pytest.fixture(scope="module")
 def pipe():
-    loaded = DiffusionPipeline.from_pretrained(FOLDER)
-    loaded.set_progress_bar_config(disable=True)
-    return loaded
+    return demo_folders.loaded(FOLDER)
 
 
 def edit(pipe, sources, prompts, steps=10, **call):
@@ -49,13 +72,7 @@ def edit(pipe, sources, prompts, steps=10, **call):
 
 
 def test_the_folder_is_small_and_in_half_precision():
-    files = [file for file in FOLDER.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 3.5e6
-    weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 4
-    for file in weights:
-        assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
-    assert {file.suffix for file in files} <= {".safetensors", ".json", ".txt"}
+    demo_folders.check_small_and_halved(FOLDER, 3.5e6, 4)
 
 
 def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
@@ -131,6 +148,36 @@ def test_a_run_edits_trains_and_ends(tmp_path, capsys):
     assert (folder / "pipeline" / "model_index.json").is_file()
     (source,) = read_evaluations(folder)[0].same[0].given
     assert (source.name, source.width, source.height) == ("image", 32, 32)
+
+
+@pytest.mark.slow
+def test_plain_diffusers_edits_the_last_evaluation(tmp_path):
+    tree = yaml.safe_load(cut_down(tmp_path, 2).read_text())
+    tree["evaluate"] |= {"steps": 4, "samples": 6, "per_prompt": 1}
+    session = runs.opened(tree, tmp_path)
+    before = evaluate_held_out(session.learner, session.held_out, session.judges)
+    progress, alarms = Progress(), Alarms()
+    for _ in range(2):
+        iterate(session, progress, alarms)
+    result = evaluate_held_out(session.learner, session.held_out, session.judges)
+    assert before is not None and result is not None and session.held_out is not None
+    assert (result.samples.media - before.samples.media).abs().max() > 1e-4  # it has learned
+    checkpoint.export(session.learner, tmp_path / "weights")
+    e = session.run.evaluate
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, 4, e.seed)
+    noise = trial.noise(session.learner.policy.shape(4))
+    save_file({"latents": noise}, tmp_path / "latents.safetensors")
+    for i, row in enumerate(result.samples.meta):
+        sheet, _, box = row["image"].partition("#xywh=")
+        x, y, width, height = map(int, box.split(","))
+        Image.open(sheet).crop((x, y, x + width, y + height)).save(tmp_path / f"{i}.png")
+    words = [tmp_path / "weights", tmp_path / "latents.safetensors", tmp_path]
+    words += [tmp_path / "out.safetensors", json.dumps(list(result.samples.prompts))]
+    command = [sys.executable, "-c", PLAIN, *map(str, words)]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
+    plain = load_file(tmp_path / "out.safetensors")["images"]
+    assert len(plain) == 6
+    torch.testing.assert_close(plain, result.samples.media, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

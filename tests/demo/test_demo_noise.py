@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from diffusers import DDIMScheduler, DiffusionPipeline, StableDiffusionPipeline
-from safetensors.torch import load_file
+from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from flowrl.demo import world
 from flowrl.paths import PROJECT
@@ -19,7 +18,7 @@ from flowrl.run.collect import collect
 from flowrl.settings.read import dump, read_run
 from rewards.shapes import detect, is_exact
 from samplers.adapt import flow_velocity, level
-from tests.support import runs
+from tests.support import demo_folders, runs
 
 torch.set_num_threads(1)
 FOLDER = PROJECT / "flowrl" / "demo" / "shapes-sd15"
@@ -29,9 +28,7 @@ TABLE = yaml.safe_load((PROJECT / "configs" / "compare" / "noise.yaml").read_tex
 
 @pytest.fixture(scope="module")
 def pipe():
-    loaded = DiffusionPipeline.from_pretrained(FOLDER)
-    loaded.set_progress_bar_config(disable=True)
-    return loaded
+    return demo_folders.loaded(FOLDER)
 
 
 @pytest.fixture
@@ -52,13 +49,7 @@ def small(recipe: dict, **train) -> dict:
 
 
 def test_the_folder_is_small_and_in_half_precision():
-    files = [file for file in FOLDER.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) <= 3e6
-    weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 3
-    for file in weights:
-        assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
-    assert {file.suffix for file in files} == {".safetensors", ".json"}  # nothing to execute
+    demo_folders.check_small_and_halved(FOLDER, 3e6, 3)
 
 
 def test_it_is_of_the_class_of_sd15(pipe):

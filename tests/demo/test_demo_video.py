@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DiffusionPipeline, WanPipeline
+from diffusers import WanPipeline
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -22,6 +22,7 @@ from flowrl.run.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
 from flowrl.settings.read import dump, read_run, run_from
 from rewards.moving_shapes import grade_motion, watch
+from tests.support import demo_folders
 
 torch.set_num_threads(1)
 FOLDER = PROJECT / "flowrl" / "demo" / "moving-wan"
@@ -44,9 +45,7 @@ save_file({"films": films.contiguous()}, out)
 
 @pytest.fixture(scope="module")
 def pipe():
-    loaded = DiffusionPipeline.from_pretrained(FOLDER)
-    loaded.set_progress_bar_config(disable=True)
-    return loaded
+    return demo_folders.loaded(FOLDER)
 
 
 def film(pipe, prompts, steps=10, **call):
@@ -82,13 +81,7 @@ def opened(folder: Path) -> Session:
 
 
 def test_the_folder_is_small_and_in_half_precision():
-    files = [file for file in FOLDER.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 4e6
-    weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 3
-    for file in weights:
-        assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
-    assert {file.suffix for file in files} == {".safetensors", ".json"}  # nothing to execute
+    demo_folders.check_small_and_halved(FOLDER, 4e6, 3)
 
 
 def test_it_loads_without_any_argument_and_in_one_dtype(pipe):

@@ -11,22 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.demo import world
 from flowrl.demo.world import PlacedObject
 from rewards.shapes import BACKGROUND, COLOURS, detect, is_exact
+from tests.support import demo_folders
 
 FOLDER = Path("flowrl/demo/shapes-sd3")
 
 
 @pytest.fixture(scope="module")
 def pipe():
-    loaded = DiffusionPipeline.from_pretrained(FOLDER)
-    loaded.set_progress_bar_config(disable=True)
-    return loaded
+    return demo_folders.loaded(FOLDER)
 
 
 @pytest.fixture
@@ -55,13 +54,7 @@ def accuracy(images, prompts):
 
 
 def test_the_folder_is_small_and_in_half_precision():
-    files = [file for file in FOLDER.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 12e6
-    weights = [file for file in files if file.suffix == ".safetensors"]
-    assert len(weights) == 5
-    for file in weights:
-        assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
-    assert {file.suffix for file in files} == {".safetensors", ".json"}  # nothing to execute
+    demo_folders.check_small_and_halved(FOLDER, 12e6, 5)
 
 
 def test_it_loads_without_any_argument_and_in_one_dtype(pipe):
