@@ -159,8 +159,10 @@ def check_takes_image(policy: Policy, image: object) -> bool:
 
 def _rows_have_images(run: Run) -> bool:
     """Whether the run's own prompts have a column `image`, if a file of them is here."""
-    here = [place for place in run.prompts.given if run.prompts.on_disk(place)]
-    return any("image" in run.prompts.read(place).columns for place in here)
+    prompts = run.prompts
+    return any(
+        p for p in prompts.given if prompts.on_disk(p) and "image" in prompts.read(p).columns
+    )
 
 
 def parse_rewards(words: Sequence[str]) -> tuple[RewardSpec, ...]:
