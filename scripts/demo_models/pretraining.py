@@ -143,6 +143,7 @@ class Unfinished:
         state = {"done": done, "weights": list(self.weights), "torch": torch.get_rng_state()}
         state |= {"parts": [p.state_dict() for p in self.parts], "random": random.getstate()}
         beside = self.path.with_suffix(".tmp")
+        beside.parent.mkdir(parents=True, exist_ok=True)
         torch.save(state, beside)
         beside.rename(self.path)
 

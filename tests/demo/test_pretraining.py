@@ -35,10 +35,10 @@ def trained(shared, path, broken_at: int | None = None) -> Tensor:
 def test_a_flow_goes_on_where_it_was_interrupted(shared, tmp_path):
     whole = trained(shared, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        trained(shared, tmp_path / "broken", broken_at=6)
-    assert (tmp_path / "broken").is_file()
-    assert torch.equal(trained(shared, tmp_path / "broken"), whole)
-    assert not (tmp_path / "broken").exists()
+        trained(shared, tmp_path / "new" / "broken", broken_at=6)
+    assert (tmp_path / "new" / "broken").is_file()
+    assert torch.equal(trained(shared, tmp_path / "new" / "broken"), whole)
+    assert not (tmp_path / "new" / "broken").exists()
 
 
 def test_learning_rates_rise_and_fall(shared):
