@@ -1,82 +1,111 @@
-"""Time recipes whose samples share states: seconds per iteration, and the evaluations they count.
+"""Recipes whose samples share states: an iteration as it is, beside one whose trained rows are all
+evaluated by themselves, and beside independent chains with as many trained rows.
 
-    python scripts/benchmarks/sharing.py --iterations 3
-
-Prints a line of JSON per case: medians over the iterations, of one thread. To compare two versions,
-run the script from both checkouts by turns. `cheap` takes latents for images and reads their
-brightness, so that the network is nearly all of the time.
+All arms are opened runs of one process that take turns. `cheap` takes latents for images and reads
+their brightness, so that the network is nearly all of the time. The ratio that the counts predict
+takes an evaluation with gradients for three.
 """
 
-import argparse
-import json
-import statistics
-import sys
-import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import yaml
 
-PROJECT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PROJECT))
+from flowrl.likelihoods.rows import Rows
+from flowrl.models.diffusers.policy import PipelinePolicy
+from scripts.benchmarks.suite_runs import Opened, settings_of
 
-from flowrl.models.diffusers.policy import PipelinePolicy  # noqa: E402
-from flowrl.run.alarms import Alarms  # noqa: E402
-from flowrl.run.checkpoint import Progress  # noqa: E402
-from flowrl.run.session import open_accelerator, open_session  # noqa: E402
-from flowrl.run.train import iterate  # noqa: E402
-from flowrl.settings.read import run_from  # noqa: E402
-
+DEMO = "configs/demo_flow_grpo.yaml"
+STEPS = 8
 RECIPES: dict[str, dict[str, Any]] = {
-    "temp_flow": {"steps": 8, "roots": 4, "branch": 6, "kl": 0.004},
-    "branch_grpo": {"steps": 8, "at": [0, 1, 2, 3], "kernel": "flow_sde"},
-    "branch_grpo_mix": {"steps": 8, "at": [0, 1, 2, 3]},
-    "mix_grpo": {"steps": 8, "group": 12, "window": 3},
-    "flow_grpo": {"steps": 8, "group": 12, "kl": 0.0},
+    "temp_flow": {"steps": STEPS, "roots": 4, "branch": 6, "kl": 0.004},
+    "branch_grpo": {"steps": STEPS, "at": [0, 1, 2, 3], "kernel": "flow_sde"},
+    "branch_grpo_mix": {"steps": STEPS, "at": [0, 1, 2, 3]},
+    "mix_grpo": {"steps": STEPS, "group": 12, "window": 3},
 }
-PROMPTS = {"temp_flow": 1, "branch_grpo": 6, "branch_grpo_mix": 6, "mix_grpo": 6, "flow_grpo": 6}
-COUNTS = ("count/sampling", "count/training", "count/frozen")
-TIMES = ("seconds/cpu", "seconds/sample", "seconds/decode", "seconds/score", "seconds/update")
+SMALL: dict[str, dict[str, Any]] = {
+    "temp_flow": {"steps": 2, "roots": 1, "branch": 2},
+    "branch_grpo": {"steps": 2, "at": [0]},
+    "branch_grpo_mix": {"steps": 2, "at": [0]},
+    "mix_grpo": {"steps": 4, "group": 2, "window": 2},
+}
+PROMPTS = 4  # an iteration
+REWARDS = ("rewards", "held_out_rewards")
+KINDS = ("sampling", "training", "frozen")
+Patches = tuple[Callable[[], AbstractContextManager[Any]], ...]
 
 
-def measured(name: str, cheap: bool, iterations: int, folder: Path) -> dict[str, Any]:
-    """Medians over some iterations, after one that is not counted."""
-    settings = demo_settings()
-    settings["recipe"] = {"name": name, **RECIPES[name]}
-    settings["prompts"]["per_iteration"] = PROMPTS[name]
-    settings["train"] |= {"iterations": 100, "alarms": "off", "self_test": "off"}
-    if cheap:
-        settings["rewards"] = settings["held_out_rewards"] = [{"name": "brightness"}]
-    run = run_from(settings, "sharing")
-    session = open_session(run, folder, open_accelerator(run, folder))
-    progress, alarms = Progress(), Alarms()
-    found = [iterate(session, progress, alarms) for _ in range(iterations + 1)][1:]
-    middle = {key: statistics.median(each[key] for each in found) for key in (*COUNTS, *TIMES)}
-    return {"recipe": name, "cheap": cheap, **middle}
-
-
-def demo_settings() -> dict[str, Any]:
-    return yaml.safe_load((PROJECT / "configs" / "demo_flow_grpo.yaml").read_text())
+def by_itself(rows: Rows, unit: int = 1) -> torch.Tensor:
+    """In place of `input_of`: no two rows share an input."""
+    return torch.arange(len(rows.prompt), device=rows.prompt.device) // unit
 
 
 def latents_as_images(_policy: Any, x0: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return x0[:, :3].clamp(0, 1).float()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--iterations", type=int, default=3)
-    parser.add_argument("--recipes", nargs="*", default=list(RECIPES), choices=list(RECIPES))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    decode = PipelinePolicy.decode
-    for name in given.recipes:
-        for cheap in (False, True):
-            PipelinePolicy.decode = latents_as_images if cheap else decode  # type: ignore[method-assign]
-            with tempfile.TemporaryDirectory() as folder:
-                print(json.dumps(measured(name, cheap, given.iterations, Path(folder))), flush=True)
+CHEAP: Patches = (partial(patch.object, PipelinePolicy, "decode", latents_as_images),)
+ALONE: Patches = tuple(
+    partial(patch, f"flowrl.{module}.input_of", by_itself)
+    for module in ("run.deal", "likelihoods.rows")
+)
 
 
-if __name__ == "__main__":
-    main()
+@dataclass
+class Arm:
+    """An opened run with something replaced during its iterations."""
+
+    kept: Opened
+    patches: Patches
+
+    @classmethod
+    def of(cls, tree: dict[str, Any], folder: Path, patches: Patches) -> "Arm":
+        with ExitStack() as stack:
+            for each in patches:
+                stack.enter_context(each())
+            return cls(Opened.of(tree, folder), patches)
+
+    def turn(self) -> float:
+        with ExitStack() as stack:
+            for each in self.patches:
+                stack.enter_context(each())
+            return self.kept.turn()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        last = self.kept.metrics[-1]
+        return {kind: round(last.get(f"count/{kind}", 0.0)) for kind in KINDS}
+
+    @property
+    def cost(self) -> int:
+        """Evaluations of an iteration; one with gradients counts as three."""
+        counts = self.counts
+        return counts["sampling"] + counts["frozen"] + 3 * counts["training"]
+
+
+def arms(name: str, cheap: bool, tiny: bool, folder: Path) -> dict[str, Arm]:
+    """The recipe as it is, with every trained row alone, and chains with as many trained rows."""
+    prompts = 1 if tiny else PROMPTS
+    tree = settings(prompts, {"name": name, **RECIPES[name], **(SMALL[name] if tiny else {})})
+    tree |= {place: [{"name": "brightness"}] for place in REWARDS} if cheap else {}
+    patches = CHEAP if cheap else ()
+    found = {
+        "states once": Arm.of(tree, folder / "once", patches),
+        "every row alone": Arm.of(tree, folder / "alone", patches + ALONE),
+    }
+    steps = tree["recipe"]["steps"]
+    group = max(2, round(found["every row alone"].counts["training"] / prompts / steps))
+    chain = settings(prompts, {"name": "flow_grpo", "steps": steps, "group": group})["recipe"]
+    chain["kl"] = tree["recipe"].get("kl", 0.0)
+    found["chains"] = Arm.of(tree | {"recipe": chain}, folder / "chains", patches)
+    return found
+
+
+def settings(prompts: int, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The demo's settings with another recipe, whose own values are the rest."""
+    return settings_of(DEMO, {"prompts": {"per_iteration": prompts}}) | {"recipe": dict(recipe)}

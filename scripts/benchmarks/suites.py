@@ -5,7 +5,8 @@
     python scripts/benchmarks/suites.py --out runs/suites --write         # docs/benchmarks.md
 
 floor    an iteration beside a plain loop of exactly its evaluations of networks
-sharing  states that samples share, and common beginnings of texts (train.share_prompts)
+sharing  states that samples share: evaluated once, every row alone, and independent chains
+texts    common beginnings of texts in the update (train.share_prompts)
 growth   seconds by group, steps, resolution, prompts, rewards and frames: the exponent of a fit
 trl      texts beside TRL's GRPOTrainer
 start    from the start of `flowrl train` to its first iteration
@@ -16,6 +17,7 @@ a median with its smallest and largest value. Each suite is a process of its own
 OUT/suite.json; `--write` writes the section of docs/benchmarks.md from these files.
 """
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -43,7 +45,7 @@ from scripts.benchmarks.suite_runs import (  # noqa: E402
     settings_of,
 )
 
-Suite = Literal["floor", "sharing", "growth", "trl", "start", "servers"]
+Suite = Literal["floor", "sharing", "texts", "growth", "trl", "start", "servers"]
 PAGE = PROJECT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- end of suites -->"
 DEMO, TEXT, VIDEO = (
@@ -63,7 +65,7 @@ Table = list[list[str]]  # the first row has the names of the columns
 @dataclass
 class Arguments:
     out: Path = Path("runs/suites")
-    suites: tuple[Suite, ...] = ("floor", "sharing", "growth", "trl", "start", "servers")
+    suites: tuple[Suite, ...] = ("floor", "sharing", "texts", "growth", "trl", "start", "servers")
     repeats: int = 5
     tiny: bool = False
     """The smallest sizes, to see that the suites run."""
@@ -105,27 +107,26 @@ def floor(repeats: int, tiny: bool) -> Table:
 
 
 def sharing(repeats: int, tiny: bool) -> Table:
-    from scripts.benchmarks.sharing import PROMPTS, RECIPES, demo_settings
+    from scripts.benchmarks.sharing import RECIPES, arms
 
-    lines = [["recipe", "setting", "evaluations with gradients", "seconds", "ratio"]]
-    for name in ("temp_flow", "branch_grpo"):
-        recipe = {"name": name, **RECIPES[name]}
-        recipe |= {"steps": 2, "roots": 1, "branch": 2} if tiny and name == "temp_flow" else {}
-        recipe |= {"steps": 2, "at": [0]} if tiny and name == "branch_grpo" else {}
-        drawn = 1 if tiny else PROMPTS[name]
-        tree = demo_settings() | {"recipe": recipe}
-        changes = {"prompts": {"per_iteration": drawn}, "train": {"alarms": "off"}}
-        tree = settings_of(DEMO, changes) | {"recipe": tree["recipe"]}
-        chain = {"name": "flow_grpo", "steps": recipe["steps"], "group": 2 if tiny else 12}
+    lines = [["recipe", "decoding and reward", "arm", "sampling, training, frozen", "seconds",
+              "ratio to states once", "by the counts"]]  # fmt: skip
+    for name, cheap in itertools.product(RECIPES, (False, True)):
         with tempfile.TemporaryDirectory() as folder:
-            arms = {"tree": Opened.of(tree, Path(folder) / "a"),
-                    "chains": Opened.of(tree | {"recipe": chain}, Path(folder) / "b")}  # fmt: skip
-            found = by_turns(arms, repeats)
-        each = {arm: kept.metrics[-1]["count/training"] for arm, kept in arms.items()}
-        lines.append([name, "states once", f"{each['tree']:.0f}", spread(found["tree"]), ""])
-        own = ratios(found["chains"], found["tree"])
-        lines.append(["flow_grpo", "beside it", f"{each['chains']:.0f}", spread(found["chains"]),
-                      spread(own)])  # fmt: skip
+            tried = arms(name, cheap, tiny, Path(folder))
+            found = by_turns(tried, repeats)
+        own = tried["states once"].cost
+        for arm, values in found.items():
+            counts = ", ".join(map(str, tried[arm].counts.values()))
+            ratio = spread(ratios(values, found["states once"]))
+            lines.append([name, "cheap" if cheap else "the demo's", arm, counts, spread(values),
+                          ratio, f"{tried[arm].cost / own:.2f}"])  # fmt: skip
+        print(*map(" | ".join, lines[-3:]), sep="\n", file=sys.stderr, flush=True)
+    return lines
+
+
+def texts(repeats: int, tiny: bool) -> Table:
+    lines = [["updates", "arm", "evaluations with gradients", "seconds", "ratio"]]
     for updates in (1, 2):
         tree = settings_of(TEXT, {"train": {"updates": updates}}, *[{"prompts": {
             "per_iteration": 2}}] * tiny)  # fmt: skip
@@ -135,9 +136,7 @@ def sharing(repeats: int, tiny: bool) -> Table:
         for name, values in found.items():
             own = ratios(found["by themselves"], values)
             count = f"{metrics[name]['count/training']:.0f}"
-            lines.append(
-                [f"text demo, {updates} updates", name, count, spread(values), spread(own)]
-            )
+            lines.append([f"{updates}", name, count, spread(values), spread(own)])
     return lines
 
 
@@ -209,8 +208,8 @@ def script(name: str, *words: str) -> str:
 
 
 SUITES: dict[str, Callable[[int, bool], Table]] = {
-    "floor": floor, "sharing": sharing, "growth": growth, "trl": trl, "start": starting,
-    "servers": servers,
+    "floor": floor, "sharing": sharing, "texts": texts, "growth": growth, "trl": trl,
+    "start": starting, "servers": servers,
 }  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def test_without_trl_its_suite_is_a_sentence(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["floor", "sharing", "growth", "trl", "start", "servers"])
+@pytest.mark.parametrize("name", ["floor", "sharing", "texts", "growth", "trl", "start", "servers"])
 def test_a_suite_runs_at_the_tiniest_sizes(tmp_path, capsys, name):
     given = suites.Arguments(out=tmp_path, suites=(name,), repeats=1, tiny=True)
     assert suites.main(given) == 0
