@@ -6,9 +6,9 @@ and compares them, without a neural network. It has two scores of the same facts
 * strict is 1 if the image shows exactly what the prompt names and nothing else, otherwise 0;
 * graded is in 0..1, with partial credit for each part that is right.
 
-graded == 1 exactly where strict == 1. To read a curve: the demo model before RL has 0.68 strict and
-0.83 graded on held-out prompts (10 steps, no guidance); drawn scenes have 0.996 strict, their
-copies through its autoencoder 0.98, drawn scenes with a wrong prompt of the same kind 0.0004.
+graded == 1 exactly where strict == 1. To read a curve: the demo model before RL has 0.76 strict on
+held-out prompts (10 steps, no guidance); drawn scenes have 0.996 strict, their copies through its
+autoencoder 0.98, drawn scenes with a wrong prompt of the same kind 0.0004.
 
 How objects are found: each pixel takes its nearest palette colour if one is near; connected pixels
 of one colour are an object; its mask is compared with a circle, a square and an upright triangle
@@ -16,12 +16,13 @@ that fill the same box. A large area of no palette colour counts as an object wi
 that a smudge is an extra object. All lengths are shares of the image's size.
 """
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -118,18 +119,42 @@ def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
     return np.stack(circles), np.ones((1, height, width), bool), np.stack(triangles)
 
 
+@lru_cache(maxsize=4096)
+def _areas(height: int, width: int) -> tuple[np.ndarray, ...]:
+    """Pixels [m] of each of `templates`."""
+    return tuple(masks.sum((1, 2)) for masks in templates(height, width))
+
+
 def detect(
     images: Float[Tensor, "n 3 h w"], iou: float = 0.80, aspect: float = 0.75
 ) -> list[list[DetectedShape]]:
-    """The objects of each image (0..1); about 0.1 ms per image of 32 x 32 in a batch.
+    """The objects of each image (0..1); about 0.2 ms per image of 32 x 32 in a batch.
 
     iou: least overlap of an object's mask with its best template (intersection over union).
     aspect: least ratio of its box's sides; a mask that fails either has shape None.
+    The objects of the last images are kept by a digest of their bytes, so that the graded and the
+    strict score of the same samples look once.
     """
-    from scipy import ndimage
-
     if len(images) == 0:
         return []
+    plain = images.detach().cpu().contiguous()
+    digest = hashlib.blake2b(plain.view(torch.uint8).numpy().data).digest()
+    key = (digest, plain.dtype, plain.shape, iou, aspect)
+    known, found = _LAST.get("found", ((), ()))
+    if known != key:
+        found = tuple(map(tuple, _detect(plain, iou, aspect)))
+        _LAST["found"] = key, found
+    return [list(things) for things in found]
+
+
+_LAST: dict[str, tuple[tuple[Any, ...], tuple[tuple[DetectedShape, ...], ...]]] = {}
+
+
+def _detect(
+    images: Float[Tensor, "n 3 h w"], iou: float, aspect: float
+) -> list[list[DetectedShape]]:
+    from scipy import ndimage
+
     masks = _masks(images)  # [n c h w]; one plane a colour, the last one without colour
     n, planes, height, width = masks.shape
     in_plane = np.zeros((3, 3, 3), bool)
@@ -182,10 +207,10 @@ def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
     height, width = mask.shape
     if min(height, width) < aspect * max(height, width):
         return None
-    overlaps = [
-        ((masks & mask).sum((1, 2)) / (masks | mask).sum((1, 2))).max()
-        for masks in templates(height, width)
-    ]
+    area, overlaps = mask.sum(), []
+    for masks, areas in zip(templates(height, width), _areas(height, width), strict=True):
+        both = (masks & mask).sum((1, 2))
+        overlaps.append((both / (areas + area - both)).max())
     best = int(np.argmax(overlaps))
     return SHAPES[best] if overlaps[best] >= iou else None
 

@@ -1,16 +1,19 @@
-"""The floor below an iteration: a plain loop of exactly its evaluations of networks."""
+"""The floor below an iteration: a plain loop of exactly its evaluations of networks and rewards."""
 
 import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from flowrl.models.adapters import adapter_switch
+from rewards import Samples
+from rewards.guard import guarded_call
 from scripts.benchmarks.suite_runs import Opened
 
 Counts = Counter[tuple[str, int, bool]]  # calls by network, rows and gradients
@@ -39,12 +42,28 @@ class Call:
 
 
 @dataclass
+class Scored:
+    """A reward with samples that it scored, to be asked again."""
+
+    reward: Any
+    samples: Samples
+
+    def again(self) -> float:
+        began = time.process_time()
+        self.reward(self.samples)
+        return time.process_time() - began
+
+
+@dataclass
 class Floor:
     """Two arms on the same networks, whose calls are counted by hooks: `iteration`, always the same
-    one of the run, and `plain`, its calls made again in a loop."""
+    one of the run, and `plain`, its calls made again in a loop. `scoring` are the seconds of the
+    rewards among those of the last plain loop."""
 
     kept: Opened
     calls: list[Call] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    scoring: float = 0.0
     counts: Counts = field(default_factory=Counter)
     recording: bool = False
     a_call: list[float] = field(default_factory=list)  # seconds without gradients, of a denoiser
@@ -56,9 +75,14 @@ class Floor:
         for name, module in found.networks().items():
             module.register_forward_hook(found.hook(name), with_kwargs=True)
         found.recording = True
-        found.iteration()
+        with patch("rewards.combine.guarded_call", found.asked):
+            found.iteration()
         found.recording = False
         return found
+
+    def asked(self, name: str, reward: Any, samples: Samples, *rest: Any) -> Any:
+        self.scored.append(Scored(reward, samples))
+        return guarded_call(name, reward, samples, *rest)
 
     def networks(self) -> dict[str, nn.Module]:
         """The denoisers, encoders and decoder of the run's pipeline."""
@@ -89,7 +113,7 @@ class Floor:
         return self.kept.turn()
 
     def plain(self) -> float:
-        """Make the recorded calls again; return their CPU seconds."""
+        """Make the recorded calls again, and score again; return their CPU seconds."""
         switch = adapter_switch(self.kept.session.learner.policy.roots().values())
         total = 0.0
         for call in self.calls:
@@ -103,7 +127,8 @@ class Floor:
             total += seconds
         for call in self.calls:
             call.module.zero_grad(set_to_none=True)
-        return total
+        self.scoring = sum(scored.again() for scored in self.scored)
+        return total + self.scoring
 
     def by_turns(self, repeats: int) -> tuple[list[float], list[float]]:
         """CPU seconds of iterations and of the plain loop. AssertionError unless both make the same

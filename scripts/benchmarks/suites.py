@@ -4,7 +4,7 @@
     python scripts/benchmarks/suites.py --suites floor start --repeats 5
     python scripts/benchmarks/suites.py --out runs/suites --write         # docs/benchmarks.md
 
-floor    an iteration beside a plain loop of exactly its evaluations of networks
+floor    an iteration beside a plain loop of exactly its evaluations of networks and rewards
 sharing  states that samples share: evaluated once, every row alone, and independent chains
 texts    common beginnings of texts in the update (train.share_prompts)
 growth   seconds by group, steps, resolution, prompts, rewards and frames: the exponent of a fit
@@ -92,7 +92,7 @@ def floor(repeats: int, tiny: bool) -> Table:
         "tiny SD3, 333 text tokens, 64 rows a call": (PEERS, long, {"train": {rows: 64}}),
     }
     lines = [["case", "rows without gradients, with", "ms a call", "iteration", "plain loop",
-              "ratio", "goal"]]  # fmt: skip
+              "its rewards", "ratio", "goal"]]  # fmt: skip
     for name, changes in cases.items():
         tree = settings_of(DEMO, *changes, *[TINY] * tiny)
         with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,8 @@ def floor(repeats: int, tiny: bool) -> Table:
         counted = f"{found.rows(False)}, {found.rows(True)}"
         goal = GOALS[found.milliseconds >= SLOW_CALL]
         lines.append([name, counted, f"{found.milliseconds:.1f}", spread(iteration), spread(plain),
-                      spread(ratios(iteration, plain)), f"{goal}"])  # fmt: skip
+                      f"{found.scoring:.2f}", spread(ratios(iteration, plain)),
+                      f"{goal}"])  # fmt: skip
         print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
     return lines
 

@@ -66,6 +66,8 @@ ROWS = (
      f"{FLANT5}::test_the_score_is_the_geometric_mean_of_yes_and_the_end"),
     ("clip-flant5-mean", "rewards/clip_flant5.py", "chances.mean(1).exp()", "chances.sum(1).exp()",
      f"{FLANT5}::test_the_score_is_the_geometric_mean_of_yes_and_the_end"),
+    ("shapes-kept", "rewards/shapes.py", "key = (digest, plain.dtype,", "key = (plain.dtype,",
+     "demo/test_shapes.py"),
     ("edit-rest", "rewards/edit_shapes.py", "return change * score * EXTRA ** len(left)",
      "return change * EXTRA ** len(left)",
      f"{SHAPE_EDITS}::test_a_right_edit_that_changes_another_object_is_wrong"),

@@ -113,6 +113,18 @@ def test_detect_finds_colours_shapes_and_places():
     assert by_colour["green"].x * 32 == pytest.approx(7, abs=0.3)
 
 
+def test_images_are_looked_at_anew_once_they_change():
+    """The last objects are kept: not beyond other bytes, another bound or a caller's edit."""
+    images = world.render([SCENE])
+    first = detect(images)
+    detect(images)[0].clear()
+    assert detect(images) == first and first[0]
+    images.mul_(0.0)
+    assert detect(images) != first
+    images.copy_(world.render([SCENE]))
+    assert detect(images, iou=1.01)[0][0].shape is None and detect(images) == first
+
+
 def test_clean_pictures_are_right(clean):
     prompts, _, images = clean
     assert sum(strict(images, prompts)) >= 0.985 * len(prompts)
