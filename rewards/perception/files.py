@@ -17,6 +17,7 @@ from rewards.perception.media import to_tensor
 
 PIECE = re.compile(r"(.+)#xywh=(?:pixel:)?(\d+),(\d+),(\d+),(\d+)")
 OPEN_SHEETS = 4  # sheets that stay decoded while pieces of them are read
+Stamp = tuple[int, int]
 FORMATS = ("PNG", "JPEG", "WEBP")  # other readers of PIL start programs, or crash on damage
 MOST_FILE_PIXELS = 2**26  # 8192 x 8192: 67 million
 _ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")  # already applied
@@ -66,8 +67,7 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
             upright.info = {k: v for k, v in upright.info.items() if k not in _ORIENTATION}
             return upright
     except (FileNotFoundError, IsADirectoryError) as error:
-        what = "a folder, not an image" if isinstance(error, IsADirectoryError) else "no such file"
-        raise ValueError(f"{path}: {what}") from error
+        raise ValueError(f"{path}: {_absence(str(path))}") from error
     except UnidentifiedImageError as error:
         empty = Path(path).stat().st_size == 0
         what = "an empty file" if empty else "not a PNG, JPEG or WebP image"
@@ -82,13 +82,19 @@ def open_image_file(path: str | Path, most_pixels: int = MOST_FILE_PIXELS) -> Im
         raise _unreadable(path, error) from error
 
 
-def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: int) -> Image.Image:
+def file_stamp(path: str | Path) -> Stamp | None:
+    """Time and size of an image's file, or of the sheet of a piece, by which a changed file is read
+    again. None if there is no such file: reading it raises the sentence."""
+    match = PIECE.fullmatch(str(path))
     try:
-        found = Path(path).stat()
-        stamp = found.st_mtime_ns, found.st_size
-    except (OSError, ValueError):  # reading it raises the sentence
-        stamp = None
-    sheet = _sheet(path, most_pixels, stamp)
+        found = Path(match[1] if match else path).stat()
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: int) -> Image.Image:
+    sheet = _sheet(path, most_pixels, file_stamp(path))
     left, top, right, bottom = box
     if not (left < right <= sheet.width and top < bottom <= sheet.height):
         raise ValueError(
@@ -98,10 +104,21 @@ def _piece(name: str, path: str, box: tuple[int, int, int, int], most_pixels: in
 
 
 @lru_cache(OPEN_SHEETS)
-def _sheet(path: str, most_pixels: int, stamp: tuple[int, int] | None) -> Image.Image:
-    """A decoded sheet; `stamp` is the file's time and size, so that a changed one is read again."""
+def _sheet(path: str, most_pixels: int, stamp: Stamp | None) -> Image.Image:
+    """A decoded sheet, once for each `file_stamp`."""
     del stamp
     return open_image_file(path, most_pixels)
+
+
+def _absence(path: str) -> str:
+    if not path:
+        return "an empty path"
+    if Path(path).is_dir():
+        return "a folder, not an image"
+    sheet, hash_mark, _ = path.rpartition("#")
+    if hash_mark and Path(sheet).is_file():
+        return "no piece of an image: write #xywh=LEFT,TOP,WIDTH,HEIGHT in pixels, none negative"
+    return "no such file"
 
 
 def _unreadable(path: str | Path, error: BaseException) -> ValueError:

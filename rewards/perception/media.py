@@ -70,17 +70,29 @@ def to_pil(pixels: Float[Tensor, "3 h w"]) -> Image.Image:
     return Image.fromarray(whole.permute(1, 2, 0).cpu().numpy())
 
 
-def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
-    """Floats in 0..1. Gray becomes three equal channels, transparent parts become white."""
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Upright, 8 bits a channel. Gray becomes three equal channels, transparent parts white."""
     image = ImageOps.exif_transpose(image)
     if image.mode in _WIDE:
-        import numpy as np
-
-        gray = torch.from_numpy(np.asarray(image).astype(np.float32)) / 65535
-        return gray.clamp(0, 1).expand(3, -1, -1).clone()
+        return to_pil(_wide(image))
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    image = image.convert("RGB")
+    return image.convert("RGB")
+
+
+def to_tensor(image: Image.Image) -> Float[Tensor, "3 h w"]:
+    """Floats in 0..1, read as `to_rgb` reads, but gray of 16 bits without rounding."""
+    if image.mode in _WIDE:
+        return _wide(ImageOps.exif_transpose(image))
+    image = to_rgb(image)
     flat = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return flat.view(image.height, image.width, 3).permute(2, 0, 1).float() / 255
+
+
+def _wide(image: Image.Image) -> Float[Tensor, "3 h w"]:
+    """Gray of 16 bits, as floats in 0..1."""
+    import numpy as np
+
+    gray = torch.from_numpy(np.asarray(image).astype(np.float32)) / 65535
+    return gray.clamp(0, 1).expand(3, -1, -1).clone()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pretraining import Flow, PretrainArguments, begin, descend, muon_and_adam, report, timed
+from pretraining import Flow, PretrainArguments, Saved, begin, descend, muon_and_adam, report, timed
 
 import torch  # isort: skip
 import tyro
@@ -144,7 +144,11 @@ def flow_parts(pipe: StableDiffusion3Pipeline) -> tuple[nn.Module, ...]:
 
 
 def train_flow(
-    pipe: StableDiffusion3Pipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Path
+    pipe: StableDiffusion3Pipeline,
+    latents: Tensor,
+    prompts: Sequence[str],
+    work: Work,
+    saved: Saved,
 ) -> None:
     """Train transformer and text encoders; the pipeline ends with their averaged weights."""
     usual = pipe.transformer.attn_processors
@@ -203,9 +207,9 @@ def main(given: PretrainArguments) -> None:
     else:
         vae = AutoencoderTiny.from_pretrained(given.autoencoder, subfolder="vae")
         pipe.register_modules(vae=vae)
-    train_flow(pipe, encode(pipe.vae, pictures), prompts, work, out.with_suffix(".unfinished"))
+    train_flow(pipe, encode(pipe.vae, pictures), prompts, work, given.saved(work))
     save(pipe, out)
-    accuracy = judge(out, out.with_suffix(".png"), work.judged, {"max_sequence_length": 8})
+    accuracy = judge(out, given.beside(".png"), work.judged, {"max_sequence_length": 8})
     report(out, accuracy, f"{work.judged} images", clock)
 
 

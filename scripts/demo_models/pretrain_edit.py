@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pretraining import Flow, PretrainArguments, begin, descend, muon_and_adam, report, timed
+from pretraining import Flow, PretrainArguments, Saved, begin, descend, muon_and_adam, report, timed
 
 import torch  # isort: skip
 import tyro
@@ -153,7 +153,7 @@ def flow_parts(pipe: FluxKontextPipeline) -> tuple[nn.Module, ...]:
     return pipe.transformer, pipe.text_encoder, pipe.text_encoder_2
 
 
-def train_flow(pipe: FluxKontextPipeline, data: EditData, work: Work, saved: Path) -> None:
+def train_flow(pipe: FluxKontextPipeline, data: EditData, work: Work, saved: Saved) -> None:
     """Train transformer and text encoders; the pipeline ends with their averaged weights."""
     parts, transformer = flow_parts(pipe), pipe.transformer
     blocks = [*transformer.transformer_blocks, *transformer.single_transformer_blocks]
@@ -200,12 +200,12 @@ def main(given: PretrainArguments) -> None:
     rng, clock = begin(given.seed, given.threads)
     pipe = make_pipeline(given.autoencoder or find("flowrl/demo/shapes-sd3"))
     data = make_data(pipe, list(edit_world.draw_pairs(work.pairs, rng)))
-    saved = out.with_suffix(".unfinished")
-    if not saved.is_file():
+    saved = given.saved(work)
+    if not saved.path.is_file():
         train_text(pipe, work)
     train_flow(pipe, data, work, saved)
     save_halved(pipe, out)
-    report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} edits", clock)
+    report(out, judge(out, given.beside(".png"), work), f"{work.judged} edits", clock)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ with the same folder continues it.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from pretraining import Flow, PretrainArguments, begin, muon_and_adam, report
+from pretraining import Flow, PretrainArguments, Saved, begin, muon_and_adam, report
 
 import torch  # isort: skip
 import tyro
@@ -68,7 +67,7 @@ def noise_parts(pipe: StableDiffusionPipeline) -> tuple[nn.Module, ...]:
 
 
 def train_noise(
-    pipe: StableDiffusionPipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Path
+    pipe: StableDiffusionPipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Saved
 ) -> None:
     """Train U-Net and text encoder; the pipeline ends with their averaged weights."""
     parts = noise_parts(pipe)
@@ -89,9 +88,9 @@ def main(given: PretrainArguments) -> None:
     pipe = make_pipeline(given.autoencoder or find("flowrl/demo/shapes-sd3"))
     prompts = world.draw_prompts(work.pictures, rng)
     latents = encode(pipe.vae, paint_many(prompts, rng))
-    train_noise(pipe, latents, prompts, work, out.with_suffix(".unfinished"))
+    train_noise(pipe, latents, prompts, work, given.saved(work))
     save_halved(pipe, out)
-    accuracy = judge(out, out.with_suffix(".png"), work.judged, {})
+    accuracy = judge(out, given.beside(".png"), work.judged, {})
     report(out, accuracy, f"{work.judged} images", clock)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pretraining import Flow, PretrainArguments, begin, falling, muon_and_adam, report, timed
+from pretraining import Flow, PretrainArguments, Saved, begin, falling, muon_and_adam, report, timed
 
 import torch  # isort: skip
 import tyro
@@ -48,7 +48,7 @@ class Work:
     decoder_steps: int = 350
     flow_steps: int = 1_600
     flow_batch: int = 128
-    judged: int = 292  # videos of held-out prompts in the report
+    judged: int = 272  # videos of held-out prompts in the report
 
     @classmethod
     def quick(cls) -> "Work":
@@ -206,7 +206,7 @@ def flow_parts(pipe: WanPipeline) -> tuple[nn.Module, ...]:
 
 
 def train_flow(
-    pipe: WanPipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Path
+    pipe: WanPipeline, latents: Tensor, prompts: Sequence[str], work: Work, saved: Saved
 ) -> None:
     """Train transformer and text encoder; the pipeline ends with their averaged weights."""
     parts = flow_parts(pipe)
@@ -261,9 +261,9 @@ def main(given: PretrainArguments) -> None:
         take_autoencoder(pipe.vae, given.autoencoder)
     # the flow is the same whether the autoencoder was reused or trained
     torch.manual_seed(given.seed + 1)
-    train_flow(pipe, encode(pipe.vae, films), prompts, work, out.with_suffix(".unfinished"))
+    train_flow(pipe, encode(pipe.vae, films), prompts, work, given.saved(work))
     save(pipe, out)
-    report(out, judge(out, out.with_suffix(".png"), work), f"{work.judged} videos", clock)
+    report(out, judge(out, given.beside(".png"), work), f"{work.judged} videos", clock)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ It must be imported first: it bounds the wait of idle threads before torch is im
 import copy
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,14 @@ Rates = Sequence[torch.optim.lr_scheduler.LambdaLR]
 
 
 @dataclass(frozen=True)
+class Saved:
+    """The file of a training between two of its steps, and the settings that it belongs to."""
+
+    path: Path
+    settings: str
+
+
+@dataclass(frozen=True)
 class PretrainArguments:
     out: Path
     """Folder of the pipeline; the sheet of samples is saved beside it as OUT.png."""
@@ -36,6 +45,14 @@ class PretrainArguments:
     """Processor threads; more than there are idle cores is much slower."""
     autoencoder: Path | None = None
     """Folder of a pipeline made before; its autoencoder is reused."""
+
+    def beside(self, ending: str) -> Path:
+        """OUT with an ending of its own; a dot in OUT's name is no ending."""
+        return self.out.with_name(self.out.name + ending)
+
+    def saved(self, work: Any) -> Saved:
+        settings = f"seed {self.seed}, autoencoder {self.autoencoder}, {work}"
+        return Saved(self.beside(".unfinished"), settings)
 
 
 class Clock:
@@ -123,14 +140,20 @@ def descend(
 class Unfinished:
     """Training between two of its steps, in a file."""
 
-    def __init__(self, path: Path, weights: Sequence[Tensor], parts: Sequence[Any]) -> None:
-        self.path, self.weights, self.parts = path, weights, parts
+    def __init__(self, saved: Saved, weights: Sequence[Tensor], parts: Sequence[Any]) -> None:
+        self.path, self.settings = saved.path, saved.settings
+        self.weights, self.parts = weights, parts
 
     def load(self) -> int:
-        """Load the state; returns the next step."""
+        """Load the state; returns the next step. SystemExit for a state of other settings."""
         if not self.path.is_file():
             return 0
         state = torch.load(self.path, weights_only=True)
+        if state["settings"] != self.settings:
+            sys.exit(
+                f"{self.path} is unfinished with other settings ({state['settings']}; now "
+                f"{self.settings}): finish it with those, delete it, or choose another --out"
+            )
         for weight, value in zip(self.weights, state["weights"], strict=True):
             weight.copy_(value)
         for part, value in zip(self.parts, state["parts"], strict=True):
@@ -140,7 +163,8 @@ class Unfinished:
         return state["done"]
 
     def save(self, done: int) -> None:
-        state = {"done": done, "weights": list(self.weights), "torch": torch.get_rng_state()}
+        state = {"settings": self.settings, "done": done}
+        state |= {"weights": list(self.weights), "torch": torch.get_rng_state()}
         state |= {"parts": [p.state_dict() for p in self.parts], "random": random.getstate()}
         beside = self.path.with_suffix(".tmp")
         beside.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +176,7 @@ class Unfinished:
 class Flow:
     """Training of a flow and of its text encoders, whose weights end as their average.
 
-    saved          the file to continue from after an interruption
+    saved          the state to continue from after an interruption
     mixed          whether the forward is under autocast to bfloat16; convolutions, and processors
                    without bfloat16 units, are faster without
     mixed_backward whether the backward too is under autocast, as it was for the shipped images
@@ -161,7 +185,7 @@ class Flow:
     parts: Sequence[nn.Module]
     optimizers: Optimizers
     steps: int
-    saved: Path
+    saved: Saved
     mixed: bool = True
     mixed_backward: bool = False
 
@@ -186,4 +210,4 @@ class Flow:
             note(value.item())
         for weight, average in zip(weights, averages, strict=True):
             weight.data.copy_(average)
-        self.saved.unlink(missing_ok=True)
+        self.saved.path.unlink(missing_ok=True)

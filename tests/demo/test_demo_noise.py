@@ -136,7 +136,8 @@ def test_pretraining_moves_all_parts(script, tmp_path):
     before = [p.detach().clone() for p in weights]
     prompts = world.prompts_of("train")[:16]
     work = script.Work.quick()
-    script.train_noise(pipe, torch.randn(16, 4, 8, 8), prompts, work, tmp_path / "saved")
+    saved = script.Saved(tmp_path / "saved", "quick")
+    script.train_noise(pipe, torch.randn(16, 4, 8, 8), prompts, work, saved)
     moved = sum(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
     assert moved > 0.5 * len(weights)
     assert all(p.isfinite().all() for p in weights)

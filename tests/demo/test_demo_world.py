@@ -177,9 +177,9 @@ def test_training_moves_all_parts_and_the_average_is_kept(script, tmp_path):
     parts = script.flow_parts(pipe)
     before = [p.detach().clone() for part in parts for p in part.parameters()]
     prompts = world.prompts_of("train")[: work.pictures]
-    saved = tmp_path / "saved"
+    saved = script.Saved(tmp_path / "saved", "quick")
     script.train_flow(pipe, torch.randn(len(prompts), 4, 8, 8), prompts, work, saved)
-    assert not saved.exists()
+    assert not saved.path.exists()
     moved = [
         not torch.equal(a, b)
         for a, b in zip(

@@ -160,6 +160,16 @@ def test_the_reward_reads_the_source_of_its_column(tmp_path):
     assert load("edit_shapes")(samples).tolist() == one == [1, 1, 0]
     other = Samples(results, ["a cat", prompts[0], prompts[0]], torch.arange(3), meta)
     assert load("edit_shapes")(other).isnan().tolist() == [True, False, False]
+    opened = [
+        {"image": open_image_file(row["image"])} for row in meta
+    ]  # as `sample(image=...)` has
+    as_images = Samples(results, prompts, torch.arange(3), opened)
+    assert load("edit_shapes", kind="strict")(as_images).tolist() == [1, 1, 0]
+    several = Samples(results[:1], prompts[:1], torch.arange(1), [{"image": ["a.png", "b.png"]}])
+    with pytest.raises(ValueError, match=r"'image' names one image, not \['a.png', 'b.png'\]"):
+        load("edit_shapes")(several)
+    with pytest.raises(ValueError, match="row 1 of the prompts: the column 'image' names one"):
+        edit_shapes.load().check_prompts(["a"], several.meta)
     missing = Samples(results[:1], prompts[:1], torch.arange(1), [{"image": "none.png"}])
     with pytest.warns(UserWarning, match=r"none.png: no such file; its samples are unscored"):
         assert load("edit_shapes")(missing).isnan().all()

@@ -25,7 +25,7 @@ def test_pretraining_moves_all_parts(script, tmp_path):
     weights = [p for part in script.flow_parts(pipe) for p in part.parameters()]
     before = [p.detach().clone() for p in weights]
     prompts = moving_world.moving_prompts_of("train")[: work.films]
-    saved = tmp_path / "unfinished"
+    saved = script.Saved(tmp_path / "unfinished", "quick")
     script.train_flow(pipe, torch.randn(len(prompts), 8, 3, 4, 4), prompts, work, saved)
     moved = sum(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
     assert moved > 0.5 * len(weights)
@@ -82,7 +82,7 @@ def test_pretraining_goes_on_where_it_was_interrupted(script, tmp_path, monkeypa
             return loss(*given)
 
         monkeypatch.setattr(script, "flow_loss", flaky)
-        script.train_flow(pipe, latents, prompts, work, tmp_path / name)
+        script.train_flow(pipe, latents, prompts, work, script.Saved(tmp_path / name, ""))
         return [p.detach().clone() for part in script.flow_parts(pipe) for p in part.parameters()]
 
     flow_loss = script.flow_loss

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,6 +14,8 @@ from flowrl.models.diffusers import columns, image_cache
 from flowrl.models.diffusers.image_cache import Memo, Posterior
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
+from rewards.perception.files import read_images
+from rewards.perception.media import to_tensor
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_parts import vae
@@ -200,6 +203,34 @@ def test_conditioning_images_are_upright(tmp_path: Path) -> None:
     turned[0x0112] = 6
     Image.new("RGB", (24, 20)).save(tmp_path / "turned.jpg", exif=turned)
     assert columns.open_image(str(tmp_path / "turned.jpg")).size == (20, 24)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "L"])
+def test_the_model_is_given_the_image_that_rewards_read(tmp_path: Path, mode: str) -> None:
+    """Transparent parts are white for both, and gray of 16 bits is no plain white."""
+    noise = np.asarray(Image.effect_noise((8, 6), 80).convert("L"))
+    image = Image.fromarray(noise.astype("uint16") * 257 if mode == "I;16" else noise)
+    if mode in ("RGBA", "LA"):
+        image = image.convert(mode)
+        image.putalpha(Image.fromarray(255 * (noise > 128).astype("uint8")))
+    image.save(tmp_path / "image.png")
+    (read,) = read_images([tmp_path / "image.png"]).media
+    given = columns.open_image(str(tmp_path / "image.png"))
+    assert read is not None and given.mode == "RGB" and read.std() > 0.1
+    torch.testing.assert_close(to_tensor(given), read, rtol=0, atol=0.002)
+
+
+def test_a_changed_image_is_read_again(tmp_path: Path) -> None:
+    path, other = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    for name in (path, other):
+        Image.new("RGB", (8, 8)).save(name)
+    names = (path, path + "#xywh=0,0,4,4")
+    before = [*map(columns.open_image, names), columns.open_images((path, other))[0]]
+    assert columns.open_image(path) is before[0]
+    Image.new("RGB", (8, 9), "white").save(path)
+    after = [*map(columns.open_image, names), columns.open_images((path, other))[0]]
+    seen = [image.getpixel((0, 0)) for image in (*before, *after)]
+    assert seen == [(0,) * 3] * 3 + [(255,) * 3] * 3
 
 
 def test_pictures_that_all_prompts_share_come_by_the_call(tmp_path: Path) -> None:

@@ -79,11 +79,16 @@ def test_missing_empty_and_folders_are_named(tmp_path):
         ("empty.png", "an empty file"),
         ("none.png", "no such file"),
         (".", "a fol"),
+        ("empty.png#xywh=-3,0,2,2", "no piece of an image: write #xywh=LEFT,TOP"),
+        ("empty.png#xyhw=3,0,2,2", "no piece of an image"),
+        ("none.png#xyhw=3,0,2,2", "no such file"),
     ):
         with pytest.raises(ValueError, match=what):
             open_image_file(tmp_path / name)
     with pytest.raises(ValueError, match="not a readable image"):
         open_image_file("a\0b.png")
+    with pytest.raises(ValueError, match="an empty path"):
+        open_image_file("")
 
 
 def test_a_piece_of_a_sheet_is_read(tmp_path):

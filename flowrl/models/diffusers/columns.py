@@ -17,7 +17,8 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS, PromptRow
-from rewards.perception.files import open_image_file
+from rewards.perception.files import Stamp, file_stamp, open_image_file
+from rewards.perception.media import to_rgb
 
 TEXT_COLUMNS = re.compile(r"(negative_)?prompt(_\d+)?")
 VIDEO_COLUMNS = re.compile(r"(.+_)?videos?|conditioning_frames")
@@ -65,17 +66,28 @@ def _value(name: str, value: Any, place: str) -> Any:
     return value
 
 
-@lru_cache(OPEN_IMAGES)
 def open_image(path: str) -> Image.Image:
-    """Return the same object for the same path, by which rows are grouped.
+    """Return the same object for the same path, by which rows are grouped, until the file changes.
 
+    Transparent parts are white, as rewards and the page of a run read them.
     Raises ValueError, one sentence with the path, for a file that `open_image_file` refuses.
     """
-    return open_image_file(path).convert("RGB")
+    return _opened(path, file_stamp(path))
+
+
+def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
+    return _all_opened(paths, tuple(map(file_stamp, paths)))
 
 
 @lru_cache(OPEN_IMAGES)
-def open_images(paths: tuple[str, ...]) -> list[Image.Image]:
+def _opened(path: str, stamp: Stamp | None) -> Image.Image:
+    del stamp
+    return to_rgb(open_image_file(path))
+
+
+@lru_cache(OPEN_IMAGES)
+def _all_opened(paths: tuple[str, ...], stamps: tuple[Stamp | None, ...]) -> list[Image.Image]:
+    del stamps
     return [open_image(path) for path in paths]
 
 
