@@ -5,9 +5,9 @@ No failure of these ends a run: each is one warning that names the reason.
 
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -34,6 +34,7 @@ from flowrl.pages.records import (
     write_record,
 )
 from flowrl.pages.run_page import write_report
+from flowrl.processes.parallel import Parallel
 from flowrl.prompts.prompt_set import IMAGE_COLUMNS
 from flowrl.run.atomic import reason
 from flowrl.run.checkpoint import Progress
@@ -114,58 +115,87 @@ def record_alarms(session: Session, iteration: int, texts: Sequence[str]) -> Non
                 append_record(session.folder, AlarmRecord(iteration, text))
 
 
+@dataclass(frozen=True)
+class ShownPlaces:
+    """Places, among the samples of all processes, of those that an evaluation's record shows."""
+
+    same: list[int]
+    best: list[int]
+    worst: list[int]
+
+    @classmethod
+    def of(cls, scores: Tensor, per_prompt: int, most: int) -> "ShownPlaces":
+        """For scores [n] with NaN where unscored; nothing is shown where `most` is 0."""
+        count, order = min(SAME, most, len(scores)), scores.argsort(stable=True).tolist()
+        some = EXTREMES if count else 0
+        known = [i for i in order if not math.isnan(scores[i])]
+        return cls(
+            [i * len(scores) // count for i in range(count)],
+            _of_different_prompts(known[::-1], per_prompt)[:some],
+            _of_different_prompts(known, per_prompt)[:some],
+        )
+
+    @property
+    def every(self) -> set[int]:
+        return {*self.same, *self.best, *self.worst}
+
+
 def record_evaluation(
     session: Session, result: HeldOutResult, key: str, progress: Progress
 ) -> None:
-    """Write an evaluation's scores, and copies of some samples unless `track.images` is 0."""
-    if not session.accelerator.is_main_process:
-        return
-    with _harmless(session):
-        write_record(session.folder, _evaluation(session, result, key, progress.iteration))
-        thin_out(session.folder, session.run.evaluate.every, progress.best_iteration)
-
-
-def _evaluation(
-    session: Session, result: HeldOutResult, key: str, iteration: int
-) -> EvaluationRecord:
+    """Write an evaluation's scores, and copies of some samples unless `track.images` is 0. All
+    processes call it: each copies its own samples, and the main process writes."""
     assert session.held_out is not None
     e, run = session.run.evaluate, session.run
     trial = Trial.of(session.held_out, e.samples, e.per_prompt, run.evaluation_steps, e.seed)
-    texts = [str(text) for text in session.held_out.take(trial.rows)[0]]
-    names = (*result.scores.names, *result.attempts)
-    own = len(result.samples.prompts)  # of this process
-    count = min(SAME, run.track.images, own)
-    some, side = EXTREMES if count else 0, _side(result.samples)
-    column = result.scores.names.index(key)
-    value, scored = result.scores.values[:, column], result.scores.scored[:, column]
-    order = value.double().argsort(stable=True).tolist()
-    known, group = [i for i in order if scored[i]], result.samples.group.tolist()
-
-    def records(places: Sequence[int]) -> list[SampleRecord]:
-        found = _samples(result.samples, result.scores, places, side)
-        rows = result.samples.meta
-        if not rows:
-            return found
-        return [replace(each, given=images_of_row(rows[each.place], side)) for each in found]
-
-    return EvaluationRecord(
-        iteration,
-        _kind(result.samples),
-        key,
-        e.seed,
-        [shortened(text, MOST_TEXT // 10) for text in texts],
-        [sha256(text.encode()).hexdigest()[:16] for text in texts],
-        {name: _numbers(result.columns[name]) for name in names},
-        records([i * own // count for i in range(count)]),
-        records(_of_different_prompts(known[::-1], group)[:some]),
-        records(_of_different_prompts(known, group)[:some]),
-    )
+    places = ShownPlaces.of(result.columns[key], trial.group, run.track.images)
+    own: dict[int, SampleRecord] = {}
+    with _harmless(session):
+        own = own_samples(session.parallel, result, trial, places.every)
+    shown = {place: each for part in session.parallel.every(own) for place, each in part.items()}
+    if not session.accelerator.is_main_process:
+        return
+    with _harmless(session):
+        texts = [str(text) for text in session.held_out.take(trial.rows)[0]]
+        names = (*result.scores.names, *result.attempts)
+        record = EvaluationRecord(
+            progress.iteration,
+            _kind(result.samples),
+            key,
+            e.seed,
+            [shortened(text, MOST_TEXT // 10) for text in texts],
+            [sha256(text.encode()).hexdigest()[:16] for text in texts],
+            {name: _numbers(result.columns[name]) for name in names},
+            *(
+                [shown[place] for place in each if place in shown]
+                for each in (places.same, places.best, places.worst)
+            ),
+        )
+        write_record(session.folder, record)
+        thin_out(session.folder, session.run.evaluate.every, progress.best_iteration)
 
 
-def _of_different_prompts(places: Sequence[int], group: Sequence[int]) -> list[int]:
+def own_samples(
+    parallel: Parallel, result: HeldOutResult, trial: Trial, places: Set[int]
+) -> dict[int, SampleRecord]:
+    """Copies of this process's samples at these places, with the images of their rows."""
+    mine, counts = parallel.share(len(trial.rows))
+    first, side = mine.start * trial.group, _side(result.samples)
+    here = [i for i in range(len(result.samples.prompts)) if counts and first + i in places]
+    found = _samples(result.samples, result.scores, here, side)
+    rows = result.samples.meta
+    return {
+        first + i: replace(
+            each, place=first + i, given=images_of_row(rows[i], side) if rows else []
+        )
+        for i, each in zip(here, found, strict=True)
+    }
+
+
+def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
     """The places in order, the first of each prompt before all others."""
-    first = {group[i]: i for i in reversed(places)}
-    return sorted(places, key=lambda i: first[group[i]] != i)
+    first = {i // per_prompt: i for i in reversed(places)}
+    return sorted(places, key=lambda i: first[i // per_prompt] != i)
 
 
 def record_tree(session: Session, experience: Experience, iteration: int) -> None:

@@ -1,6 +1,7 @@
 """Records for a run's page: the tree's numbers, an interruption, and a page that cannot be made."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from PIL import Image
 
 from flowrl.pages.records import RECORDS_FOLDER, read_evaluations, read_trees
 from flowrl.run import page_records
+from flowrl.run.evaluate import Trial, evaluate_held_out
 from flowrl.run.start import resume, start
 from flowrl.settings.read import run_from, run_of
-from tests.support.runs import lines, tree, write_pipeline
+from tests.support.runs import lines, opened, tree, write_pipeline
 
 BRANCH = {"name": "branch_grpo", "steps": 4, "at": [0, 2], "eta": 0.7, "clip": 0.2}
 
@@ -40,6 +42,40 @@ def test_images_that_a_row_names_are_copied(tmp_path):
         ("images", 20, 10),
     ]
     assert all(each.media.startswith("data:image/png;base64,") for each in found)
+
+
+def test_best_and_worst_are_those_of_all_samples():
+    """Each prompt's first, unscored ones never; nothing without images."""
+    scores = torch.tensor([3.0, 4.0, torch.nan, 0.0, 9.0, 1.0], dtype=torch.float64)
+    places = page_records.ShownPlaces.of(scores, per_prompt=2, most=3)
+    assert places == page_records.ShownPlaces([0, 2, 4], [4, 1, 3, 0, 5], [3, 5, 0, 1, 4])
+    assert places.every == {0, 1, 2, 3, 4, 5}
+    assert page_records.ShownPlaces.of(scores, 2, most=0).every == set()
+
+
+def test_each_process_copies_its_own_samples(pipeline, tmp_path):
+    """Shares of two and of seven processes, of which some have none, make the records of one."""
+    session = opened(tree(pipeline, tmp_path, BRANCH, iterations=1), tmp_path)
+    result = evaluate_held_out(session.learner, session.held_out, session.judges)
+    e, parallel = session.run.evaluate, session.parallel
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, 2, e.seed)
+    places = set(range(len(result.samples.prompts)))
+    whole = page_records.own_samples(parallel, result, trial, places)
+    assert [(place, each.place) for place, each in whole.items()] == [(i, i) for i in places]
+    scores = [each.scores["brightness"] for each in whole.values()]
+    assert scores == pytest.approx(result.columns["brightness"].tolist(), abs=1e-5)
+    for processes in (2, 7):
+        found = {}
+        for rank in range(processes):
+            one = replace(parallel, rank=rank, processes=processes)
+            mine, _ = one.share(len(trial.rows))
+            rows = [i for i in places if i // trial.group in mine]
+            own = replace(
+                result.scores, values=result.scores.values[rows], scored=result.scores.scored[rows]
+            )
+            part = replace(result, samples=result.samples.take(rows), scores=own)
+            found |= page_records.own_samples(one, part, trial, places)
+        assert found == whole
 
 
 @pytest.mark.slow
