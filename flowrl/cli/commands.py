@@ -87,7 +87,10 @@ def sample_command(arguments: list[str]) -> int:
     if given.model is not None and given.run is not None:  # all its words are prompts
         given.run, given.prompts = None, (given.run, *given.prompts)
     if not given.prompts or not all(prompt.strip() for prompt in given.prompts):
-        raise UserError('sample: name prompts, such as: flowrl sample RUN "a red circle"')
+        raise UserError(
+            'sample: name prompts, such as: flowrl sample RUN "a red circle"; they stand before '
+            "settings such as --model.height, which take all words after them"
+        )
     quiet()
     sample_prompts(given, options)
     return 0

@@ -186,6 +186,8 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
             continue
         given = [value] if equals else []
         many = bool(_types(hints[name]) & {tuple})
+        if name in values and not many:
+            raise UserError(f"{command}: --{written} is given twice and takes one value")
         while rest and not rest[0].startswith("--") and (many or not given):
             given.append(rest.pop(0))
         if not given:

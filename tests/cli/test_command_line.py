@@ -132,6 +132,8 @@ def test_a_mistake_is_one_sentence(capsys, words, sentence):
         (("a", "--rewards", "{name: [}"), "--rewards: not valid YAML"),
         (("a", "--rewards", "3"), "--rewards: "),
         ((), "sample: name prompts"),
+        (("--model.height", "32", "a red ball"), "they stand before settings such as --model.h"),
+        (("a", "--image", "a.png", "--image", "b.png"), "--image is given twice and takes one"),
     ],
 )
 def test_a_mistake_in_sample_is_one_sentence(capsys, run_folder, words, sentence):
