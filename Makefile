@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 CODE = samplers rewards flowrl scripts tests
 
+# Without compiled modules every process would compile all libraries anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo demo-text test test-open-clip tests lint check format docs
 
 setup:

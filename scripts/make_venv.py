@@ -10,6 +10,7 @@ CUDA packages by surprise.
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -38,15 +39,21 @@ def main() -> None:
         print(f"making {folder}", flush=True)
         venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip"]
+    install = [*pip, "install", "-q", *lazily()]
     limits = ["-c", str(PROJECT / "constraints.txt")]
     if not run_quietly([*pip, "show", "-q", "torch"]):
         print("installing torch", flush=True)
-        run([*pip, "install", "-q", "--no-compile", *limits, *torch_index(pip, limits), "torch"])
+        run([*install, *limits, *torch_index(pip, limits), "torch"])
     print("installing flowrl and its tools", flush=True)
-    # without compiling, which takes a minute: modules are compiled when they are first imported
-    run([*pip, "install", "-q", "--no-compile", *limits, "-e", f"{PROJECT}[dev]"])
+    run([*install, *limits, "-e", f"{PROJECT}[dev]"])
     stamp.write_text(digest + str(PROJECT))
     print(f"environment ready in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def lazily() -> list[str]:
+    """Compile modules when they are first imported, and not all, which takes a minute; unless
+    compiled modules are never written, which would double the time of every start."""
+    return [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
 
 
 def torch_index(pip: list[str], limits: list[str]) -> list[str]:
