@@ -11,9 +11,9 @@ source image and of the result are found by `rewards.shapes` and compared. Two p
 *graded* is change * (1/4 + 3/4 rest), times 0.7 for each further object in the result, so the
 unchanged source has 0. *strict* is 1 where graded is exactly 1, otherwise 0.
 
-It looks at objects alone. What is smaller than `rewards.shapes.LEAST_AREA` is none: a removed object
-may leave a speck, and a small new one costs nothing. A background far from the world's own counts as
-an object too many.
+It looks at objects alone. What is smaller than `rewards.shapes.LEAST_AREA` is none: a removed
+object may leave a speck, and a small new one costs nothing. A background far from the world's own
+counts as an object too many.
 """
 
 import re
