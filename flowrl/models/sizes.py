@@ -40,6 +40,7 @@ class Sizes:
     unknown   components whose weights could not be counted
     rows      of the denoiser for one state in training: two with classifier-free guidance
     largest   weights of the largest denoiser
+    buffers   bytes of what models keep beside weights, such as tables of positions
     public    whether the configuration is from flowrl's table, and not from the model's files
     """
 
@@ -55,6 +56,7 @@ class Sizes:
     unknown: tuple[str, ...] = ()
     rows: int = 1
     largest: int = 0
+    buffers: int = 0
     public: bool = False
 
 
@@ -95,6 +97,7 @@ def _pipeline(described: Description, m: ModelSettings) -> Sizes:
         trained=sum(map(_count, denoisers.values())),
         frozen={n: c for n, c in described.counts.items() if c is not None},
         largest=max(map(_count, denoisers.values()), default=0),
+        buffers=sum(buffer.nbytes for model in denoisers.values() for buffer in model.buffers()),
         adapters=_ends(targets),
         tokens=shape.tokens,
         inside=inside,

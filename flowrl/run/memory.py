@@ -135,7 +135,7 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
     return {
-        "trained model": model.trained * wide,
+        "trained model": model.trained * wide + model.buffers,
         "adapters" if m.lora is not None else "masters": own,
         "frozen parts": 0 if m.offload else sum(model.frozen.values()) * wide,
         "gradients": fine * trained,
