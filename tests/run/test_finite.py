@@ -13,6 +13,7 @@ from flowrl.models.diffusers.batch import Painting
 from flowrl.run import atomic, checkpoint, update
 from flowrl.run.alarms import Alarms
 from flowrl.run.checkpoint import Progress
+from flowrl.run.finite import first_not_finite
 from flowrl.run.learner import Learner
 from flowrl.run.train import begin, iterate
 from samplers import Rollout
@@ -244,3 +245,10 @@ def test_begin_keeps_the_base(pipeline, tmp_path):
     progress, alarms = begin(kept, None, cache=False)
     iterate(kept, progress, alarms)
     assert progress.iteration == 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_first_tensor_that_is_not_finite_is_named(value):
+    bad = torch.tensor([1.0, value, -2.0])
+    named = [("one", torch.ones(2)), ("none", torch.ones(0)), ("two", bad), ("three", bad)]
+    assert first_not_finite(named) == "two" and first_not_finite(named[:2]) is None
