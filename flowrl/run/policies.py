@@ -173,4 +173,4 @@ def _place(p: nn.Parameter, weight: Tensor) -> None:
     if isinstance(p, DTensor):
         local_shard(p.detach()).copy_(local_shard(weight))
     else:
-        p.data = weight if weight.dtype is p.dtype else weight.to(p.dtype)
+        p.data = weight.to(p.dtype)

@@ -11,7 +11,7 @@ import torch
 import yaml
 from diffusers import FluxKontextPipeline
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.demo import edit_world
@@ -19,11 +19,6 @@ from flowrl.demo.world import render
 from flowrl.media.pictures import to_image
 from flowrl.pages.records import read_evaluations
 from flowrl.paths import PROJECT
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import Trial, evaluate_held_out
-from flowrl.run.train import iterate
 from flowrl.settings.read import dump, read_run
 from rewards.edit_shapes import grade_edit
 from rewards.shapes import detect
@@ -155,18 +150,7 @@ def test_plain_diffusers_edits_the_last_evaluation(tmp_path):
     tree = yaml.safe_load(cut_down(tmp_path, 2).read_text())
     tree["evaluate"] |= {"steps": 4, "samples": 6, "per_prompt": 1}
     session = runs.opened(tree, tmp_path)
-    before = evaluate_held_out(session.learner, session.held_out, session.judges)
-    progress, alarms = Progress(), Alarms()
-    for _ in range(2):
-        iterate(session, progress, alarms)
-    result = evaluate_held_out(session.learner, session.held_out, session.judges)
-    assert before is not None and result is not None and session.held_out is not None
-    assert (result.samples.media - before.samples.media).abs().max() > 1e-4  # it has learned
-    checkpoint.export(session.learner, tmp_path / "weights")
-    e = session.run.evaluate
-    trial = Trial.of(session.held_out, e.samples, e.per_prompt, 4, e.seed)
-    noise = trial.noise(session.learner.policy.shape(4))
-    save_file({"latents": noise}, tmp_path / "latents.safetensors")
+    result = demo_folders.evaluated_after_training(session, 4, tmp_path)
     for i, row in enumerate(result.samples.meta):
         sheet, _, box = row["image"].partition("#xywh=")
         x, y, width, height = map(int, box.split(","))

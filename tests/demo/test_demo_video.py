@@ -9,17 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import WanPipeline
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.demo import moving_world
 from flowrl.paths import PROJECT
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import Trial, evaluate_held_out
 from flowrl.run.session import Session, open_accelerator, open_session
-from flowrl.run.train import iterate
 from flowrl.settings.read import dump, read_run, run_from
 from rewards.moving_shapes import grade_motion, watch
 from tests.support import demo_folders
@@ -147,19 +142,8 @@ def test_a_film_depends_on_which_object_a_motion_belongs_to(pipe):
 @pytest.mark.slow
 def test_plain_diffusers_films_the_last_evaluation(tmp_path):
     session = opened(tmp_path)
-    before = evaluate_held_out(session.learner, session.held_out, session.judges)
-    progress, alarms = Progress(), Alarms()
-    for _ in range(2):
-        iterate(session, progress, alarms)
-    result = evaluate_held_out(session.learner, session.held_out, session.judges)
-    assert before is not None and result is not None and session.held_out is not None
-    assert (result.samples.media - before.samples.media).abs().max() > 1e-4  # it has learned
-    checkpoint.export(session.learner, tmp_path / "weights")
-    e = session.run.evaluate
-    trial = Trial.of(session.held_out, e.samples, e.per_prompt, 4, e.seed)
-    latents = tmp_path / "latents.safetensors"
-    save_file({"latents": trial.noise(session.learner.policy.shape(4))}, latents)
-    words = [tmp_path / "weights", latents, tmp_path / "films.safetensors"]
+    result = demo_folders.evaluated_after_training(session, 4, tmp_path)
+    words = [tmp_path / "weights", tmp_path / "latents.safetensors", tmp_path / "films.safetensors"]
     words.append(json.dumps(list(result.samples.prompts)))
     command = [sys.executable, "-c", PLAIN, *map(str, words)]
     subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)

@@ -1,10 +1,17 @@
-"""What every demo's pipeline folder promises."""
+"""What every demo's pipeline folder promises, and a trained demo for plain diffusers to repeat."""
 
 from pathlib import Path
 
 import torch
 from diffusers import DiffusionPipeline
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+
+from flowrl.run import checkpoint
+from flowrl.run.alarms import Alarms
+from flowrl.run.checkpoint import Progress
+from flowrl.run.evaluate import HeldOutResult, Trial, evaluate_held_out
+from flowrl.run.session import Session
+from flowrl.run.train import iterate
 
 
 def loaded(folder: Path) -> DiffusionPipeline:
@@ -22,3 +29,22 @@ def check_small_and_halved(folder: Path, most_bytes: float, weights: int) -> Non
     assert len(halved) == weights
     for file in halved:
         assert {tensor.dtype for tensor in load_file(file).values()} == {torch.float16}
+
+
+def evaluated_after_training(session: Session, steps: int, folder: Path) -> HeldOutResult:
+    """Two iterations that change the evaluation's samples, and that evaluation. The weights are in
+    `folder`/weights, the evaluation's noise in `folder`/latents.safetensors."""
+    assert session.held_out is not None
+    judged = session.held_out, session.judges
+    before = evaluate_held_out(session.learner, *judged).samples.media
+    progress, alarms = Progress(), Alarms()
+    for _ in range(2):
+        iterate(session, progress, alarms)
+    result = evaluate_held_out(session.learner, *judged)
+    assert (result.samples.media - before).abs().max() > 1e-4  # it has learned
+    checkpoint.export(session.learner, folder / "weights")
+    e = session.run.evaluate
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, steps, e.seed)
+    noise = trial.noise(session.learner.policy.shape(steps))
+    save_file({"latents": noise}, folder / "latents.safetensors")
+    return result
