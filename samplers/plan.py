@@ -7,13 +7,14 @@ linked list of nodes anywhere. A *draw* is a prompt that is drawn once; its leav
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
 import torch
 
 from samplers.drift import RewardGuide
-from samplers.kernels import Gaussian, Kernel
+from samplers.kernels import Kernel
 from samplers.looks import Looks, Thinning
 from samplers.particles import FeynmanKac
 from samplers.solvers import Euler, Solver
@@ -107,14 +108,15 @@ class Plan:
     def group(self) -> int:
         return self.nodes[-1]
 
-    @property
+    @cached_property  # of every sample's credit
     def columns(self) -> "Columns":
+        unit = [_of_unit_velocity(self.kernel, s) for s in self.steps]
         return Columns(
             nodes=self.nodes,
             noisy=tuple(s.noisy for s in self.steps),
-            std=tuple(_std(self.kernel, s) for s in self.steps),
+            std=tuple(std for _, std in unit),
             h=tuple(s.sigma - s.sigma_next for s in self.steps),
-            slope=tuple(_slope(self.kernel, s) for s in self.steps),
+            slope=tuple(slope for slope, _ in unit),
         )
 
     def stochastic(self, k: int) -> bool:
@@ -212,7 +214,7 @@ def _check(k: int, s: Step, kernel: Kernel | None) -> None:
         raise ValueError(f"step {k}: only a noisy step can branch or be trained on")
     if s.noisy and kernel is None:
         raise ValueError(f"step {k} is noisy, but the plan has no kernel")
-    if (s.branch > 1 or s.train) and not _std(kernel, s) > 0:
+    if (s.branch > 1 or s.train) and not _of_unit_velocity(kernel, s)[1] > 0:
         raise ValueError(
             f"step {k}: {kernel} draws no noise from {s.sigma} to {s.sigma_next}, so it cannot"
             " branch or be trained on there"
@@ -240,19 +242,15 @@ def _misplaced(plan: Plan) -> str | None:
     return None
 
 
-def _std(kernel: Kernel | None, step: Step) -> float:
-    return 0.0 if kernel is None else float(_of_unit_velocity(kernel, step).std)
-
-
-def _slope(kernel: Kernel | None, step: Step) -> float:
-    return 0.0 if kernel is None else float(_of_unit_velocity(kernel, step).mean)
-
-
-def _of_unit_velocity(kernel: Kernel, step: Step) -> Gaussian:
-    """The step from 0 under the velocity 1: every kernel's mean is affine in both."""
+def _of_unit_velocity(kernel: Kernel | None, step: Step) -> tuple[float, float]:
+    """Mean and std of the step from 0 under the velocity 1: every kernel's mean is affine in both.
+    0 without a kernel."""
+    if kernel is None:
+        return 0.0, 0.0
     zero = torch.zeros(1, 1, dtype=torch.float64)
     at, to = (torch.tensor([s], dtype=torch.float64) for s in (step.sigma, step.sigma_next))
-    return kernel(zero, zero + 1, at, to)
+    mean, std = kernel(zero, zero + 1, at, to)
+    return float(mean), float(std)
 
 
 def steps_of(

@@ -51,8 +51,8 @@ class Policies:
             self._weights["ref"] = _copy(self.network) if self._switch is None else {}
         for name, weights in loaded.items():
             self._weights[name] = {key: like(weights[key], p) for key, p in self.network.items()}
-        self._current: NamedWeights = {}  # kept here while another policy is active
-        self.inside = "current"
+        self._current: NamedWeights = {}  # kept here while another policy's weights are placed
+        self._placed = self.inside = "current"  # with adapters off, "ref" has no weights to place
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,17 +74,24 @@ class Policies:
         directly; all others call `using`."""
         if name == self.inside:
             return
-        if self.inside == "current":
-            self._current = {key: _held(p) for key, p in self.network.items()}
-        weights = self._current if name == "current" else self._weights[name]
         if self._switch is not None and "ref" in (name, self.inside):
             self._switch(name != "ref")
-        for key, weight in weights.items():
+        if self._switch is None or name != "ref":
+            self._swap(name)
+        self.inside = name
+        self.changed()
+
+    def _swap(self, name: str) -> None:
+        """Put a policy's weights into the network, unless they are there."""
+        if name == self._placed:
+            return
+        if self._placed == "current":
+            self._current = {key: _held(p) for key, p in self.network.items()}
+        for key, weight in (self._current if name == "current" else self._weights[name]).items():
             _place(self.network[key], weight)
         if name == "current":
             self._current = {}
-        self.inside = name
-        self.changed()
+        self._placed = name
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -27,7 +27,7 @@ from diffusers import FluxKontextPipeline, FluxTransformer2DModel
 from flowrl.cli.commands import quiet
 from flowrl.models.diffusers import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.scheduler_standin import Patch
+from flowrl.models.diffusers.scheduler_standin import Patch, patched
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.tiny_pipelines import NAMED
@@ -126,7 +126,7 @@ def outside(policy: PipelinePolicy, drive: Callable[[], Any]) -> float:
         inside.append(timed(lambda: given.append(real(*args, **named)), policy.device))
         return given[0]
 
-    with Patch(denoiser, "forward", forward).applied():
+    with patched([Patch(denoiser, "forward", forward)]):
         return timed(drive, policy.device) - sum(inside)
 
 
@@ -139,7 +139,7 @@ def denoiser_call(policy: PipelinePolicy, drive: Callable[[], Any]) -> Callable[
         seen.append((args, named))
         return real(*args, **named)
 
-    with Patch(denoiser, "forward", forward).applied():
+    with patched([Patch(denoiser, "forward", forward)]):
         drive()
     ((args, named),) = seen
     return lambda: denoiser(*args, **named)

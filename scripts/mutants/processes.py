@@ -40,6 +40,8 @@ ROWS = (
      "", EXPERTS),
     ("reference-bare", "flowrl/run/policies.py", 'self._switch(name != "ref")', "self._switch(True)",
      SHARED_OLD),
+    ("reference-placed", "flowrl/run/policies.py", "        self._placed = name\n",
+     "        self._placed = self.inside\n", "run/test_policies.py"),
     ("old-shared", "flowrl/run/update.py", "before = None if share is not shares[0] else",
      "before =", SHARED_OLD),
     ("transfers-counts", "flowrl/losses/base.py", "floats(torch.stack(counts).sum(0).double())",

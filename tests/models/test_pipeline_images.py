@@ -13,6 +13,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers import columns, image_cache
 from flowrl.models.diffusers.image_cache import Memo, Posterior
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.scheduler_standin import patched
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images
 from rewards.perception.media import to_tensor
@@ -86,8 +87,9 @@ def test_memo_encodes_an_image_once() -> None:
 
     pipe.vae.encode = counted
     images = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    (patch,) = memo.patches()
-    with patch.applied():
+    patches = memo.patches()
+    assert len(patches) == 1
+    with patched(patches):
         first = pipe.vae.encode(images).latent_dist
         again = pipe.vae.encode(images[[2, 0]]).latent_dist
     assert calls == [1, 1, 1] and isinstance(first, Posterior)
@@ -106,8 +108,9 @@ def test_memo_is_bounded_by_bytes_and_keeps_the_encodings_of_its_call(monkeypatc
     pipe.vae = vae().eval()
     memo = Memo(pipe)
     images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    (patch,) = memo.patches()
-    with patch.applied(), torch.no_grad():
+    patches = memo.patches()
+    assert len(patches) == 1
+    with patched(patches), torch.no_grad():
         pipe.vae.encode(images[:1])
         each = memo.bytes
         assert each > 0

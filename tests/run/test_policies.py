@@ -1,8 +1,12 @@
+import itertools
+
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from flowrl.algorithm import Average, Decay
+from flowrl.models.adapters import adapter_switch
 from flowrl.run.policies import Policies
 
 
@@ -78,3 +82,23 @@ def test_state_goes_round():
         with a.using(name), b.using(name):
             assert torch.equal(first.weight, second.weight)
     assert not any(key.startswith("ref/") for key in a.state())
+
+
+def test_policies_follow_each_other_where_the_start_is_the_network_without_adapters():
+    """In every order: the start switches adapters off and leaves another one's weights in place."""
+    module = get_peft_model(nn.Sequential(layer(3.0)), LoraConfig(r=1, target_modules=["0"]))
+    named = {name: p for name, p in module.named_parameters() if ".lora_" in name}
+    x, switch = torch.ones(1, 1), adapter_switch([module])
+    kept = Policies(named, (Average("slow", Decay(start=0.75)),), switch=switch)
+    with torch.no_grad():
+        for p in named.values():
+            p.fill_(2.0)
+        kept.follow(1)
+        values = {"ref": 3.0, "current": module(x).item()}
+        kept.put("slow")
+        values["slow"] = module(x).item()
+        assert len(set(values.values())) == 3
+        for first, second in itertools.permutations(values, 2):
+            for name in (first, second, first, second, "current"):
+                kept.put(name)
+                assert module(x).item() == values[name], (first, second, name)

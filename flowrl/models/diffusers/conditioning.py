@@ -73,12 +73,13 @@ class Conditioning:
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
         """Return the given rows, in that order; rows may repeat."""
         index = torch.as_tensor(rows, dtype=torch.long).cpu()
-        if len(index) and (int(index.min()) < 0 or int(index.max()) >= self.rows):
-            raise IndexError(f"rows {index.tolist()} are not all among the {self.rows} rows")
+        places = index.tolist()
+        if places and not 0 <= min(places) <= max(places) < self.rows:
+            raise IndexError(f"rows {places} are not all among the {self.rows} rows")
         pairs, there = zip(self.layout.slots, self.values, strict=True), {index.device: index}
         values = tuple(_take(s, v, index, there) for s, v in pairs)
-        extras = tuple(self.extras[i] for i in index.tolist()) if self.extras else ()
-        prompts = tuple(self.prompts[i] for i in index.tolist())
+        extras = tuple(self.extras[i] for i in places) if self.extras else ()
+        prompts = tuple(self.prompts[i] for i in places)
         plain = None if self.plain is None else self.plain.take(index)
         return Conditioning(self.layout, values, prompts, extras, plain)
 
@@ -238,6 +239,8 @@ def _take(slot: Slot, value: Any, index: Tensor, there: dict[torch.device, Tenso
     if value.device not in there:
         there[value.device] = index.to(value.device)
     index = there[value.device]
+    if slot.blocks == 1:
+        return value.index_select(slot.axis, index)
     rows = value.shape[slot.axis] // slot.blocks
     places = [index + rows * block for block in range(slot.blocks)]
     return value.index_select(slot.axis, torch.cat(places))

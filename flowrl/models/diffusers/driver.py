@@ -19,7 +19,7 @@ A shared control  Some pipelines deep-copy their scheduler. So its mode is no at
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ from flowrl.models.diffusers.scheduler_standin import (
     PerRow,
     Received,
     Stop,
+    patched,
     placed,
     stand_in,
 )
@@ -236,14 +237,11 @@ class Driver:
         vars(self.control).update(vars(control))
         finished = False
         try:
-            with ExitStack() as stack:
-                stands = Patch(self.pipe, "scheduler", self.scheduler)
-                # its own call warns once; each driven one would warn again
-                silent = Patch(self.logger, "disabled", call is self.raw)
-                if call is self.raw:
-                    stack.enter_context(placed(self.pipe, self._device()))
-                for patch in (stands, silent, *self.memo.patches(), *patches):
-                    stack.enter_context(patch.applied())
+            stands = Patch(self.pipe, "scheduler", self.scheduler)
+            # its own call warns once; each driven one would warn again
+            silent = Patch(self.logger, "disabled", call is self.raw)
+            place = placed(self.pipe, self._device()) if call is self.raw else nullcontext()
+            with place, patched((stands, silent, *self.memo.patches(), *patches)):
                 result = call(self.pipe, **arguments)
             finished = True
             return result

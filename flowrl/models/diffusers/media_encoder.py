@@ -8,7 +8,6 @@ scaling factors.
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Painting
 from flowrl.models.diffusers.image_to_image import RecordedNoise
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.scheduler_standin import FAILURES, Patch
+from flowrl.models.diffusers.scheduler_standin import FAILURES, Patch, patched
 from samplers.noise import generator
 
 DIGITS = 16  # exact in half precision, under any scale
@@ -118,9 +117,7 @@ class MediaEncoder:
 
         count = int(torch.Size(shape).numel())
         found = DecoderInput.found(reach, count, policy.name)
-        with ExitStack() as stack:
-            for patch in RecordedNoise(0.0).patches(policy.pipe):
-                stack.enter_context(patch.applied())
+        with patched(RecordedNoise(0.0).patches(policy.pipe)):
             quiet = reach(torch.zeros(count)).flatten().float()
         if not torch.allclose(quiet, reach(torch.zeros(count)).flatten().float()):
             raise UserError(f"given: {policy.name} adds noise before it decodes")
@@ -197,7 +194,7 @@ def _decoder_input(batch: Painting, policy: PipelinePolicy, vae: nn.Module, x: T
         raise DecoderReached(latents.detach().cpu())
 
     try:
-        with Patch(vae, "decode", end).applied():
+        with patched([Patch(vae, "decode", end)]):
             _decoded(batch, policy, x)
     except DecoderReached as reached:
         return reached.latents

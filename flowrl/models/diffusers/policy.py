@@ -197,9 +197,10 @@ class PipelinePolicy:
         proof, own = self.known_proofs.get((steps, guidance)), conditioning.extras
         if proof is None:
             proof = self._prove([SHORT_PROMPT, LONG_PROMPT], own[:1] * 2, steps, guidance)
-        for denoiser in self.denoisers:
-            denoiser.eval()  # dropout would make the ratio of new to old differ from 1
-        way, take = proof.to_way, conditioning.take
+        for denoiser in self.denoisers:  # dropout would make the ratio of new to old differ from 1
+            if any(module.training for module in denoiser.modules()):
+                denoiser.eval()
+        way, take, dtype = proof.to_way, conditioning.take, self.arithmetic
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
             prompt = prompt.cpu()  # encodings are selected by numbers on the CPU
@@ -208,9 +209,11 @@ class PipelinePolicy:
             groups = columns.rows_by_call(
                 sigma, chosen, mixed=way.mixed, size=size, together=way.together
             )
+            if len(groups) == 1:  # all rows, in their order
+                return self.loop.velocity(x, sigma, take(prompt), way).to(x.device, dtype)
             parts = [self.loop.velocity(x[r], sigma[r], take(prompt[r]), way) for r in groups]
             order = torch.argsort(torch.cat(groups)).to(x.device)
-            return torch.cat([v.to(x.device, self.arithmetic) for v in parts])[order]
+            return torch.cat([v.to(x.device, dtype) for v in parts])[order]
 
         return velocity
 

@@ -7,6 +7,7 @@ any form of scheduler's list is read as such levels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -76,9 +77,14 @@ class PipelineSchedule:
 
     def index(self, sigma: Tensor) -> Tensor:
         """[n] place of each sigma in the list, -1 for others."""
+        found = [self._places.get(s, -1) for s in sigma.detach().float().tolist()]
+        return torch.tensor(found, dtype=torch.long)
+
+    @cached_property
+    def _places(self) -> dict[float, int]:
+        """The place of each level, as float32 has it."""
         known = torch.tensor(self.sigmas[:-1], dtype=torch.float32)
-        same = sigma.detach().cpu().to(torch.float32)[:, None] == known
-        return torch.where(same.any(1), same.int().argmax(1), -1)
+        return {s: k for k, s in enumerate(known.tolist())}
 
     def place(self, index: int) -> int:
         """Return the number of the first call of `scheduler.step` at this level."""

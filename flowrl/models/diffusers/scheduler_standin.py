@@ -2,15 +2,18 @@
 
 import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 _ABSENT = object()
+SILENT = tqdm(disable=True)
 # errors of a pipeline's own code when it cannot be called in some way
 FAILURES = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError,
@@ -169,9 +172,10 @@ def stand_in(real: Any, control: Control) -> Any:
 def _step(kind: Any, control: Control) -> Any:
     """The stand-in's `step`, with the signature of the real one, which pipelines ask for."""
     signature = inspect.signature(kind.step)
+    names = tuple(signature.parameters)[1:]
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
-        given = signature.bind(self, *args, **named).arguments
+        given = dict(zip(names, args, strict=False)) | named
         seen = Received(given["model_output"], given["timestep"], given["sample"])
         index, control.count = control.count, control.count + 1
         if control.mode == "stop" and index == control.stop_at:
@@ -244,17 +248,28 @@ def _moved(result: Any) -> Tensor:
 
 @contextmanager
 def placed(pipe: Any, device: torch.device) -> Iterator[None]:
-    """Fix the pipeline's `_execution_device` for one call, by a swap of its class.
+    """Fix the pipeline's `_execution_device` for one call, by a swap of its class, and hand it one
+    silent progress bar.
 
     diffusers searches every module for hooks each time that it reads this property, several times
-    per call: for a model of 500 modules that costs more than the rest of driving.
+    per call: for a model of 500 modules that costs more than the rest of driving. A bar costs 0.07
+    ms to make, shown or not.
     """
     kind = type(pipe)
-    pipe.__class__ = type(kind.__name__, (kind,), {"_execution_device": device})
+    pipe.__class__ = _placed(kind, device)
     try:
         yield
     finally:
         pipe.__class__ = kind
+
+
+@lru_cache
+def _placed(kind: Any, device: torch.device) -> type:
+    def progress_bar(self: Any, iterable: Any = None, total: Any = None) -> Any:
+        return kind.progress_bar(self, iterable) if total is None else SILENT
+
+    members = {"_execution_device": device, "progress_bar": progress_bar}
+    return type(kind.__name__, (kind,), members)
 
 
 @dataclass(frozen=True)
@@ -265,19 +280,23 @@ class Patch:
     name: str
     value: Any
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Set the attribute, then restore what was there, which may be nothing.
 
-        Through `vars`: a pipeline's own setattr would also rewrite its config.
-        """
-        held = vars(self.owner)
-        before = held.get(self.name, _ABSENT)
-        held[self.name] = self.value
-        try:
-            yield
-        finally:
-            if before is _ABSENT:
-                del held[self.name]
+@contextmanager
+def patched(patches: Iterable[Patch]) -> Iterator[None]:
+    """Set the attributes, then restore what was there, which may be nothing.
+
+    Through `vars`: a pipeline's own setattr would also rewrite its config.
+    """
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for patch in patches:
+            held = vars(patch.owner)
+            before.append((held, patch.name, held.get(patch.name, _ABSENT)))
+            held[patch.name] = patch.value
+        yield
+    finally:
+        for held, name, value in reversed(before):
+            if value is _ABSENT:
+                del held[name]
             else:
-                held[self.name] = before
+                held[name] = value

@@ -248,8 +248,9 @@ class Loop:
             parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
             return Received.joined(parts)
         start = self.start(way.steps)
+        places = start.schedule.index(sigma)
         if way.forward:
-            index = set(start.schedule.index(sigma).tolist())
+            index = set(places.tolist())
             if len(index) != 1 or -1 in index:
                 raise UserError(
                     f"{self.name} with {self.call} depends on the step's index: it has velocities "
@@ -262,7 +263,7 @@ class Loop:
             times = times.to(start.device)
             target = Target(times[0] if same else times)
         call = self._at(x, conditioning, way)
-        if bool((start.schedule.index(sigma) == 0).all()):
+        if not places.any():  # all at the first level
             call = replace(call, held=None)
         return self.driver.received(call, target).folded(len(x))
 

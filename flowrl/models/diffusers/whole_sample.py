@@ -7,7 +7,6 @@ flowrl's Euler steps the third. `whole_proof` compares them.
 import copy
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +20,7 @@ from flowrl.models.diffusers.image_to_image import RecordedNoise
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.proof_neighbours import nudged
-from flowrl.models.diffusers.scheduler_standin import FAILURES
+from flowrl.models.diffusers.scheduler_standin import FAILURES, patched
 from samplers import Latents, Ode, roll
 from samplers.adapt import from_vp, scale
 from samplers.kernels import per_row
@@ -187,9 +186,8 @@ class WholeSample:
         if "generator" in self.policy.loop.driver.parameters:
             seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
             given["generator"] = torch.Generator().manual_seed(seed)
-        with torch.no_grad(), ExitStack() as stack:
-            for patch in self.policy.loop.driver.memo.patches():  # one posterior for each image
-                stack.enter_context(patch.applied())
+        # one posterior for each image
+        with torch.no_grad(), patched(self.policy.loop.driver.memo.patches()):
             media = media_of(twin(**given)[0])
         last = states[-1]
         shape = (len(self.rows), *self.noise.shape[1:])
