@@ -107,16 +107,18 @@ def _describe_images(run: Run, plans: Sequence[Plan], svg: Path | None) -> str:
 
 
 def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
-    """The work of a gradient method. Anchors come on top: they evaluate other policies, and states
-    inside a path once more."""
-    draws = run.prompts.per_iteration
-    graded = sum(likelihood.graded(plan) for plan in plans)
+    """The work of a gradient method."""
+    draws, loss = run.prompts.per_iteration, run.algorithm().loss
+    others = len(loss.roles)
+    graded = sum(likelihood.graded(plan, others) for plan in plans)
     rows = sum(likelihood.decoded(plan) for plan in plans)
-    words = 2 if isinstance(loss := run.algorithm().loss, RewardGradient) and loss.words else 1
+    words = 2 if isinstance(loss, RewardGradient) and loss.words else 1
     scores = f"{draws * rows * words} scores" if words > 1 else f"{draws * rows} scores"
-    return (
+    found = (
         f"{draws * graded} network evaluations, {draws * rows} decodes and {scores} with gradients"
     )
+    frozen = draws * sum(likelihood.frozen(plan, others) for plan in plans)
+    return f"{found}, {frozen} network evaluations without for the anchors" if frozen else found
 
 
 def _check_levels(run: Run) -> None:

@@ -114,9 +114,19 @@ class Pathwise:
         kept = mask[:, -1:].to(rollout.x0.device)
         return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
 
-    def graded(self, plan: Plan) -> int:
-        """Network evaluations with gradients per draw: several steps are evaluated twice."""
-        return plan.group * sum(k if k == 1 else 2 * k for k in self.starts.steps(plan))
+    def graded(self, plan: Plan, anchors: int) -> int:
+        """Network evaluations with gradients per draw, where the loss compares with so many other
+        policies: several steps are evaluated twice, and once more for the anchors."""
+        each = 3 if anchors else 2
+        return plan.group * sum(k if k == 1 else each * k for k in self.starts.steps(plan))
+
+    def frozen(self, plan: Plan, anchors: int) -> int:
+        """Evaluations without gradients per draw: of each of so many other policies, and of the
+        trained one where states inside a path are found first."""
+        if not anchors:
+            return 0
+        steps = self.starts.steps(plan)
+        return plan.group * sum(anchors * k + (k if k > 1 else 0) for k in steps)
 
     def decoded(self, plan: Plan) -> int:
         """Samples per draw that are decoded with gradients."""

@@ -61,16 +61,20 @@ def iteration_work(
         sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
         samples += draws * sum(plan.looked + plan.probed for plan in images)  # on the way
     rows += _given_inputs(run)
-    frozen = rows * (len(algorithm.loss.roles - {"old"}) + algorithm.reads_reference)
+    others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
+    frozen = rows * (others + algorithm.reads_reference)
+    if isinstance(likelihood, Pathwise):
+        images = [plan for plan in plans if isinstance(plan, Plan)]
+        frozen = float(draws * sum(likelihood.frozen(plan, others) for plan in images))
     if "old" in algorithm.loss.roles:
         frozen += rows * _old_share(run)
     return IterationWork(sampling, rows, frozen, samples)
 
 
 def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
-    draws, likelihood = run.drawn, run.algorithm().likelihood
+    draws, likelihood, loss = run.drawn, run.algorithm().likelihood, run.algorithm().loss
     if isinstance(likelihood, Pathwise):
-        return float(draws * sum(likelihood.graded(plan) for plan in plans))
+        return float(draws * sum(likelihood.graded(plan, len(loss.roles)) for plan in plans))
     if isinstance(likelihood, Matching):
         kept = sum(2 if likelihood.paired else plan.group for plan in plans)
         return float(draws * kept * likelihood.draws)

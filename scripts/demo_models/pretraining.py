@@ -149,9 +149,9 @@ class Unfinished:
         if not self.path.is_file():
             return 0
         state = torch.load(self.path, weights_only=True)
-        if state["settings"] != self.settings:
+        if state.get("settings") != self.settings:  # an older file names none
             sys.exit(
-                f"{self.path} is unfinished with other settings ({state['settings']}; now "
+                f"{self.path} is unfinished with other settings ({state.get('settings')}; now "
                 f"{self.settings}): finish it with those, delete it, or choose another --out"
             )
         for weight, value in zip(self.weights, state["weights"], strict=True):

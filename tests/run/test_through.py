@@ -13,6 +13,7 @@ from flowrl.run.checkpoint import Progress
 from flowrl.run.collect import collect
 from flowrl.run.deal import share_of
 from flowrl.run.monitor import prove_gradients
+from flowrl.run.time_estimate import iteration_work
 from flowrl.run.train import iterate
 from flowrl.run.update import Tally, add_gradients
 from flowrl.settings.read import check_plan, run_from
@@ -55,6 +56,8 @@ def test_a_gradient_method_trains_and_counts_its_work(pipeline, tmp_path, name):
     graded = {"draft": 4 * (4 + 2)}.get(name, 4 * rows)
     assert metrics[0]["count/training"] == graded
     assert metrics[0]["count/frozen"] == (4 * 4 if name == "draft" else 0)
+    work = iteration_work(kept.run)
+    assert (work.training, work.frozen) == (graded, metrics[0]["count/frozen"])
     if name == "draft":  # the path of fresh weights ends at the sample that was scored
         assert metrics[0]["through/score"] == pytest.approx(metrics[0]["reward"], abs=1e-5)
         assert metrics[0]["kl"] == 0 < metrics[1]["kl"]
