@@ -30,15 +30,18 @@ class DrawsPart:
 
 
 def draw_parts(
-    plan: Plan | TextPlan, draws: Sequence[int], rows_per_call: int
+    plan: Plan | TextPlan, draws: Sequence[int], rows_per_call: int, decoded: int | None = None
 ) -> Iterator[DrawsPart]:
-    """Cut the draws where calls of `rows_per_call` rows end at every level of the plan.
+    """Cut the draws where calls of `rows_per_call` rows end at every level of the plan, and those
+    of a decoder, which takes `decoded` samples. None: nothing is decoded in calls (texts).
 
     One part where there is no such place, and for plans whose calls are other ones: those that
     steer, are guided, look at samples on the way, shrink or keep states; of texts, trees, greedy
     leaves and several turns.
     """
     each = draws_per_part(plan, rows_per_call) or len(draws)
+    if decoded is not None:
+        each = lcm(each, decoded // gcd(decoded, plan.group))
     for first in range(0, len(draws), each):
         yield DrawsPart(first, tuple(draws[first : first + each]))
 

@@ -58,6 +58,7 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
         for sentence in policy.proofs(rows[0], run.algorithm().steps, rows[1]):
             print(sentence)
         return
+    policy.check_rows(rows[1])
     digest = proof_digest(run, policy, rows, held_out, Origin.of(run, 1))
     kept = kept_proofs.read(digest) if cache else None
     if kept is None:

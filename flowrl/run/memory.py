@@ -6,6 +6,7 @@ of SD3, FLUX and Wan; tests hold the estimate to within a third), and a checkpoi
 times its width. Decoding is assumed to hold LAYERS layers of the decoder's last level.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models import sizes
-from flowrl.models.call_sizes import NO_MORE
+from flowrl.models.call_sizes import HasSizes, out_of_memory
 from flowrl.models.description import unknown_because
 from flowrl.models.devices import DeviceGroup
 from flowrl.models.sizes import Sizes
@@ -94,14 +95,12 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
     model = sizes.of(run.model, algorithm.steps)
     if model is None:
         return None
-    rows = rows_per_call(run, model, "training")
-    if algorithm.text:  # a call has no more rows than an optimizer step has texts
-        texts = run.prompts.per_iteration * algorithm.group
-        rows = min(rows, -(-texts // run.train.updates))
+    rows = min(rows_per_call(run, model, "training"), _most_trained(run, iteration))
     together = max(rows, algorithm.loss.unit)  # a unit's rows have one backward, however many calls
     phases = {"training": _activations(run, model, together)}
     if model.decoding:
-        decoded = 1 if run.model.vae.slicing else rows_per_call(run, model, "decoding")
+        decoded = min(rows_per_call(run, model, "decoding"), _most_decoded(run, iteration))
+        decoded = 1 if run.model.vae.slicing else decoded
         wide = BYTES[run.model.dtype]
         phases["decoding"] = decoded * model.decoding * LAYERS * wide
         if algorithm.through:
@@ -152,6 +151,30 @@ def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
     if run.model.language is not None:
         return max(1, min(256, 2**14 // (model.tokens or 1)))
     return max(1, min(128, 2**18 // max(1, model.latent)))
+
+
+def _most_trained(run: Run, iteration: int) -> int:
+    """The most rows that a call of the update can have: the texts of an optimizer step, or the
+    samples of one, which are evaluated at one step of the plan at a time."""
+    algorithm, draws, updates = run.algorithm(), run.prompts.per_iteration, run.train.updates
+    if algorithm.text:
+        return -(-draws * algorithm.group // updates)
+    groups = max(2, *_groups(run, iteration))  # a given pair has 2
+    if algorithm.through or algorithm.loss.unit > 1:
+        return draws * groups * max(1, algorithm.steps)
+    return draws * -(-groups // updates)
+
+
+def _most_decoded(run: Run, iteration: int) -> int:
+    """The most samples that a call of the decoder can have."""
+    evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
+    return max(run.prompts.per_iteration * max(_groups(run, iteration)), evaluated)
+
+
+def _groups(run: Run, iteration: int) -> list[int]:
+    algorithm = run.algorithm()
+    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    return [plan.group for plan in plans]
 
 
 def _activations(run: Run, model: Sizes, rows: int) -> int:
@@ -292,14 +315,18 @@ def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
 
 
 @contextmanager
-def explained(run: Run) -> Iterator[None]:
-    """Turn an out-of-memory error inside into a UserError that names settings to change."""
+def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
+    """Turn an out-of-memory error of the run itself into a UserError that names settings to
+    change, from the sizes of calls that the policy has by now. That of a reward, a judge or a
+    callback passes."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        oom = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if of_callback(error) or (not oom and not NO_MORE.search(str(error))):
+    except Exception as error:
+        if of_callback(error) or not out_of_memory(error):
             raise
+        if policy is not None:
+            now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
+            run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])
         needed, changes = estimate(run), advice(run)
         about = "" if needed is None else f"; the run needs about {size(needed.total)}"
         rows = "train.rows_per_call lower, train.gradient_checkpointing: true"

@@ -99,6 +99,8 @@ class StartProof:
     def prove(self) -> None:
         """Print the sentences of the proof, which is made if none is kept."""
         policy, say = self.session.learner.policy, self.session.terminal.say
+        if isinstance(policy, PipelinePolicy):
+            policy.check_rows(self.rows[1])
         if self.kept is not None and isinstance(policy, PipelinePolicy):
             self.kept.use(policy)
             self.sentences = [*self.kept.sentences]

@@ -59,7 +59,8 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     Without `cache` the model is proven again even if a proof is kept.
     """
     main = session.accelerator.is_main_process
-    failures, explained = resumable(session.folder), memory.explained(session.run)
+    failures = resumable(session.folder)
+    explained = memory.explained(session.run, session.learner.policy)
     with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
         with finishing(session.accelerator), session.writer.beside():
             progress, alarms = begin(session, resume, cache)

@@ -34,7 +34,11 @@ class RowsPerCall(Settings):
 def checked_rows(value: Any, place: str = "") -> Any:
     """Return a number of rows, or auto. ValueError, with the `place`, for anything else."""
     text = str(value)
-    if value == "auto" or (not isinstance(value, bool) and text.isdecimal() and text.strip("0")):
+    if value == "auto":
+        return value
+    if not isinstance(value, bool) and text.isdecimal() and text.strip("0"):
+        if len(text) > 18:  # torch counts rows in 64 bits
+            raise ValueError(f"{place}{text[:100]!r} rows are more than a call can have")
         return value
     raise ValueError(f"{place}{text[:100]!r} is neither auto nor a number of rows of at least 1")
 
@@ -45,7 +49,7 @@ class StatesSettings(Settings):
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"device": OnResume.FREE, "dtype": OnResume.SAID}
     dtype: Literal["bfloat16", "float16"] | None = None
     """Half precision halves their memory. The sampler goes on from the rounded state, so the ratio
-    of unchanged weights stays exactly 1. null: as they are computed, in float32 or better."""
+    of unchanged weights stays 1 as without it. null: as they are computed, in float32 or better."""
     device: Literal["cpu"] | None = None
     """cpu: in the CPU's memory, from where each call of the update takes its own; this changes no
     number. null: on the model's device."""

@@ -146,7 +146,7 @@ def test_a_loop_that_only_begins_at_its_image_shows_nothing(tmp_path):
     """Predictions that do not depend on the image are equal for any images."""
     family = NAMED["FLUX.1-Kontext"]
     made = PipelinePolicy(family.build(), call=family.call)
-    extras = made.loop.extras(images(tmp_path, [(16, 16)]) * 2, 2)
+    extras = made.loop.extras(images(tmp_path, [(16, 16)]) * 2, PROMPTS)
     made.prove(PROMPTS, steps=STEPS, guidance=SCALE)
     way = made.known_proofs[STEPS, SCALE].to_way
     x = torch.randn(2, *made.shape(STEPS), generator=torch.Generator().manual_seed(1))

@@ -1,11 +1,16 @@
 """Kept encodings: the bits of a prompt depend on nothing but itself, and bytes are bounded."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from flowrl.models.diffusers import kept_encodings
 from flowrl.models.diffusers.kept_encodings import KeptEncodings, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run import checkpoint
@@ -55,13 +60,47 @@ def test_bytes_are_bounded_and_files_end_with_the_run():
     made, folder = driven(kept), kept._folder
     for prompt in PROMPTS:
         made.encode([prompt])
-        assert 0 < kept.bytes <= kept.most and len(list(folder.iterdir())) == len(kept._kept)
+        assert 0 < kept.bytes <= kept.most and len(list(folder.glob("*.pt"))) == len(kept._kept)
     assert len(kept._kept) < len(PROMPTS)
     del made, kept
     assert not Path(folder).exists()
     none = KeptEncodings("cpu", 1)
     driven(none).encode(PROMPTS)
     assert none.bytes == 0 and not none._kept
+
+
+def test_a_damaged_file_is_encoded_again_and_a_full_disk_is_an_error_with_the_file(monkeypatch):
+    kept = KeptEncodings("disk", MOST)
+    made = driven(kept)
+    cold, size = made.encode(PROMPTS), kept.bytes
+    first, second, _ = sorted(kept._folder.glob("*.pt"))
+    first.write_bytes(first.read_bytes()[:100])
+    second.unlink()
+    assert equal(made.encode(PROMPTS), cold) and kept.bytes == size
+    assert equal(made.encode(PROMPTS), cold) and len(kept._kept) == 3
+
+    def full(*_):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 768 vs 726")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"flowrl-encodings-.*\.pt cannot be written: is its disk"):
+        made.encode(["another prompt"])
+
+
+def test_folders_of_killed_runs_are_removed_and_those_of_others_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_encodings.tempfile, "tempdir", str(tmp_path))
+    mine = KeptEncodings("disk", MOST)
+    code = (
+        "import os, signal\n"
+        "from flowrl.models.diffusers.kept_encodings import KeptEncodings\n"
+        "kept = KeptEncodings('disk', 1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    given = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=given).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2 and mine._folder.exists()
+    other = KeptEncodings("disk", MOST)
+    assert set(tmp_path.iterdir()) == {mine._folder, other._folder}
 
 
 def test_a_prompts_own_negative_prompt_is_part_of_what_is_kept():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models import sizes
+from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
 from flowrl.run import memory, train
 from flowrl.run.alarms import Alarms
@@ -18,10 +19,19 @@ from flowrl.run.checkpoint import Progress, newest
 from flowrl.run.learner import load_policy
 from flowrl.run.train import iterate
 from flowrl.settings import Run
-from flowrl.settings.read import run_from
+from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
 from tests.support.runs import flowrl, lines, write
 from tests.support.tiny_pipelines import NAMED
+
+FULL_REWARD = """import torch
+
+
+def full(samples):
+    if torch.is_tensor(samples.media) and samples.media.std() > 0 and len(samples.prompts) > 1:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    return [0.0] * len(samples.prompts)
+"""
 
 WIDER: dict[str, tuple[type, dict[str, Any], dict[str, Any]]] = {
     "SD3": (
@@ -208,6 +218,39 @@ def test_a_call_is_no_larger_than_the_texts_of_a_step(tmp_path) -> None:
     assert phases[0] == phases[1] and phases[2] == phases[3] == phases[0] // 2
 
 
+def test_a_call_is_no_larger_than_the_samples_of_a_step(folders, tmp_path) -> None:
+    """The rows of calls that an iteration cannot fill are not counted, nor advised to be fewer."""
+    tree = runs.tree(folders["SD3"], tmp_path, runs.FLOW_GRPO)
+    tree["prompts"] |= {"per_iteration": 3, "held_out": None}
+    tree["recipe"]["group"] = 4
+    found = {}
+    for updates, rows in ((1, 100), (1, 12), (2, 100), (2, 6), (1, 6)):
+        tree["train"] |= {"updates": updates, "rows_per_call": rows}
+        given = run_from(tree, "test")
+        made = memory.estimate(given)
+        assert made is not None
+        found[updates, rows] = made.phases["training"], made.phases["decoding"]
+    assert found[1, 100] == found[1, 12] and found[1, 6][0] == found[2, 6][0] == found[2, 100][0]
+    assert found[1, 12] == pytest.approx([2 * part for part in found[1, 6]])
+    tree["evaluate"]["samples"], tree["prompts"]["held_out"] = 50, tree["prompts"]["train"]
+    tree["train"] |= {"updates": 1, "rows_per_call": 100}
+    made = memory.estimate(run_from(tree, "test"))  # evaluations decode more samples
+    assert made is not None and 12 * made.phases["decoding"] == 50 * found[1, 12][1]
+
+
+def test_advice_is_from_the_sizes_that_calls_have_by_now(folders, tmp_path) -> None:
+    given = run(folders["SD3"], "SD3", tmp_path)
+    kept = override(given, ["--prompts.per_iteration", "8", "--train.rows-per-call", "16"])
+
+    class Lowered:
+        sizes = CallSizes.same(1)
+
+    for policy, advised in ((None, True), (Lowered(), False)):
+        with pytest.raises(UserError) as refused, memory.explained(kept, policy):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert ("train.rows_per_call" in str(refused.value)) is advised
+
+
 def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:
     given = run(folders["SD3"], "SD3", tmp_path, lora=None)
     found = memory.estimate(given)
@@ -277,6 +320,16 @@ def test_other_errors_are_not_taken_for_it(pipeline, tmp_path) -> None:
     given = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
     with pytest.raises(RuntimeError, match="shapes"), memory.explained(given):
         raise RuntimeError("shapes do not fit")
+
+
+def test_a_reward_without_memory_is_named(pipeline, tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(FULL_REWARD)
+    tree = runs.tree(pipeline, tmp_path, runs.NFT, self_test="off")
+    tree["rewards"] = [{"name": f"{tmp_path / 'mine.py'}:full", "label": "mine"}]
+    assert flowrl("train", write(tree, tmp_path), "--folder", tmp_path / "run") == 3
+    said = capsys.readouterr().err
+    assert "the reward mine raised OutOfMemoryError: CUDA out of memory" in said
+    assert "(mine.py, 6)" in said and "rows_per_call" not in said
 
 
 def test_the_text_model_is_counted_too() -> None:

@@ -58,6 +58,9 @@ def test_parts_end_where_calls_end_at_every_level():
     assert draws_per_part(tree, 4) == 4 and draws_per_part(tree, 3) == 1
     cuts = [(part.first, part.draws) for part in draw_parts(tree, [5, 6, 7, 8, 9], 6)]
     assert cuts == [(0, (5, 6)), (2, (7, 8)), (4, (9,))]
+    for decoded, each in ((24, 2), (16, 4), (18, 6)):  # samples that are decoded in a call
+        parts = list(draw_parts(tree, range(9), 6, decoded))
+        assert [part.first for part in parts] == list(range(0, 9, each))
     levels = [0.0] * 9
     assert draws_per_part(Completions(6)(levels, 0, 0)[0], 4) == 2
     for other in (Completions(6, greedy=True), Segments(2, 2, (4,))):

@@ -121,10 +121,11 @@ class Painting:
         self, plans: Sequence[Plan], draws: Sequence[int], sampling: Sampling[Rollout]
     ) -> list[DrawsPart]:
         """The parts of a single plan's draws. Rows with images are in calls by them."""
-        rows, alone = self.owner.sizes.sampling, len(plans) == 1 and not self.conditioning.extras
-        if sampling.on_part is None or rows is None or not alone:
+        sizes, alone = self.owner.sizes, len(plans) == 1 and not self.conditioning.extras
+        rows, decoded = sizes.sampling, sizes.decoding
+        if sampling.on_part is None or rows is None or decoded is None or not alone:
             return [DrawsPart(0, tuple(draws))]
-        return list(draw_parts(plans[0], draws, rows))
+        return list(draw_parts(plans[0], draws, rows, decoded))
 
     def media(self, rollout: Rollout) -> Tensor:
         """Decode samples to images, with their own encodings, which some decoders read."""

@@ -33,27 +33,37 @@ def images(names: Iterable[str]) -> list[str]:
 
 
 def extras(rows: Sequence[Mapping[str, Any]], parameters: Iterable[str]) -> tuple[Extra, ...]:
-    """Return the arguments of each prompt's row. Missing texts are empty.
+    """Return the arguments of each prompt's row. A text that others have and it lacks is None.
 
     Raises UserError, with the row's place in the prompt file, for an image that cannot be read and
     for a row without an image that others have.
     """
     names = list(parameters)
-    texts = [name for name in names if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
-    found = [name for name in (*texts, *images(names)) if any(row.get(name) for row in rows)]
+    pictures = [name for name in images(names) if any(row.get(name) for row in rows)]
+    found = [*texts_of(names, rows), *pictures]
     if not found:
         return ()
-    places = [
+    pairs = list(zip(rows, places(rows), strict=True))
+    return tuple({name: _value(name, row.get(name), at) for name in found} for row, at in pairs)
+
+
+def texts_of(parameters: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The pipeline's texts beside the prompt that some rows have."""
+    texts = [name for name in parameters if TEXT_COLUMNS.fullmatch(name) and name != "prompt"]
+    return [name for name in texts if any(row.get(name) for row in rows)]
+
+
+def places(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The place of each row in its prompt file, for messages."""
+    return [
         row.place if isinstance(row, PromptRow) else f"prompt {i + 1} of the batch"
         for i, row in enumerate(rows)
     ]
-    pairs = list(zip(rows, places, strict=True))
-    return tuple({name: _value(name, row.get(name), at) for name in found} for row, at in pairs)
 
 
 def _value(name: str, value: Any, place: str) -> Any:
     if TEXT_COLUMNS.fullmatch(name):
-        return value or ""
+        return value or None
     if value is None or (isinstance(value, str | list | tuple) and not value):
         raise UserError(f"{place} has no {name}, but others do")
     try:

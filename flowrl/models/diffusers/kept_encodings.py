@@ -1,13 +1,16 @@
 """Encodings of prompts: made in calls, or kept across iterations on the CPU or in files."""
 
+import fcntl
+import pickle
 import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from flowrl.models.diffusers.conditioning import Conditioning
 Encode = Callable[[Sequence[str], Sequence[Extra]], Conditioning]
 KeptWhere = Literal["cpu", "disk"]
 MIB = 2**20
+PREFIX, LOCK = "flowrl-encodings-", "lock"  # of temporary folders, and a file in each
 
 
 def encoded_in_calls(
@@ -40,16 +44,18 @@ class KeptEncodings:
 
     Every prompt is encoded alone, also a new one, so that its bits depend on nothing but itself:
     not on the others of its batch, on the order, or on what is kept. Rows with images of their own
-    are not kept. Files are in a temporary folder, which ends with the run.
+    are not kept. Files are in a temporary folder, which ends with the run; that of a killed run at
+    the next start.
     """
 
     def __init__(self, where: KeptWhere, most: int) -> None:
         self.where, self.most, self.bytes = where, most, 0
         self._kept: OrderedDict[tuple[Any, ...], KeptEncoding] = OrderedDict()
         self._folder: Path | None = None
+        self._lock: IO[str] | None = None
         self._written = 0
         if where == "disk":
-            self._folder = Path(tempfile.mkdtemp(prefix="flowrl-encodings-"))
+            self._folder, self._lock = new_folder()
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def encode(
@@ -68,7 +74,9 @@ class KeptEncodings:
         key = encoding_key(prompt, extra)
         if key is not None and key in self._kept:
             self._kept.move_to_end(key)
-            return self._kept[key].read()
+            if (found := self._kept[key].read()) is not None:
+                return found
+            self.bytes -= self._kept.pop(key).size  # its file is damaged
         made = moved(encode([prompt], [extra] if extras else ()), torch.device("cpu"))
         if key is not None:
             self._keep(key, made)
@@ -80,7 +88,7 @@ class KeptEncodings:
             _, old = self._kept.popitem(last=False)
             self.bytes -= old.size
             if old.file is not None:
-                old.file.unlink()
+                old.file.unlink(missing_ok=True)
         if size > self.most:
             return
         kept = KeptEncoding(made, size)
@@ -99,18 +107,44 @@ class KeptEncoding:
     file: Path | None = None
 
     def written(self, file: Path) -> "KeptEncoding":
+        """Move the values to a file. OSError where it cannot be written: the disk may be full."""
         plain = self.encoding.plain
-        torch.save((self.encoding.values, None if plain is None else plain.values), file)
+        try:
+            torch.save((self.encoding.values, None if plain is None else plain.values), file)
+        except RuntimeError as error:  # torch's own writer says it so
+            reason = "cannot be written: is its disk full? (model.encodings keeps files there)"
+            raise OSError(f"{file} {reason}") from error
         bare = None if plain is None else replace(plain, values=())
         return KeptEncoding(replace(self.encoding, values=(), plain=bare), self.size, file)
 
-    def read(self) -> Conditioning:
+    def read(self) -> Conditioning | None:
+        """The whole encoding; None where its file is damaged or gone."""
         if self.file is None:
             return self.encoding
-        values, plain = torch.load(self.file, weights_only=True)
+        try:
+            values, plain = torch.load(self.file, weights_only=True)
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
+            return None
         bare = self.encoding.plain
         whole = None if bare is None else replace(bare, values=plain)
         return replace(self.encoding, values=values, plain=whole)
+
+
+def new_folder() -> tuple[Path, IO[str]]:
+    """Make a temporary folder, with a locked file in it, and remove those that killed runs left:
+    nobody holds their locks."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), (old / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        file = (folder / LOCK).open("w")
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / LOCK).exists():  # else another start has just removed it
+                return folder, file
+        file.close()
 
 
 def encoding_key(prompt: str, extra: Mapping[str, Any]) -> tuple[Any, ...] | None:

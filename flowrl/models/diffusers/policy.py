@@ -141,6 +141,11 @@ class PipelinePolicy:
         self.frozen.rest()
         return start
 
+    def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
+        """Raise UserError for rows of prompt files that could not be in one batch."""
+        self.loop.missing.check(self.loop.traits, meta)
+        self.frozen.rest()
+
     def encode(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]] = ()
     ) -> Conditioning:
@@ -149,7 +154,7 @@ class PipelinePolicy:
         `meta` are the prompts' rows of their file: columns named as the pipeline's own arguments
         (negative_prompt, image) are conditioning too.
         """
-        extras = self.loop.extras(meta, len(prompts))
+        extras = self.loop.extras(meta, prompts)
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
         if self.kept_encodings is None:
@@ -258,7 +263,7 @@ class PipelinePolicy:
         """
         prompts, meta = [*prompts, *prompts][:2], [*meta, *meta][:2]
         extras = columns.extras(meta, self.loop.driver.parameters)
-        extras = self.loop.extras(meta, 2) if extras else ()
+        extras = self.loop.extras(meta, prompts) if extras else ()
         return self._prove(prompts, extras, steps, guidance, complete=complete, gradient=gradient)
 
     def _prove(

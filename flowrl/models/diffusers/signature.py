@@ -23,6 +23,7 @@ from flowrl.models.diffusers.conditioning import (
 )
 from flowrl.models.diffusers.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.image_to_image import CleanPart, RecordedNoise, clean_part, noise_sizes
+from flowrl.models.diffusers.missing_texts import MissingTexts
 from flowrl.models.diffusers.own_levels import OwnLevels
 from flowrl.models.diffusers.proof_checks import media_of
 from flowrl.models.diffusers.schedule import ModelOutput, PipelineSchedule, Start, Way
@@ -53,6 +54,7 @@ class Loop:
         self.traits: Traits = discover(self.driver, call, levels)
         self.name, self.call = self.traits.name, self.traits.call
         self.guidance = self.traits.guidance
+        self.missing = MissingTexts(self.driver)
         self._starts: dict[int, Start] = {}
         self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
 
@@ -101,17 +103,23 @@ class Loop:
         check_constants(layout, values, self.name)
         return Conditioning(layout, values, tuple(prompts), tuple(extras))
 
-    def extras(self, meta: Sequence[Mapping[str, Any]], rows: int) -> tuple[Extra, ...]:
+    def extras(
+        self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
+    ) -> tuple[Extra, ...]:
         """Return each prompt's own arguments: columns of its row, and the images that all share.
 
-        Raises UserError where an image is missing that the pipeline cannot go without.
+        Raises UserError where an image is missing that the pipeline cannot go without, and for a
+        text that only other rows have and that nothing can stand for.
         """
-        found = columns.extras(meta, self.driver.parameters) or ({},) * rows
-        whole = tuple({**self.traits.shared, **extra} for extra in found)
-        if rows and not whole[0] and self.traits.required:
+        found = columns.extras(meta, self.driver.parameters)
+        if found:
+            rows = zip(found, prompts, columns.places(meta), strict=True)
+            found = [self.missing.filled(self.traits, *row) for row in rows]
+        whole = tuple({**self.traits.shared, **extra} for extra in found or ({},) * len(prompts))
+        if whole and not whole[0] and self.traits.required:
             names = " and ".join(self.traits.required)
             raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
-        return whole if rows and whole[0] else ()
+        return whole if whole and whole[0] else ()
 
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
         """Two rows with the first one's images and own texts; without any, with placeholders."""

@@ -113,7 +113,7 @@ def prove_whole(
     `replay` is the proof of the steps and the guidance.
     """
     prompts, meta = (prompts[:1], meta[:1]) if policy.loop.traits.single else (prompts, meta)
-    extras = _extras(policy, meta, len(prompts))
+    extras = _extras(policy, meta, prompts)
 
     def sample(rows: int) -> WholeSample:
         conditioning = policy.loop.encode(prompts[:rows], extras[:rows])
@@ -153,9 +153,9 @@ def deviations(proofs: Sequence[WholeProof]) -> str:
 
 
 def _extras(
-    policy: PipelinePolicy, meta: Sequence[Mapping[str, object]], rows: int
+    policy: PipelinePolicy, meta: Sequence[Mapping[str, object]], prompts: Sequence[str]
 ) -> tuple[Extra, ...]:
     loop = policy.loop
-    given = loop.extras(meta, rows) if columns.extras(meta, loop.driver.parameters) else ()
+    given = loop.extras(meta, prompts) if columns.extras(meta, loop.driver.parameters) else ()
     tried = loop.tried(given)
-    return tried if given else tried[:1] * rows
+    return tried if given else tried[:1] * len(prompts)
