@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers import columns
 from flowrl.models.diffusers.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.prompts import PromptSet
 from tests.support.driving import PROMPTS
-from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3
+from tests.support.tiny_pipelines import FAMILIES, NAMED, SQUARE, sd3
 from tests.support.tiny_pipelines_image import qwen_image
+from tests.support.tiny_pipelines_unet import sdxl
 
 OTHERS: list[dict[str, str]] = [
     {"negative_prompt": "bad blurry"},
@@ -58,3 +60,21 @@ def test_a_missing_text_that_nothing_stands_for_is_refused_at_the_start(tmp_path
     given.check_rows(meta)
     found, expected = second(given.encode(PROMPTS, meta)), second(given.encode(PROMPTS))
     assert all(map(torch.equal, found, expected)) and found
+
+
+def test_rows_with_images_lack_texts_too() -> None:
+    family = NAMED["FLUX.1-Kontext"]
+    made = PipelinePolicy(family.build(), call=family.call)
+    image = columns.placeholder_images(["image"], 32, 32)
+    expected = second(made.encode(PROMPTS, [image, image]))
+    found = second(made.encode(PROMPTS, [{**image, "prompt_2": "a table"}, image]))
+    assert found and all(a.shape == b.shape for a, b in zip(found, expected, strict=True))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_no_negative_prompt_is_not_always_an_empty_one() -> None:
+    """SDXL's own call has zeros for none."""
+    made = PipelinePolicy(sdxl(), call=NAMED["SDXL"].call)
+    with pytest.raises(UserError, match="prompt 2 of the batch has no negative_prompt"):
+        made.encode(PROMPTS, [{"negative_prompt": "bad blurry"}, {}])

@@ -40,11 +40,13 @@ class MissingTexts:
 
     def filled(self, traits: Traits, extra: Extra, prompt: str, place: str) -> Extra:
         """The row's arguments with a text for each that is None."""
-        found = {name: value for name, value in extra.items() if value is not None}
-        if len(found) == len(extra):
+        lacking = [name for name, value in extra.items() if value is None]
+        if not lacking:
             return extra
-        given = {**_texts(traits.call), **_texts(found)}
-        for name in [name for name in extra if name not in given]:
+        given = {**_texts(traits.call), **_texts(extra)}
+        for name in lacking:
+            if name in given:  # in the call
+                continue
             key = tuple(given), name
             if key not in self._known:
                 self._known[key] = self._source(traits, tuple(given), name)
@@ -54,7 +56,7 @@ class MissingTexts:
                     f"missing one as an empty one: give every row one, or set model.call.{name}"
                 )
             given[name] = {EMPTY: EMPTY, PROMPT: prompt, **given}[source]
-        return {name: found[name] if name in found else given[name] for name in extra}
+        return {**extra, **{name: given[name] for name in lacking}}
 
     def _source(self, traits: Traits, given: Sequence[str], name: str) -> str | None:
         """The text that encodes as none does: EMPTY, PROMPT, or one of the names `given`. None
