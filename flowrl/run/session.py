@@ -14,6 +14,7 @@ from flowrl.credit.trackers import Tracker
 from flowrl.errors import UserError
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
+from flowrl.run.freed_memory import keep_freed_memory
 from flowrl.run.given_data import GivenData
 from flowrl.run.learner import Learner
 from flowrl.run.live import NOTHING_LIVE, Live
@@ -165,4 +166,6 @@ def on_cpu(run: Run) -> bool:
 
 def open_accelerator(run: Run, folder: Path) -> Accelerator:
     trackers = [JsonlTracker(folder), *run.track.trackers]
+    if on_cpu(run):
+        keep_freed_memory()
     return Accelerator(cpu=on_cpu(run), log_with=trackers, project_dir=str(folder))

@@ -1,0 +1,41 @@
+"""Freed memory of a run on the CPU stays with the process, so that it is not faulted in again."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource
+import sys
+import torch
+from flowrl.run.freed_memory import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    before = faults()
+    blocks = [torch.ones(2**21) for _ in range(20)]  # 160 MiB
+    del blocks
+print(faults() - before)
+"""
+
+
+def faults(*words: str, **variables: str) -> int:
+    given = {n: v for n, v in os.environ.items() if not n.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, *words],
+        capture_output=True, text=True, check=True, env=given | variables,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc gives memory back")
+def test_blocks_are_not_faulted_in_again() -> None:
+    kept, plain = faults("keep"), faults("plain")
+    assert kept < 0.05 * plain
+    # a user's own setting stays
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="131072") > 0.5 * plain
