@@ -51,6 +51,8 @@ ROWS = (
     ("encodings-lock", "flowrl/models/diffusers/kept_encodings.py",
      "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil", "shutil",
      "models/test_kept_encodings.py"),
+    ("freed-kept", "flowrl/run/freed_memory.py", "libc.mallopt(TRIM_THRESHOLD, -1)",
+     "libc.mallopt(TRIM_THRESHOLD, 2**17)", "run/test_freed_memory.py"),
     ("reference-placed", "flowrl/run/policies.py", "        self._placed = name\n",
      "        self._placed = self.inside\n", "run/test_policies.py"),
     ("old-shared", "flowrl/run/update.py", "before = None if share is not shares[0] else",
