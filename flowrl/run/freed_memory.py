@@ -9,7 +9,7 @@ import os
 import platform
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of mallopt in glibc's malloc.h
-LARGEST = 32 * 2**20  # the most that glibc takes, and where its own rule ends: others go back
+LARGEST_BLOCK = 32 * 2**20  # the most that glibc takes, and where its own rule ends: others go back
 
 
 def keep_freed_memory() -> None:
@@ -19,5 +19,5 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(own) for name in os.environ):
         return
     libc = ctypes.CDLL(None)
-    libc.mallopt(MMAP_THRESHOLD, LARGEST)  # alone, the next line would end glibc's own rule
+    libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)  # alone, the next line would end glibc's own rule
     libc.mallopt(TRIM_THRESHOLD, -1)  # never

@@ -22,7 +22,7 @@ EMPTY, PROMPT = "", "prompt"  # beside the names of other texts of the row
 
 
 class MissingTexts:
-    """What stands for the texts that rows lack, found once for each set of texts."""
+    """Texts for rows that lack them; which ones is found once for each set of texts."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
