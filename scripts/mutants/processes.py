@@ -51,6 +51,8 @@ ROWS = (
     ("encodings-lock", "flowrl/models/diffusers/kept_encodings.py",
      "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil", "shutil",
      "models/test_kept_encodings.py"),
+    ("freed-blocks", "flowrl/run/freed_memory.py", "libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)", "pass",
+     "run/test_freed_memory.py"),
     ("freed-kept", "flowrl/run/freed_memory.py", "libc.mallopt(TRIM_THRESHOLD, -1)",
      "libc.mallopt(TRIM_THRESHOLD, 2**17)", "run/test_freed_memory.py"),
     ("reference-placed", "flowrl/run/policies.py", "        self._placed = name\n",

@@ -8,18 +8,25 @@ import sys
 import pytest
 
 FAULTS = """
+import ctypes
 import resource
 import sys
-import torch
 from flowrl.run.freed_memory import keep_freed_memory
 
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
 if sys.argv[1] == "keep":
     keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
     before = faults()
-    blocks = [torch.ones(2**21) for _ in range(20)]  # 160 MiB
-    del blocks
+    blocks = [libc.malloc(2**23) for _ in range(20)]  # 160 MiB
+    for block in blocks:
+        libc.memset(block, 1, 2**23)
+    while blocks:
+        libc.free(blocks.pop())
 print(faults() - before)
 """
 
