@@ -6,10 +6,10 @@ from functools import cached_property
 
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.choices import AnyPlan, AnyPlanner, check_parts, first_plans, independent
+from flowrl.credit.intermediate import reads_way
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
-from flowrl.credit.way import reads_way
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.averages import Average, Decay, check_policies

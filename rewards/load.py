@@ -1,4 +1,5 @@
-"""Rewards by name. The folder is the registry: `rewards/<name>.py` with a function `load`.
+"""Rewards by name. The folder is the registry: `rewards/catalogue/<name>.py` with a function
+`load`.
 
 `load(**settings)` of such a file returns a `Reward` and is the only place that imports heavy
 libraries. A file may also, or only, have `judge(**settings)`, which returns a `Judge`. Settings are
@@ -27,11 +28,10 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
-from rewards.settings import call_with, function_parameters, settings_of
-from rewards.types import Judge, Reward
+from rewards.types import Judge, Reward, call_with, function_parameters, settings_of
 from rewards.user_function import function_settings, user_reward
 
-REWARD_FOLDERS = [str(Path(__file__).parent)]
+REWARD_FOLDERS = [str(Path(__file__).parent / "catalogue")]
 MAKERS = ("load", "judge")  # functions of a reward's file
 Want = Literal["load", "judge"]
 
@@ -45,9 +45,7 @@ def names() -> list[str]:
     }
     opening = re.compile(rf"^def ({'|'.join(MAKERS)})\(", re.MULTILINE)
     return sorted(
-        name
-        for name, path in found.items()
-        if name != "load" and path.is_file() and opening.search(path.read_text())
+        name for name, path in found.items() if path.is_file() and opening.search(path.read_text())
     )
 
 
@@ -181,9 +179,9 @@ def _found(name: str) -> tuple[ModuleType, str | None]:
             raise ValueError(f"{path} has no {what}" + _guess(function, here))
         return module, function if colon else None
     if name in names():
-        return importlib.import_module(f"rewards.{name}"), None
+        return importlib.import_module(f"rewards.catalogue.{name}"), None
     files = [p for folder in REWARD_FOLDERS if (p := Path(folder) / f"{name}.py").is_file()]
-    lacks = f" (rewards/{name}.py has no function 'load')" if files else ""
+    lacks = f" (rewards/catalogue/{name}.py has no function 'load')" if files else ""
     raise ValueError(f"there is no reward {name!r}{lacks}" + _guess(name, names()))
 
 

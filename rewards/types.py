@@ -1,12 +1,16 @@
 """The contracts: samples in, one number per sample out. n samples, r rewards, p pairs."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
+
+T = TypeVar("T")
 
 Kind = Literal["image", "video", "text"]
 
@@ -199,3 +203,83 @@ class Scores:
             way = WayScores(*both, ways[0].weights)
         values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
         return cls(values, scored, parts[0].names, way)
+
+
+# Numbers that rewards report with their scores: requests, failures, tokens, spread of votes.
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A reward with numbers for the log. `report` returns and resets those since its last call."""
+
+    def report(self) -> dict[str, float]: ...
+
+
+def reports(rewards: Mapping[str, Reward | Judge]) -> dict[str, float]:
+    """`calls/<label>/<number>` of all rewards, including those that a reward is made of."""
+    found: dict[str, float] = {}
+    for label, reward in rewards.items():
+        for part in parts_of(reward, Reports):
+            for name, value in part.report().items():
+                key = f"calls/{label}/{name}"
+                found[key] = found.get(key, 0.0) + value
+    return found
+
+
+def parts_of(thing: Any, kind: type[T]) -> Iterator[T]:
+    """A reward's own parts of a kind, and those of the rewards that it is made of."""
+    if isinstance(thing, kind):
+        yield thing
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            yield from parts_of(getattr(thing, field.name), kind)
+    elif isinstance(thing, Mapping):
+        yield from parts_of(list(thing.values()), kind)
+    elif isinstance(thing, Sequence) and not isinstance(thing, str):
+        for part in thing:
+            yield from parts_of(part, kind)
+
+
+# Types of settings: ranges that the loader checks, and groups that several rewards share.
+OneOrMore = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+_INLINE = "its fields are settings of the reward"
+Inline = Annotated[T, _INLINE]
+"""Annotation of a parameter that takes a dataclass, whose fields are settings of the reward."""
+
+
+def function_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters; annotations in quotes stay texts where they cannot be evaluated."""
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except NameError:  # names that are imported for type checkers only
+        return inspect.signature(function).parameters
+
+
+def settings_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters, with the fields of each `Inline` one in its place."""
+    settings: dict[str, inspect.Parameter] = {}
+    for name, parameter in function_parameters(function).items():
+        group = _group(parameter)
+        settings |= {name: parameter} if group is None else function_parameters(group)
+    return settings
+
+
+def call_with(function: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    """Call the function with checked settings; those of a group become its dataclass."""
+    given: dict[str, Any] = {}
+    for name, parameter in function_parameters(function).items():
+        group = _group(parameter)
+        if group is not None:
+            given[name] = group(**{k: settings[k] for k in settings if k in settings_of(group)})
+        elif name in settings:
+            given[name] = settings[name]
+    return function(**given)
+
+
+def _group(parameter: inspect.Parameter) -> Callable[..., Any] | None:
+    """The dataclass of an `Inline` parameter."""
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    return parameter.annotation.__origin__ if _INLINE in marks else None

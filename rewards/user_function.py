@@ -22,8 +22,7 @@ from torch import Tensor
 
 from rewards.combine import scored
 from rewards.perception.media import each_size, expect
-from rewards.settings import function_parameters
-from rewards.types import Reward, Samples
+from rewards.types import Reward, Samples, function_parameters
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers.forks import Forking, owned, passed, points
-from samplers.kept_tokens import KeptTokens
 from samplers.plan import Columns
+from samplers.token_support import KeptTokens
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from samplers.completions import TextPlan, TextRollout
 from samplers.dialogue import Environment, EnvironmentReply, own_turns, packed
 from samplers.forks import Grown, by_draw, choose, grow
-from samplers.kept_tokens import KeptTokens, joined_column
+from samplers.token_support import KeptTokens, joined_column
 from samplers.tokens import row_keys
 from samplers.untyped import integer_rows, integers
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from samplers.completions import TextPlan, TextRollout
-from samplers.kept_tokens import joined_column
 from samplers.plan import Plan
 from samplers.roll import Rollout
+from samplers.token_support import joined_column
 from samplers.walk import Begin, Edges, Velocity
 
 

@@ -17,7 +17,7 @@ from flowrl.likelihoods.transition import Transition
 from flowrl.losses.preference import CentredReward, GroupPreference
 from flowrl.losses.ratio import NFT, Anchor, Preference, clipped_surrogate
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_sample import WholeSample
+from flowrl.models.diffusers.whole.whole_sample import WholeSample
 from rewards import Scores
 from samplers import (
     CPS,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import UserError
+from flowrl.package_alias import bind_siblings
 from flowrl.paths import CONFIGS_FOLDER, PROJECT, find, own_runs, run_file
 from flowrl.settings.read import check_run, read_run
-from flowrl.siblings import bind_siblings
 
 REWARD = """
 from rewards.types import Samples

@@ -28,9 +28,9 @@ from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.open import place
 from flowrl.prompts import PromptSet
-from flowrl.run.evaluate import Trial
-from flowrl.run.live import Live
-from flowrl.run.session import load_rewards
+from flowrl.run.evaluate.evaluate import Trial
+from flowrl.run.state.live import Live
+from flowrl.run.state.session import load_rewards
 from flowrl.settings import RewardSpec
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout

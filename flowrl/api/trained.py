@@ -16,12 +16,12 @@ from flowrl.cli.sample import check_takes_image, with_rows
 from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy
 from flowrl.prompts import PromptSet
-from flowrl.run import record
 from flowrl.run.atomic import numbered_folders
-from flowrl.run.attempts import Attempts
-from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
-from flowrl.run.live import NOTHING_LIVE, Live
-from flowrl.run.session import load_rewards
+from flowrl.run.evaluate.attempts import Attempts
+from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.state.live import NOTHING_LIVE, Live
+from flowrl.run.state.session import load_rewards
+from flowrl.run.watch import record
 from flowrl.settings import PromptFiles, RewardSpec, Run
 from flowrl.settings.read import dump, run_from, run_of
 from rewards import Reward, Samples

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from samplers.kept_tokens import KeptTokens, joined_kept
+from samplers.token_support import KeptTokens, joined_kept
 from samplers.tokens import unpack
 
 RowChange = Callable[[str, Any], Any]  # (name, tensor or kept tokens) -> the same kind

@@ -144,8 +144,9 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
     check_plan(run)
     quiet()
     from flowrl.cli.plan import describe_run, open_points
-    from flowrl.models.devices import parse_devices
-    from flowrl.run import memory, time_estimate
+    from flowrl.estimate import memory
+    from flowrl.estimate import time as time_estimate
+    from flowrl.estimate.devices import parse_devices
 
     devices = None if given.devices is None else parse_devices(given.devices)
     if len(given.configs) > 1:

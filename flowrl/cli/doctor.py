@@ -240,7 +240,7 @@ def _reachable(url: str) -> Finding:
 
 
 def _proof_cache() -> Iterator[Finding]:
-    from flowrl.models.diffusers import kept_proofs
+    from flowrl.models.diffusers.whole import proof_cache as kept_proofs
 
     yield _write_access(
         "proof cache",

@@ -19,10 +19,10 @@ from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
 from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import PromptSet
-from flowrl.run.attempts import Attempts
-from flowrl.run.evaluate import HeldOutResult, Trial, draw_trial, score_trial
-from flowrl.run.session import load_rewards, prove_rewards
-from flowrl.run.text_facts import likely_kind
+from flowrl.run.evaluate.attempts import Attempts
+from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, draw_trial, score_trial
+from flowrl.run.state.session import load_rewards, prove_rewards
+from flowrl.run.watch.text_facts import likely_kind
 from flowrl.settings import EvaluateSettings, PromptFiles, Run
 from flowrl.settings.arguments import EvaluateArguments
 from flowrl.settings.checks import check_texts

@@ -14,18 +14,18 @@ from flowrl.cli.model_card import CardSubject, write_card
 from flowrl.cli.out_folder import out_folder
 from flowrl.errors import UserError
 from flowrl.models.description import describe
-from flowrl.models.diffusers.lora import LORA_FILE, SECOND
-from flowrl.models.diffusers.lora_formats import (
+from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
+from flowrl.models.diffusers.lora.lora_formats import (
     KeyFormat,
     check_written,
     read_adapter,
     write_adapter,
 )
-from flowrl.models.diffusers.lora_keys import original_layers
+from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.paths import numbered
-from flowrl.run import checkpoint
 from flowrl.run.atomic import CONTENTS
-from flowrl.run.learner import load_policy
+from flowrl.run.save import checkpoint
+from flowrl.run.state.learner import load_policy
 from flowrl.settings import Run
 from flowrl.settings.arguments import Word
 from flowrl.settings.read import run_of

@@ -14,8 +14,8 @@ from flowrl.errors import UserError
 from flowrl.models.open import evaluation_policy
 from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.paths import find
-from flowrl.run import checkpoint
-from flowrl.run.learner import load_policy
+from flowrl.run.save import checkpoint
+from flowrl.run.state.learner import load_policy
 from flowrl.settings import ModelSettings, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.checks import check_hub

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCardData
 from flowrl.errors import UserError
 from flowrl.media.curves import CurvePoints, save_curves
 from flowrl.models.description import local_folder
-from flowrl.models.diffusers.lora import LORA_FILE, SECOND
+from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import dump
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from flowrl.cli.steer import SampleScorer
 from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import euler_path
-from flowrl.models.diffusers.conditioning import Conditioning
+from flowrl.models.diffusers.call.conditioning import Conditioning
 from rewards import Samples
-from rewards.differentiable import GradedScore, graded_score
-from rewards.gradient_test import graded_scores
+from rewards.checks.differentiable import GradedScore, graded_score
+from rewards.checks.gradient_test import graded_scores
 from samplers import Velocity
 from samplers.noise import normal
 

@@ -9,8 +9,8 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import Pathwise
 from flowrl.losses.reward import RewardGradient
 from flowrl.prompts import PromptSet
-from flowrl.run.given_check import check_given, described_given
-from flowrl.run.text_facts import pipeline_call, text_length
+from flowrl.run.state.given_check import check_given, described_given
+from flowrl.run.watch.text_facts import pipeline_call, text_length
 from flowrl.settings import Run
 from flowrl.settings.checks import check_model, check_optimizer, check_texts, check_trackers
 from flowrl.settings.data import PromptPlace
@@ -122,7 +122,7 @@ def _through(run: Run, plans: Sequence[Plan], likelihood: Pathwise) -> str:
 
 
 def _check_levels(run: Run) -> None:
-    from flowrl.models.diffusers.own_levels import refuse_levels
+    from flowrl.models.diffusers.call.user_levels import refuse_levels
 
     name, parameters = pipeline_call(run)
     if run.model.sigmas is not None and parameters:

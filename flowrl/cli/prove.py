@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
-from flowrl.models.diffusers import kept_proofs
-from flowrl.models.diffusers.kept_proofs import KeptProof
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_proof import LEGEND, WholeProof, deviations, prove_whole
+from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole.proof_cache import KeptProof
+from flowrl.models.diffusers.whole.whole_proof import LEGEND, WholeProof, deviations, prove_whole
 from flowrl.models.open import evaluation_policy
 from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
-from flowrl.run.learner import load_policy
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
-from flowrl.run.origin import Origin
+from flowrl.run.state.learner import load_policy
+from flowrl.run.state.start_record import Origin
 from flowrl.settings import Run
 from flowrl.settings.arguments import ProveArguments
 from flowrl.settings.checks import check_hub, check_model

@@ -23,8 +23,8 @@ from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
-from flowrl.run.evaluate import Trial, TrialSamples, draw_trial, score_trial
-from flowrl.run.session import load_rewards
+from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
+from flowrl.run.state.session import load_rewards
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.arguments import SampleArguments
 from flowrl.settings.sentences import plain_message

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.conditioning import Conditioning
+from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
-from flowrl.run.evaluate import Trial
+from flowrl.run.evaluate.evaluate import Trial
 from flowrl.settings import RewardSpec
 from rewards import Reward, Samples, score_all
 from samplers import Chain, FlowSDE, Latents, Ode, roll

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, refusal, text_plans
+from flowrl.credit.intermediate import reads_way
 from flowrl.credit.trackers import NoTracker
 from flowrl.credit.uncompared import Uncompared
 from flowrl.credit.values import (
@@ -26,7 +27,6 @@ from flowrl.credit.values import (
     masked_std,
     node_values,
 )
-from flowrl.credit.way import reads_way
 from rewards.types import Scores
 from samplers.planners import CLEAN
 

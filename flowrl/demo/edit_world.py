@@ -1,8 +1,8 @@
 """The editing demo's world: scenes of coloured shapes, instructions and the edited scenes.
 
-It uses the scenes and splits of `flowrl.demo.world`. `rewards.edit_shapes`, which checks edits,
-also reads an instruction into an `ShapeEdit`. Objects of a scene have different colours, so an
-instruction names one of them.
+It uses the scenes and splits of `flowrl.demo.world`. `rewards.catalogue.edit_shapes`, which checks
+edits, also reads an instruction into an `ShapeEdit`. Objects of a scene have different colours, so
+an instruction names one of them.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from typing import get_args
 
 from flowrl.demo.given_shapes import write_lines, write_sheet
 from flowrl.demo.world import GAP, MARGIN, SIZE, PlacedObject, Split, render, split
-from rewards.edit_shapes import DIRECTIONS, EditKind, ShapeEdit, grade_edit, parse_edit
-from rewards.shapes import COLOURS, SHAPES, detect
+from rewards.catalogue.edit_shapes import DIRECTIONS, EditKind, ShapeEdit, grade_edit, parse_edit
+from rewards.catalogue.shapes import COLOURS, SHAPES, detect
 
 SOURCES = {"train": 4, "held_out": 8, "test": 8}  # source images of each instruction
 EDIT_SHARES: dict[EditKind, float] = {"recolour": 0.35, "move": 0.35, "add": 0.15, "remove": 0.15}

@@ -1,7 +1,8 @@
 """The video demo's world: short videos of moving shapes, their prompts and the splits of prompts.
 
-It uses the frames and splits of `flowrl.demo.world`. `rewards.moving_shapes`, which checks videos,
-also reads the prompts; this module draws their videos at random places, sizes and speeds.
+It uses the frames and splits of `flowrl.demo.world`. `rewards.catalogue.moving_shapes`, which
+checks videos, also reads the prompts; this module draws their videos at random places, sizes and
+speeds.
 """
 
 import itertools
@@ -15,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowrl.demo.world import MARGIN, SIZE, PlacedObject, Split, render, split
-from rewards.moving_shapes import MOTIONS, Actor, parse_motion
-from rewards.shapes import COLOURS, SHAPES
+from rewards.catalogue.moving_shapes import MOTIONS, Actor, parse_motion
+from rewards.catalogue.shapes import COLOURS, SHAPES
 
 VIDEO_FRAMES = 5
 ACTOR_SHARES = {1: 0.3, 2: 0.7}  # by number of actors, among the videos of pre-training

@@ -1,7 +1,7 @@
 """The demo's world: images of coloured shapes, their prompts and the three splits of prompts.
 
-`rewards.shapes`, which checks images, also reads a prompt into `WantedShapes`. This module draws a
-scene for it, with random places and sizes.
+`rewards.catalogue.shapes`, which checks images, also reads a prompt into `WantedShapes`. This
+module draws a scene for it, with random places and sizes.
 """
 
 import hashlib
@@ -17,7 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rewards.shapes import BACKGROUND, COLOURS, RELATIONS, SHAPES, WantedShapes, parse_shapes
+from rewards.catalogue.shapes import (
+    BACKGROUND,
+    COLOURS,
+    RELATIONS,
+    SHAPES,
+    WantedShapes,
+    parse_shapes,
+)
 
 SIZE = 32  # pixels a side
 MARGIN = 1.0  # least distance, in pixels, of an object from the image's edge

@@ -23,9 +23,9 @@ from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
 from flowrl.settings.read import explain
 from rewards import Judge, Reward, Samples, check_reward, load, score_all
+from rewards.checks.self_test import Prompts, self_test
 from rewards.combine import judged
 from rewards.load import load_judge
-from rewards.self_test import Prompts, self_test
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Samples as differentiable functions of the network: no density, but the way to a clean sample.
 
 A gradient method rebuilds the sample of each row by a few steps with gradients, and a reward's
-slope at the end of these steps trains the network (`flowrl/run/through.py`).
+slope at the end of these steps trains the network (`flowrl/run/experience/reward_gradient.py`).
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers import Kernel
-from samplers.kept_tokens import KeptTokens, joined_column
+from samplers.token_support import KeptTokens, joined_column
 from samplers.untyped import distinct_rows
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flowrl.models.diffusers.driver import DENOISERS
+from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.open import place
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import ModelSettings

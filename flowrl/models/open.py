@@ -16,7 +16,7 @@ from flowrl.settings.levels import levels_of
 from samplers.storage import Storage
 
 if TYPE_CHECKING:
-    from flowrl.models.diffusers.kept_encodings import KeptEncodings
+    from flowrl.models.diffusers.encoding_cache import KeptEncodings
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -37,7 +37,7 @@ def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Po
 def _pipeline(run: Run, device: torch.device) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
-    from flowrl.models.diffusers.own_levels import OwnLevels
+    from flowrl.models.diffusers.call.user_levels import OwnLevels
     from flowrl.models.diffusers.policy import PipelinePolicy
 
     m, sigmas = run.model, run.model.sigmas
@@ -73,7 +73,7 @@ def _storage(run: Run) -> Storage:
 
 
 def _kept_encodings(run: Run) -> "KeptEncodings | None":
-    from flowrl.models.diffusers.kept_encodings import MIB, KeptEncodings
+    from flowrl.models.diffusers.encoding_cache import MIB, KeptEncodings
 
     how = run.model.encodings
     return None if how.keep == "no" else KeptEncodings(how.keep, how.most * MIB)
@@ -94,8 +94,8 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     size, guidance = run.evaluation_size, run.evaluation_guidance
     if run.model.pipeline is None or (not size and guidance == run.model.guidance.sample):
         return policy
+    from flowrl.models.diffusers.call.signature import Loop
     from flowrl.models.diffusers.policy import PipelinePolicy
-    from flowrl.models.diffusers.signature import Loop
 
     assert isinstance(policy, PipelinePolicy)
     twin = copy.copy(policy)

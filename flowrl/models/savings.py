@@ -1,8 +1,8 @@
 """Savings of memory or time that diffusers and transformers offer.
 
 They change a model's outputs only by rounding. The proof at load
-(`flowrl.models.diffusers.proof`) runs with them on, and the check of the first ratio reports their
-effect on it.
+(`flowrl.models.diffusers.replay.proof`) runs with them on, and the check of the first ratio reports
+their effect on it.
 """
 
 from collections.abc import Callable, Iterable

@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_flatten
 
 from flowrl.errors import UserError
 from flowrl.models.description import local_folder
-from flowrl.models.diffusers.driver import DENOISERS
-from flowrl.models.diffusers.proof_steps import STEP_TOLERANCE
+from flowrl.models.diffusers.call.driver import DENOISERS
+from flowrl.models.diffusers.replay.proof_steps import STEP_TOLERANCE
 from flowrl.settings import ModelSettings
 
 # gradients compared with those of unshared calls: tests/processes/test_context_parallel.py

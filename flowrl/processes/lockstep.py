@@ -26,7 +26,7 @@ class Elsewhere(Exception):
 
 @runtime_checkable
 class WeightsInUse(Protocol):
-    """The weights that calls use; implemented by `flowrl.run.policies.Policies`."""
+    """The weights that calls use; implemented by `flowrl.run.state.policies.Policies`."""
 
     @property
     def names(self) -> tuple[str, ...]: ...

@@ -9,8 +9,8 @@ from typing import Literal
 
 from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.credit.advantages import Clip, Estimator, Rescale, Standardize, Sum
+from flowrl.credit.intermediate import Potential
 from flowrl.credit.steps import EvenGradients
-from flowrl.credit.way import Potential
 from flowrl.errors import UserError
 from flowrl.likelihoods.directional import Directional
 from flowrl.likelihoods.matching import Matching

@@ -70,12 +70,11 @@ nft, dgpo and crd sample with a slow average, the others with the policy that is
 (arXiv:2508.20751) is flow_grpo with the reward `win_rate`, so it has no row. The transition recipes
 are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching ones in
 `flowrl/recipes/matching.py`, those with other feedback in `flowrl/recipes/feedback.py`, those with
-scores on the way (`looks`, `thin`) in `flowrl/recipes/on_the_way.py`, those that follow a reward's
-gradient in `flowrl/recipes/through.py`, and opd, which has teachers and needs no rewards, in
-`flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from reviews or
-an abstract, as their texts say. Those of
-language models are presets, in `flowrl/recipes/text_presets.py`, of the recipe `text` in
-`flowrl/recipes/text.py`.
+scores on the way (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, those that follow a
+reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
+rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from
+reviews or an abstract, as their texts say. Those of language models are presets, in
+`flowrl/recipes/text_presets.py`, of the recipe `text` in `flowrl/recipes/text.py`.
 """
 
 from collections.abc import Callable
@@ -103,16 +102,16 @@ from flowrl.recipes.grpo import (
     mix_grpo_flash,
 )
 from flowrl.recipes.grpo_trees import branch_grpo, branch_grpo_mix, temp_flow
-from flowrl.recipes.matching import awm, dpo, nft, rwr
-from flowrl.recipes.on_the_way import (
+from flowrl.recipes.intermediate import (
     dense_grpo,
     potential_tree,
     pro_grpo,
     turning_point,
     vgpo,
 )
+from flowrl.recipes.matching import awm, dpo, nft, rwr
+from flowrl.recipes.reward_gradient import draft, draft_lv, refl, srpo
 from flowrl.recipes.text_presets import TEXT_FUNCTIONS
-from flowrl.recipes.through import draft, draft_lv, refl, srpo
 
 IMAGE_FUNCTIONS = (
     flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,

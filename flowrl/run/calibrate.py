@@ -8,11 +8,11 @@ from torch import Tensor
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Sum
+from flowrl.credit.intermediate import StepGain
 from flowrl.credit.values import Context, node_values
-from flowrl.credit.way import StepGain
 from flowrl.errors import UserError
-from flowrl.run.round import sample_round
-from flowrl.run.session import Session
+from flowrl.run.experience.round import sample_round
+from flowrl.run.state.session import Session
 from samplers import Chain, Looking, Plan, Rollout, TableSDE
 from samplers.table_sde import as_table
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowrl.models.call_sizes import CallTooLarge, bounded_call
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.session import Session
+from flowrl.run.state.session import Session
 from flowrl.settings.train import CallKind
 
 SHARE = 0.8  # of the free memory: the rest is for fragments, and for longer prompts

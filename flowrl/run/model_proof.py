@@ -10,13 +10,13 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers import kept_proofs
-from flowrl.models.diffusers.kept_proofs import KeptProof
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.scheduler_standin import FAILURES
+from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole.proof_cache import KeptProof
 from flowrl.prompts import PromptSet
-from flowrl.run.origin import Origin
-from flowrl.run.session import Session
+from flowrl.run.state.session import Session
+from flowrl.run.state.start_record import Origin
 from flowrl.settings import Run
 from flowrl.settings.read import dump
 

@@ -13,13 +13,16 @@ from accelerate.utils import broadcast_object_list
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import numbered
 from flowrl.processes.meeting import meet
-from flowrl.run import checkpoint, memory, origin, record
 from flowrl.run.atomic import appear, held, reason, sweep
-from flowrl.run.failures import resumable
-from flowrl.run.live import NOTHING_LIVE, Live, of_callback
-from flowrl.run.session import check_reward_sources, on_cpu, open_accelerator, open_session
-from flowrl.run.track import open_trackers
+from flowrl.run.save import checkpoint
+from flowrl.run.save.failures import resumable
+from flowrl.run.show.track import open_trackers
+from flowrl.run.state import start_record as origin
+from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
+from flowrl.run.state.session import check_reward_sources, on_cpu, open_accelerator, open_session
+from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import Result, train_session
+from flowrl.run.watch import record
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run
 
@@ -35,7 +38,7 @@ def start(
     run = live.placed(run, chosen)
     with held_together(chosen, state):
         try:
-            with memory.explained(run):
+            with explained(run):
                 accelerator = open_accelerator(run, chosen)
                 agreed(state, lambda: open_trackers(run, chosen, accelerator, 0))
                 session = open_session(run, chosen, accelerator, live)

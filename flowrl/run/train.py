@@ -9,31 +9,32 @@ from functools import partial
 from pathlib import Path
 
 from flowrl.models.call_sizes import bounded_call
-from flowrl.run import checkpoint, memory, ratio_check, record
-from flowrl.run.alarms import Alarms
 from flowrl.run.call_search import search_sizes
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import Experience
-from flowrl.run.experience import experience_of
-from flowrl.run.failures import resumable
-from flowrl.run.finite import check_iteration
-from flowrl.run.histograms import IterationValues
-from flowrl.run.live import Event, Moment
+from flowrl.run.experience.collect import Experience
+from flowrl.run.experience.experience import experience_of
 from flowrl.run.model_proof import StartProof
-from flowrl.run.monitor import (
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.save.failures import resumable
+from flowrl.run.show.monitor import (
     evaluate_and_keep,
     guard,
     guard_held_out,
     panel_facts,
     prove_pipeline,
 )
-from flowrl.run.page_records import record_start, record_tree, renew_page
-from flowrl.run.session import Session
-from flowrl.run.signals import Interrupt
-from flowrl.run.smaller_calls import with_smaller_calls
-from flowrl.run.track import SHOW_HISTOGRAMS, finishing, show_histograms
-from flowrl.run.training_samples import save_training_samples
-from flowrl.run.update import update
+from flowrl.run.show.page_records import record_start, record_tree, renew_page
+from flowrl.run.show.track import SHOW_HISTOGRAMS, finishing, show_histograms
+from flowrl.run.show.training_samples import save_training_samples
+from flowrl.run.state.finite import check_iteration
+from flowrl.run.state.live import Event, Moment
+from flowrl.run.state.session import Session
+from flowrl.run.state.signals import Interrupt
+from flowrl.run.state.smaller_calls import explained, with_smaller_calls
+from flowrl.run.update.update import ratio_check, update
+from flowrl.run.watch import record
+from flowrl.run.watch.alarms import Alarms
+from flowrl.run.watch.histograms import IterationValues
 from flowrl.settings import Run
 
 
@@ -60,8 +61,8 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     """
     main = session.accelerator.is_main_process
     failures = resumable(session.folder)
-    explained = memory.explained(session.run, session.learner.policy)
-    with failures, explained, closing(session.learner.policy), Interrupt() as interrupt:
+    explaining = explained(session.run, session.learner.policy)
+    with failures, explaining, closing(session.learner.policy), Interrupt() as interrupt:
         with finishing(session.accelerator), session.writer.beside():
             progress, alarms = begin(session, resume, cache)
             stop = interrupt.pending(session.accelerator)

@@ -9,7 +9,7 @@ from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import RewardSpec
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
-from rewards.differentiable import GRADED, Differentiable, never_graded, no_gradient
+from rewards.checks.differentiable import GRADED, Differentiable, never_graded, no_gradient
 from rewards.load import own_function
 
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget

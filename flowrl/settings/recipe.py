@@ -23,7 +23,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.own_parts import OWN_NAME, is_own, own_error, part_kind, part_setting
 from flowrl.settings.words import unknown_name
 from rewards.load import own_function
-from rewards.settings import function_parameters
+from rewards.types import function_parameters
 
 _MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
 _MOST_OTHER = 10_000  # of a recipe's other integers

@@ -6,19 +6,21 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from flowrl.algorithm import Algorithm
+from flowrl.algorithm import Algorithm, Average, Decay
 from flowrl.errors import UserError
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
+from flowrl.settings.intermediate import check_way
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
-from flowrl.settings.on_the_way import check_way
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
 from flowrl.settings.teachers import TeacherSettings, check_teachers
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
+
+EVALUATION = "evaluation"  # the average that evaluations use, if the run keeps one
 
 
 class Steer(Settings):
@@ -100,6 +102,12 @@ class Run(Settings):
     @classmethod
     def _one_reward(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    def averages(self, algorithm: Algorithm) -> tuple[Average, ...]:
+        """The algorithm's averages, and the one of `evaluate.average`."""
+        if self.evaluate.average is None:
+            return algorithm.averages
+        return (*algorithm.averages, Average(EVALUATION, Decay(start=self.evaluate.average)))
 
     def algorithm(self) -> Algorithm:
         """The recipe with its settings, the server's correction, the steering and the budget.

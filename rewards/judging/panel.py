@@ -13,8 +13,7 @@ from torch import Tensor
 from rewards.judging import chat
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
-from rewards.settings import OneOrMore
-from rewards.types import Kind, Samples
+from rewards.types import Kind, OneOrMore, Samples
 
 AnswerReader = Callable[[chat.Completion], float]
 Messages = list[dict[str, Any]]

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rewards.reports import parts_of
-from rewards.types import Judge, Reward
+from rewards.types import Judge, Reward, parts_of
 
 
 class AnswerCount(NamedTuple):

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from rewards.perception.embedding import DtypeName, Placement
 from rewards.perception.frames import Aggregate, Frames, OverFrames
-from rewards.settings import OneOrMore
-from rewards.types import Reward
+from rewards.types import OneOrMore, Reward
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rewards.types import Kind, Samples
 
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
 
 class WrongMedia(ValueError):
     """A reward was called with media that it does not score, such as text instead of images."""

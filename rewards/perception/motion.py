@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.brightness import LUMA
+from rewards.perception.media import LUMA
 
 SIDE = 128  # pixels of the shorter side at which motion is measured; smaller videos keep theirs
 BLOCK_SIDE = 8

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards.perception.embedding import OPENAI_MEAN, OPENAI_STD, DtypeName, Placement
-from rewards.settings import OneOrMore
+from rewards.types import OneOrMore
 
 PATCH, MERGE, TEMPORAL = 14, 2, 2
 FACTOR = PATCH * MERGE

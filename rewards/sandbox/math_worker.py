@@ -1,4 +1,4 @@
-"""A process that compares mathematics for `rewards.math_answer`. Run as a script, for ever.
+"""A process that compares mathematics for `math_answer`. Run as a script, for ever.
 
 A line of JSON in: {"gold": text} asks whether a right answer can be read at all, {"gold", "text",
 "boxed"} whether a completion has that answer, {"read", "boxed"} for a completion's answer. A line

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from rewards.checks.self_test import Exemplary
 from rewards.combine import ByScore
 from rewards.guard import no_exit
-from rewards.self_test import Exemplary
 from rewards.serving import wire
 from rewards.serving.batching import COUNTS, Batcher, Job, ServerLimits, judging, scoring
 from rewards.types import Judge, Reward

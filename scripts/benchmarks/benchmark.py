@@ -31,11 +31,11 @@ import tyro
 from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, WanTransformer3DModel
 
 from flowrl.cli.commands import quiet
-from flowrl.run import memory
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.estimate import memory
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.read import run_from
 

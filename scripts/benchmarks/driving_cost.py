@@ -25,9 +25,9 @@ import tyro
 from diffusers import FluxKontextPipeline, FluxTransformer2DModel
 
 from flowrl.cli.commands import quiet
-from flowrl.models.diffusers import columns
+from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.scheduler_standin import Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.scheduler_standin import Patch, patched
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support.tiny_pipelines import NAMED

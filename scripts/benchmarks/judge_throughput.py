@@ -22,7 +22,7 @@ import tyro
 
 from rewards import Samples
 from rewards.load import load_judge
-from rewards.reports import reports
+from rewards.types import reports
 
 
 @dataclass

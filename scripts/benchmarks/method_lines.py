@@ -14,7 +14,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 RECIPES, LOSSES = "flowrl/recipes", "flowrl/losses"
 FEEDBACK, WAY, THROUGH = (f"{RECIPES}/{n}.py" for n in ("feedback", "on_the_way", "through"))
-CREDIT, PATHS = "flowrl/credit/way.py", "flowrl/likelihoods/pathwise.py"
+CREDIT, PATHS = "flowrl/credit/intermediate.py", "flowrl/likelihoods/pathwise.py"
 PLACES, TAILS = "samplers/placements.py", "samplers/tails.py"
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 

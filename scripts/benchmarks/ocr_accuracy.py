@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from rewards.ocr import reader, score_texts
+from rewards.catalogue.ocr import reader, score_texts
 from rewards.perception.media import to_tensor
 
 _WORDS = (

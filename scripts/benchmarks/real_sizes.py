@@ -27,8 +27,8 @@ import yaml
 from real_models import PIPELINES, TOKENS, has_adapter, save
 
 from flowrl.cli.app import exit_code
+from flowrl.estimate.memory import estimate
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.memory import estimate
 from flowrl.settings.read import read_run
 
 TEXTS = ("a red ball", "a blue cube on the table left of a cat")

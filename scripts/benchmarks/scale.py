@@ -9,10 +9,11 @@ The wire has NVLINK within a machine of eight, and NETWORK beyond.
 import argparse
 from pathlib import Path
 
-from flowrl.models import sizes
-from flowrl.models.devices import parse_devices
-from flowrl.run.time_estimate import estimate_time, iteration_work
-from flowrl.run.traffic import traffic
+from traffic import traffic
+
+from flowrl.estimate import sizes
+from flowrl.estimate.devices import parse_devices
+from flowrl.estimate.time import estimate_time, iteration_work
 from flowrl.settings import Run
 from flowrl.settings.read import override, read_run
 

@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from flowrl.paths import PROJECT
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import run_from
 

@@ -104,10 +104,10 @@ class Clock:
 
 
 def ours(loss: str, size: Size, model: Path, folder: Path, steps: int) -> dict[str, Any]:
-    from flowrl.run.checkpoint import Progress
-    from flowrl.run.collect import collect
-    from flowrl.run.session import open_accelerator, open_session
-    from flowrl.run.update import update
+    from flowrl.run.experience.collect import collect
+    from flowrl.run.save.checkpoint import Progress
+    from flowrl.run.state.session import open_accelerator, open_session
+    from flowrl.run.update.update import update
     from flowrl.settings.read import run_from
 
     (folder / "even.py").write_text(REWARD)

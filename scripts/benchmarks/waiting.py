@@ -19,11 +19,11 @@ from unittest.mock import patch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from flowrl.run import score_parts
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.session import Session
+from flowrl.run.experience.experience import score_parts
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from scripts.benchmarks.judge_throughput import running
 from tests.support import runs
 

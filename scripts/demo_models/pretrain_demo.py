@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flowrl.demo import world
-from rewards.shapes import detect, is_exact
+from rewards.catalogue.shapes import detect, is_exact
 
 MOST_PADDING = 256  # zero tokens that SD3's pipeline appends by default when it has no T5
 

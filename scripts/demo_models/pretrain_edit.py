@@ -32,8 +32,8 @@ from flowrl.demo.edit_world import EditPair
 from flowrl.demo.world import SIZE, render
 from flowrl.media.pictures import to_image
 from flowrl.paths import find
-from rewards.edit_shapes import grade_edit
-from rewards.shapes import detect
+from rewards.catalogue.edit_shapes import grade_edit
+from rewards.catalogue.shapes import detect
 
 CALL = {
     "height": SIZE,

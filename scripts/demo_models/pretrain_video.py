@@ -25,7 +25,7 @@ from torch.nn import functional
 from video_pipeline import JITTER, WORDS, make_pipeline, save
 
 from flowrl.demo import moving_world
-from rewards.moving_shapes import grade_motion, watch
+from rewards.catalogue.moving_shapes import grade_motion, watch
 
 CALL = {
     "height": moving_world.SIZE,

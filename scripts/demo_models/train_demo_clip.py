@@ -25,7 +25,7 @@ from torch.nn import functional
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
 from flowrl.demo import world
-from rewards.shapes import COLOURS, NUMBER_WORDS, RELATIONS, SHAPES, WantedShapes
+from rewards.catalogue.shapes import COLOURS, NUMBER_WORDS, RELATIONS, SHAPES, WantedShapes
 
 MEAN, STD = [0.5] * 3, [0.5] * 3
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -74,7 +74,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> CLIPModel:
 
 
 def caption(wanted: WantedShapes) -> str:
-    """The prompt that `rewards.shapes.parse_shapes` reads as `wanted`."""
+    """The prompt that `rewards.catalogue.shapes.parse_shapes` reads as `wanted`."""
     first = " ".join(wanted.things[0])
     if wanted.relation is not None:
         return f"a {first} {wanted.relation} a {' '.join(wanted.things[1])}"

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowrl.models.devices import parse_devices
+from flowrl.estimate import memory
+from flowrl.estimate.devices import parse_devices
+from flowrl.estimate.time import duration, estimate_time
 from flowrl.models.public_configs import PUBLIC_MODELS
-from flowrl.run import memory
-from flowrl.run.time_estimate import duration, estimate_time
 from flowrl.settings import Run
 from flowrl.settings.inherit import read_tree
 from flowrl.settings.read import read_run

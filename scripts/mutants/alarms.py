@@ -3,10 +3,10 @@
 A row is name, file, text that occurs once in it, what to put, tests that must fail.
 """
 
-ALARMS, TESTS = "flowrl/run/alarms.py", "run/test_alarms.py"
-UNSCORED, EVALUATE = "flowrl/run/unscored.py", "flowrl/run/evaluate.py"
-HISTOGRAMS, MONITOR = "flowrl/run/histograms.py", "flowrl/run/monitor.py"
-TRAINING_SAMPLES = "flowrl/run/training_samples.py"
+ALARMS, TESTS = "flowrl/run/watch/alarms.py", "run/test_alarms.py"
+UNSCORED, EVALUATE = "flowrl/run/watch/unscored.py", "flowrl/run/evaluate/evaluate.py"
+HISTOGRAMS, MONITOR = "flowrl/run/watch/histograms.py", "flowrl/run/show/monitor.py"
+TRAINING_SAMPLES = "flowrl/run/show/training_samples.py"
 
 # fmt: off
 ROWS = (

@@ -6,7 +6,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 
 STEPS = "run/test_interruptions.py::test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of"
 SHARING = "processes/test_sharing.py"
-DEAL, INPUTS = "flowrl/run/deal.py", "run/test_shared_inputs.py"
+DEAL, INPUTS = "flowrl/run/update/minibatches.py", "run/test_shared_inputs.py"
 STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
 TRANSFERS = "run/test_iteration_transfers.py"
@@ -14,7 +14,7 @@ ONCE = "test_training_evaluates_each_distinct_input_once"
 
 # fmt: off
 ROWS = (
-    ("update-third", "flowrl/run/update.py", "return 0 if math.isfinite(norm) else before",
+    ("update-third", "flowrl/run/update/update.py", "return 0 if math.isfinite(norm) else before",
      "return before if math.isfinite(norm) else before", STEPS),
     ("deal-draw", DEAL, '"deal", self.iteration, draw, place)', '"deal", self.iteration, at, place)',
      f"{INPUTS}::test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes"),
@@ -32,32 +32,32 @@ ROWS = (
      "value.to(sigma.device)", STATES),
     ("storage-evaluations", "samplers/walk.py", "self.latents.storage.rounded(x) if trained else x",
      "self.latents.storage.rounded(x)", STATES),
-    ("experts-graph", "flowrl/models/diffusers/experts.py", "and other.awake and not other.graded",
+    ("experts-graph", "flowrl/models/diffusers/call/experts.py", "and other.awake and not other.graded",
      "and other.awake", EXPERTS),
-    ("experts-adapters", "flowrl/models/diffusers/experts.py",
+    ("experts-adapters", "flowrl/models/diffusers/call/experts.py",
      "(p for p in others if not p.requires_grad)", "(p for p in others)", EXPERTS),
-    ("experts-rest", "flowrl/models/diffusers/experts.py", "                other.awake = False\n",
+    ("experts-rest", "flowrl/models/diffusers/call/experts.py", "                other.awake = False\n",
      "", EXPERTS),
-    ("reference-bare", "flowrl/run/policies.py", 'self._switch(name != "ref")', "self._switch(True)",
+    ("reference-bare", "flowrl/run/state/policies.py", 'self._switch(name != "ref")', "self._switch(True)",
      SHARED_OLD),
     ("parts-decoded", "samplers/parts.py", "each = lcm(each, decoded // gcd(decoded, plan.group))",
      "pass", "run/test_score_parts.py"),
-    ("memory-rows", "flowrl/run/memory.py", "return draws * -(-groups // updates)", "return 10**6",
+    ("memory-rows", "flowrl/estimate/memory.py", "return draws * -(-groups // updates)", "return 10**6",
      "run/test_memory.py"),
-    ("memory-decoded", "flowrl/run/memory.py", "max(_groups(run, iteration)), evaluated)",
+    ("memory-decoded", "flowrl/estimate/memory.py", "max(_groups(run, iteration)), evaluated)",
      "max(_groups(run, iteration)), 0)", "run/test_memory.py"),
-    ("memory-reward", "flowrl/run/memory.py", "if of_callback(error) or not out_of_memory(error):",
+    ("memory-reward", "flowrl/estimate/memory.py", "if of_callback(error) or not out_of_memory(error):",
      "if of_callback(error) or not isinstance(error, RuntimeError):", "run/test_memory.py"),
-    ("encodings-lock", "flowrl/models/diffusers/kept_encodings.py",
+    ("encodings-lock", "flowrl/models/diffusers/encoding_cache.py",
      "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil", "shutil",
      "models/test_kept_encodings.py"),
-    ("freed-blocks", "flowrl/run/freed_memory.py", "libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)", "pass",
+    ("freed-blocks", "flowrl/run/state/freed_memory.py", "libc.mallopt(MMAP_THRESHOLD, LARGEST_BLOCK)", "pass",
      "run/test_freed_memory.py"),
-    ("freed-kept", "flowrl/run/freed_memory.py", "libc.mallopt(TRIM_THRESHOLD, -1)",
+    ("freed-kept", "flowrl/run/state/freed_memory.py", "libc.mallopt(TRIM_THRESHOLD, -1)",
      "libc.mallopt(TRIM_THRESHOLD, 2**17)", "run/test_freed_memory.py"),
-    ("reference-placed", "flowrl/run/policies.py", "        self._placed = name\n",
+    ("reference-placed", "flowrl/run/state/policies.py", "        self._placed = name\n",
      "        self._placed = self.inside\n", "run/test_policies.py"),
-    ("old-shared", "flowrl/run/update.py", "before = None if share is not shares[0] else",
+    ("old-shared", "flowrl/run/update/update.py", "before = None if share is not shares[0] else",
      "before =", SHARED_OLD),
     ("transfers-counts", "flowrl/losses/base.py", "floats(torch.stack(counts).sum(0).double())",
      "(float(sum(c[i] for c in counts)) for i in (0, 1))", TRANSFERS),

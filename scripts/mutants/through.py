@@ -2,7 +2,7 @@
 
 PATHS, RUNS = "likelihoods/test_pathwise.py", "run/test_through.py"
 GRADIENTS, NOISES = "rewards/test_gradients.py", "cli/test_optimise.py"
-PATHWISE, THROUGH = "flowrl/likelihoods/pathwise.py", "flowrl/run/through.py"
+PATHWISE, THROUGH = "flowrl/likelihoods/pathwise.py", "flowrl/run/experience/reward_gradient.py"
 
 # fmt: off
 ROWS = (
@@ -22,8 +22,8 @@ ROWS = (
     ("through-frozen", PATHWISE, "anchors * k + (k if k > 1 else 0)", "anchors * k", RUNS),
     ("through-anchor", THROUGH, "evaluations[role] = likelihood.at(policy, rows, states)",
      "evaluations[role] = likelihood.at(policy, rows, [s + 1 for s in states])", RUNS),
-    ("gradient-ranks", "rewards/gradient_test.py", "self.ranks >= RANKS and self.gap <= LARGEST_GAP", "True", GRADIENTS),
-    ("gradient-slope", "rewards/gradient_test.py", "    if not error <= SLOPE:", "    if False:", GRADIENTS),
+    ("gradient-ranks", "rewards/checks/gradient_test.py", "self.ranks >= RANKS and self.gap <= LARGEST_GAP", "True", GRADIENTS),
+    ("gradient-slope", "rewards/checks/gradient_test.py", "    if not error <= SLOPE:", "    if False:", GRADIENTS),
     ("pixels-clip", "rewards/perception/pixels.py", "media = media.clamp(0, 1) if self.clipped else media", "pass", GRADIENTS),
     ("noise-natural", "flowrl/cli/optimise.py", "wide - (z[0].numel() - 1) * wide / squares", "wide", NOISES),
     ("noise-best", "flowrl/cli/optimise.py", "best[better] = score.cpu()[better], z[better]", "best[better] = score.cpu()[better], noise[better]", NOISES),

@@ -8,13 +8,15 @@ import torch
 from flowrl.budget.spending import LATER_ROUNDS, Rationed
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import take
-from flowrl.run import checkpoint, deal, ratio_check, update
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.learner import Learner
-from flowrl.run.session import Session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.update.update import minibatches as deal
+from flowrl.run.update.update import ratio_check, update
+from flowrl.run.watch.alarms import Alarms
 from tests.support import runs, text_runs, tiny_lm
 
 TEXT = {"name": "text_grpo", "length": 5, "group": 4, "kl": 0.0}

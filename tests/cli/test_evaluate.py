@@ -10,8 +10,8 @@ import torch
 
 from flowrl.cli.commands import split_settings
 from flowrl.models.open import evaluation_policy
-from flowrl.run.evaluate import Trial, draw_trial
-from flowrl.run.learner import load_policy
+from flowrl.run.evaluate.evaluate import Trial, draw_trial
+from flowrl.run.state.learner import load_policy
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 

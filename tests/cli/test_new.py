@@ -15,7 +15,7 @@ from flowrl.settings.gradients import check_own_gradients
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples, load
-from rewards.differentiable import graded_score
+from rewards.checks.differentiable import graded_score
 
 QUICK = ["--train.iterations", "1", "--evaluate.samples", "4", "--prompts.per-iteration", "2"]
 QUICK += ["--recipe.group", "4", "--evaluate.every", "1", "--checkpoint.every", "1"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.models.diffusers import kept_proofs
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.whole import proof_cache as kept_proofs
 from tests.support import runs
 
 torch.set_num_threads(1)

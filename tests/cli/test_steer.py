@@ -5,9 +5,9 @@ import torch
 import yaml
 
 from flowrl.cli.steer import SampleScorer, SteeredSampler, steered_samples
-from flowrl.run.evaluate import Trial, draw_trial
-from flowrl.run.learner import load_policy
-from flowrl.run.session import load_rewards
+from flowrl.run.evaluate.evaluate import Trial, draw_trial
+from flowrl.run.state.learner import load_policy
+from flowrl.run.state.session import load_rewards
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import flowrl

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from flowrl.credit.advantages import Context, Estimator, Standardize, Sum
+from flowrl.credit.intermediate import AbsoluteValue, Discounted, Potential, StepGain, TurningPoint
 from flowrl.credit.values import node_values
-from flowrl.credit.way import AbsoluteValue, Discounted, Potential, StepGain, TurningPoint
 from flowrl.errors import UserError
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from rewards import Scores

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flowrl.paths import PROJECT
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import HeldOutResult, Trial, evaluate_held_out
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, evaluate_held_out
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, read_run, run_from
 
 PLAIN = """

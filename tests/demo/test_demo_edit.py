@@ -20,8 +20,8 @@ from flowrl.media.pictures import to_image
 from flowrl.pages.records import read_evaluations
 from flowrl.paths import PROJECT
 from flowrl.settings.read import dump, read_run
-from rewards.edit_shapes import grade_edit
-from rewards.shapes import detect
+from rewards.catalogue.edit_shapes import grade_edit
+from rewards.catalogue.shapes import detect
 from tests.support import demo_folders, runs
 
 torch.set_num_threads(1)

@@ -13,10 +13,10 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from flowrl.demo import world
 from flowrl.paths import PROJECT
-from flowrl.run import ratio_check
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.update.update import ratio_check
 from flowrl.settings.read import dump, read_run
-from rewards.shapes import detect, is_exact
+from rewards.catalogue.shapes import detect, is_exact
 from samplers.adapt import flow_velocity, level
 from tests.support import demo_folders, runs
 

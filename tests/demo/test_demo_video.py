@@ -14,9 +14,9 @@ from torch import nn
 
 from flowrl.demo import moving_world
 from flowrl.paths import PROJECT
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.settings.read import dump, read_run, run_from
-from rewards.moving_shapes import grade_motion, watch
+from rewards.catalogue.moving_shapes import grade_motion, watch
 from tests.support import demo_folders
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch import nn
 
 from flowrl.demo import world
 from flowrl.demo.world import PlacedObject
-from rewards.shapes import BACKGROUND, COLOURS, detect, is_exact
+from rewards.catalogue.shapes import BACKGROUND, COLOURS, detect, is_exact
 from tests.support import demo_folders
 
 FOLDER = Path("flowrl/demo/shapes-sd3")

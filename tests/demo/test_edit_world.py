@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from flowrl.demo import edit_world, world
-from rewards import Samples, edit_shapes, load
-from rewards.edit_shapes import DIRECTIONS, ShapeEdit, grade_edit, parse_edit
+from rewards import Samples, load
+from rewards.catalogue import edit_shapes
+from rewards.catalogue.edit_shapes import DIRECTIONS, ShapeEdit, grade_edit, parse_edit
+from rewards.catalogue.shapes import DetectedShape, detect
+from rewards.checks.self_test import self_test
 from rewards.perception.files import open_image_file
 from rewards.perception.media import to_tensor
-from rewards.self_test import self_test
-from rewards.shapes import DetectedShape, detect
 from tests.support.reward_contract import images
 
 torch.set_num_threads(1)

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 
 from flowrl.demo import maze
 from flowrl.paths import PROJECT
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from rewards import Samples
 from tests.support.runs import environment

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from flowrl.demo import moving_world, world
 from flowrl.demo.world import PlacedObject
-from rewards import load, moving_shapes
-from rewards.moving_shapes import (
+from rewards import load
+from rewards.catalogue import moving_shapes
+from rewards.catalogue.moving_shapes import (
     BACK,
     LEAST_TRAVEL,
     MOST_SIDEWAYS,
@@ -22,8 +23,8 @@ from rewards.moving_shapes import (
     motion,
     watch,
 )
+from rewards.catalogue.shapes import COLOURS, SHAPES, DetectedShape
 from rewards.perception.media import WrongMedia
-from rewards.shapes import COLOURS, SHAPES, DetectedShape
 from rewards.types import Samples
 from tests.support.reward_contract import check_contract, videos
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowrl.demo import moving_world, world
-from rewards.moving_shapes import MOTIONS
+from rewards.catalogue.moving_shapes import MOTIONS
 
 torch.set_num_threads(1)
 PAIR = "a red circle moving right and a blue square moving left"

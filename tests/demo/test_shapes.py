@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from flowrl.demo import world
 from flowrl.demo.world import PlacedObject
-from rewards import load, shapes
-from rewards.shapes import (
+from rewards import load
+from rewards.catalogue import shapes
+from rewards.catalogue.shapes import (
     BACKGROUND,
     COLOURS,
     DetectedShape,

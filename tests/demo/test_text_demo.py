@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flowrl.demo.sums import Addition, problems, questions
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT, find
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import evaluate_held_out
-from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.evaluate.evaluate import evaluate_held_out
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from scripts import demo_text
 from scripts.demo_models.pretrain_sums import accuracy

@@ -7,8 +7,8 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.evaluation.suites import SUITES, by_category, load_suite, suite_summary
 from rewards import Scores, load
+from rewards.catalogue.shapes import parse_shapes
 from rewards.perception.strings import quoted
-from rewards.shapes import parse_shapes
 from tests.support import runs
 
 OWN = [name for name, kind in SUITES.items() if kind.read is None]

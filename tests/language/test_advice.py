@@ -4,7 +4,7 @@ import pytest
 
 from flowrl.models.language.advice import learning_rate_warning
 from flowrl.run.model_proof import StartProof
-from flowrl.run.monitor import prove_pipeline
+from flowrl.run.show.monitor import prove_pipeline
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 

@@ -13,7 +13,7 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.environment import Replies
 from flowrl.paths import PROJECT
 from samplers.completions import Completions
-from samplers.kept_tokens import KeptTokens
+from samplers.token_support import KeptTokens
 from tests.support.environments import META, PROMPTS, WARPED, by_hand, made, rollout, rows_of
 
 

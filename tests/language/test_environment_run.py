@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run import checkpoint, ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.session import Session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.environments import RECIPE, WARPED, session, tree

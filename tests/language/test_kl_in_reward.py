@@ -14,17 +14,18 @@ from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Estimator, LeaveOneOut
 from flowrl.credit.turns import Penalize
 from flowrl.errors import UserError
+from flowrl.estimate import memory
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.run import checkpoint, memory
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import Experience, collect
-from flowrl.run.reference_kl import reference_log_ratios
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.experience.reference_kl import reference_log_ratios
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, Forks, Segments

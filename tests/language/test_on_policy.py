@@ -14,11 +14,11 @@ from torch import Tensor
 from flowrl.likelihoods.rows import Rows, input_of, take
 from flowrl.losses.base import ClipsRatio
 from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
-from flowrl.run import ratio_check, update
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import Experience, collect
-from flowrl.run.learner import Learner
-from flowrl.run.session import Session
+from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.session import Session
+from flowrl.run.update.update import ratio_check, update
 from tests.support import environments, runs, text_runs, tiny_lm
 from tests.support.runs import opened
 

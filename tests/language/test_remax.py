@@ -12,11 +12,11 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Surrogate
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.run import ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from rewards import Scores
 from samplers import Columns
 from samplers.completions import Completions

@@ -10,12 +10,13 @@ import torch
 
 from flowrl.budget.spending import Rationed
 from flowrl.budget.successes import Success
-from flowrl.run import checkpoint, ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import Experience, collect
-from flowrl.run.session import Session
+from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from tests.budget.test_budget_run import EVERYTHING, equal
 from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus
 from tests.support import environments, runs, tiny_lm

@@ -15,10 +15,10 @@ from flowrl.errors import UserError
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.models.language.prefixes import Packing, refuse_windows
 from flowrl.models.language.token_scores import ScoringPolicy
-from flowrl.run import update
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.learner import Learner
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import Learner
+from flowrl.run.update.update import update
 from flowrl.settings.read import check_plan, run_from
 from tests.support import runs, text_runs, tiny_lm
 

@@ -18,12 +18,13 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.media.statistics import text_statistics
 from flowrl.models.language.policy import CausalPolicy
 from flowrl.paths import PROJECT
-from flowrl.run import checkpoint, ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from rewards import Scores
 from samplers import Chain, FlowSDE, Latents, Ode, roll

@@ -11,11 +11,11 @@ pytest.importorskip("httpx")
 
 from flowrl.likelihoods.rows import TokenRows
 from flowrl.likelihoods.token import Token
-from flowrl.run import ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import CorrectionSettings
 from samplers.generate import Sampler, TokenRequest
 from tests.support import tiny_lm

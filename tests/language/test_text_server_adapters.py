@@ -10,10 +10,10 @@ pytest.importorskip("httpx")
 
 from flowrl.errors import UserError
 from flowrl.models.language import served_adapters
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from rewards.serving.requests import Patience
 from tests.support import tiny_lm
 from tests.support.completion_servers import PROMPTS, CompletionsServer, only, opened, tree

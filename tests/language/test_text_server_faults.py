@@ -12,7 +12,7 @@ from flowrl.errors import UserError
 from flowrl.losses.weights import Mismatch
 from flowrl.models.language.served_adapters import fingerprint
 from flowrl.models.language.server import CompletionChoice, CompletionLogprobs
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 from tests.support.completion_servers import GRPO, PROMPTS, CompletionsServer, only, opened, tree

@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("httpx")
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from tests.support import environments, tiny_lm
 from tests.support.completion_servers import CompletionsServer, only, opened, tree
 

@@ -17,11 +17,11 @@ pytest.importorskip("httpx")
 
 import httpx
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.session import Session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from tests.support import text_runs, tiny_lm
 from tests.support.completion_servers import GRPO, PROMPTS, only, opened
 from tests.support.runs import flowrl, free_port, write

@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.media import videos
 from flowrl.media.pages import Page
 from rewards import Samples
-from rewards.moving_shapes import grade_motion, watch
+from rewards.catalogue.moving_shapes import grade_motion, watch
 
 PROMPTS = ("a red circle moving right and a blue square moving left", "a green square moving up")
 

@@ -9,11 +9,11 @@ from torch._dynamo import config
 
 from flowrl.models import savings
 from flowrl.paths import PROJECT
-from flowrl.run import ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, read_run
 from tests.support import runs
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowrl.models.diffusers import columns, lora
+from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.lora.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from tests.support.driving import PROMPTS, STEPS, learn

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from flowrl.errors import UserError
-from flowrl.models import flops, sizes
+from flowrl.estimate import flops, sizes
+from flowrl.estimate.devices import parse_devices
+from flowrl.estimate.time import at_work, estimate_time, iteration_work, time_report
 from flowrl.models.description import Description, describe
-from flowrl.models.devices import parse_devices
 from flowrl.models.public_configs import PUBLIC_MODELS
-from flowrl.run.learner import load_policy
-from flowrl.run.time_estimate import at_work, estimate_time, iteration_work, time_report
+from flowrl.run.state.learner import load_policy
 from flowrl.settings import ModelSettings
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from flowrl.models.diffusers import columns
+from flowrl.models.diffusers.call import columns
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.proof_images import OtherImages
+from flowrl.models.diffusers.replay.proof_images import OtherImages
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED
 

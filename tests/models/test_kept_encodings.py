@@ -11,12 +11,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from flowrl.models.diffusers import kept_encodings
-from flowrl.models.diffusers.kept_encodings import KeptEncodings, byte_count
+from flowrl.models.diffusers.encoding_cache import KeptEncodings, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.tiny_pipelines import FAMILIES, qwen_image
@@ -92,7 +92,7 @@ def test_folders_of_killed_runs_are_removed_and_those_of_others_stay(monkeypatch
     mine = KeptEncodings("disk", MOST)
     code = (
         "import os, signal\n"
-        "from flowrl.models.diffusers.kept_encodings import KeptEncodings\n"
+        "from flowrl.models.diffusers.encoding_cache import KeptEncodings\n"
         "kept = KeptEncodings('disk', 1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.models.diffusers import kept_proofs
 from flowrl.models.diffusers.batch import Scales
-from flowrl.models.diffusers.kept_proofs import KeptProof
 from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole.proof_cache import KeptProof
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 
@@ -180,7 +180,7 @@ def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_images_are_in_the_digest_by_their_content() -> None:
     family = NAMED["LTX-Video with an image"]
-    from flowrl.models.diffusers import columns
+    from flowrl.models.diffusers.call import columns
 
     made = policy(family.build(), family.call)
     digests = set()

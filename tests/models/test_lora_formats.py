@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers import lora, lora_formats
-from flowrl.models.diffusers.lora_formats import (
+from flowrl.models.diffusers.lora.lora import lora, lora_formats
+from flowrl.models.diffusers.lora.lora_formats import (
     AdapterLayers,
     check_written,
     read_adapter,
     write_adapter,
 )
-from flowrl.models.diffusers.lora_keys import original_layers
+from flowrl.models.diffusers.lora.lora_keys import original_layers
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.tiny_pipelines import NAMED
 

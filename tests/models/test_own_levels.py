@@ -14,12 +14,13 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 
 from flowrl.cli.plan import describe_run, open_points
 from flowrl.errors import UserError
-from flowrl.models.diffusers import kept_proofs, own_levels
-from flowrl.models.diffusers.own_levels import OwnLevels
+from flowrl.models.diffusers.call import user_levels as own_levels
+from flowrl.models.diffusers.call.user_levels import OwnLevels
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_proof import prove_whole
+from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.paths import PROJECT
-from flowrl.run.origin import Origin
+from flowrl.run.state.start_record import Origin
 from flowrl.settings.levels import LevelShift, falling, levels_of
 from flowrl.settings.read import check_plan, dump, override, read_run, run_from
 from samplers import Chain, FlowSDE, Ode

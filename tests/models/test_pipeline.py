@@ -8,10 +8,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from flowrl.errors import UserError
+from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.scheduler_standin import PerRow
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.schedule import PipelineSchedule
-from flowrl.models.diffusers.scheduler_standin import PerRow
-from flowrl.run.monitor import made_kind
+from flowrl.run.show.monitor import made_kind
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3
 

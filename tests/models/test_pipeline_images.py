@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers import columns, image_cache
-from flowrl.models.diffusers.image_cache import Memo, Posterior
+from flowrl.models.diffusers.call import columns, image_cache
+from flowrl.models.diffusers.call.image_cache import Memo, Posterior
+from flowrl.models.diffusers.call.scheduler_standin import patched
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.scheduler_standin import patched
 from flowrl.prompts import PromptSet
 from rewards.perception.files import read_images
 from rewards.perception.media import to_tensor

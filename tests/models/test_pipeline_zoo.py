@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers import columns, proof_checks
 from flowrl.models.diffusers.batch import Painting, Scales
-from flowrl.models.diffusers.image_to_image import RecordedNoise, clean_part
+from flowrl.models.diffusers.call import columns, proof_checks
+from flowrl.models.diffusers.call.image_to_image import RecordedNoise, clean_part
+from flowrl.models.diffusers.call.proof_checks import media_of
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.proof_checks import media_of
 from samplers import Latents, Ode, roll
 from tests.support.driving import PROMPTS, STEPS, own, policy
 from tests.support.tiny_pipelines import SQUARE, sd3

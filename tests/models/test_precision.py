@@ -7,14 +7,16 @@ import torch
 from torch import nn
 
 from flowrl.algorithm import Average, Decay
-from flowrl.run import checkpoint, deal, update
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.learner import EVALUATION
-from flowrl.run.policies import Policies
-from flowrl.run.session import Session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import EVALUATION
+from flowrl.run.state.policies import Policies
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.update.update import minibatches as deal
+from flowrl.run.update.update import update
+from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 
 

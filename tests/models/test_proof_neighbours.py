@@ -8,9 +8,9 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Scales
-from flowrl.models.diffusers.kept_proofs import KeptProof
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_proof import prove_whole
+from flowrl.models.diffusers.whole.proof_cache import KeptProof
+from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, qwen_image, sd3
 from tests.support.zoo.calls import SIZES, SPECIALS

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run import optimizers
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.state import optimizers
 from flowrl.settings import Train
 from flowrl.settings.read import check_run, run_from
 from tests.support import runs

@@ -8,8 +8,8 @@ import torch
 from diffusers import EulerAncestralDiscreteScheduler
 
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole_proof import WholeProof, deviations, prove_whole
-from flowrl.models.diffusers.whole_sample import WholeSample
+from flowrl.models.diffusers.whole.whole_proof import WholeProof, deviations, prove_whole
+from flowrl.models.diffusers.whole.whole_sample import WholeSample
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SIZE
 from tests.support.tiny_pipelines_unet import sdxl

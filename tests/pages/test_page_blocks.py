@@ -18,7 +18,7 @@ import rewards
 from flowrl.settings.inherit import merged, read_tree
 from flowrl.settings.read import check_plan, check_rewards, run_from
 from rewards import Samples
-from rewards.self_test import Prompts, self_test
+from rewards.checks.self_test import Prompts, self_test
 from rewards.types import Kind
 from tests.support import page_blocks
 from tests.support.page_blocks import Block

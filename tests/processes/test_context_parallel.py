@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.estimate import memory
 from flowrl.processes import context_parallel
-from flowrl.run import memory
 from flowrl.settings.read import run_from
 from tests.budget.test_budget_run import EVERYTHING
 from tests.processes.test_processes import REWARDS, job

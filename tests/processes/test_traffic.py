@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from traffic import call_counts, traffic
 
-from flowrl.models import sizes
-from flowrl.run.traffic import call_counts, traffic
+from flowrl.estimate import sizes
 from flowrl.settings.read import run_from
 from tests.processes.test_processes import REWARDS, job
 from tests.support import runs

@@ -14,7 +14,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts import Chat, PromptSet, on_hub
-from flowrl.run.origin import Origin
+from flowrl.run.state.start_record import Origin
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.checks import check_texts
 from flowrl.settings.data import PromptFiles

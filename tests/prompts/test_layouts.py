@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 

@@ -7,13 +7,13 @@ import torch
 
 from flowrl.credit.values import Context
 from flowrl.errors import UserError
+from flowrl.estimate.time import iteration_work
 from flowrl.recipes.table import RECIPES
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.through import RewardPath
-from flowrl.run.time_estimate import iteration_work
+from flowrl.run.experience.collect import collect
+from flowrl.run.experience.reward_gradient import RewardPath
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from rewards.types import Scores, WayScores
 from samplers import (

@@ -12,11 +12,11 @@ import torch
 import yaml
 
 import flowrl
-from flowrl.models.diffusers import checks, columns
+from flowrl.estimate import memory
+from flowrl.estimate.time import duration
+from flowrl.models.diffusers.call import checks, columns
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.paths import own_runs, run_file
-from flowrl.run import memory
-from flowrl.run.time_estimate import duration
 from flowrl.settings.checks import check_kind, check_pipeline
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import dump, read_run

@@ -13,8 +13,8 @@ from flowrl.errors import UserError
 from flowrl.losses.base import RatioLoss
 from flowrl.paths import PROJECT
 from flowrl.recipes import IMAGE_RECIPES, RECIPES
-from flowrl.run import monitor
-from flowrl.run.origin import Origin
+from flowrl.run.show import monitor
+from flowrl.run.state.start_record import Origin
 from flowrl.settings import Run, recipe_kind
 from flowrl.settings.read import check_plan, dump, override, run_from
 from samplers import Kernel, Plan, Solver

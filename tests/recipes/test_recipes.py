@@ -18,7 +18,7 @@ from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
-from flowrl.run.score_way import way_scores
+from flowrl.run.experience.intermediate_scores import way_scores
 from rewards import Scores
 from samplers import (
     Chain,

@@ -12,12 +12,12 @@ from flowrl.errors import UserError
 from flowrl.evaluation.dimensions import dimension_lines
 from flowrl.evaluation.suites import load_suite
 from rewards import load
-from rewards.compbench import CompBench
-from rewards.dpg_bench import dependent
+from rewards.catalogue.compbench import CompBench
+from rewards.catalogue.dpg_bench import dependent
+from rewards.catalogue.unigenbench import points_in
 from rewards.judging.checkpoint_question import CheckpointQuestion
 from rewards.judging.tally import AnswerCount, AnswerTally, by_primary, take_tallies
 from rewards.serving.requests import Malformed
-from rewards.unigenbench import points_in
 from tests.rewards.test_judge import images, said
 from tests.rewards.test_published_judges import content, listed, with_column
 from tests.support.servers import ChatServer

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from rewards import Samples, check_reward, load
+from rewards.checks.self_test import Prompts, self_test
 from rewards.load import check_sources
-from rewards.reports import reports
-from rewards.self_test import Prompts, self_test
-from rewards.types import cell
+from rewards.types import cell, reports
 from tests.support.reward_contract import check_contract, images
 
 LENGTH = {"name": "length", "most": 3, "kind": "near"}

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rewards import load
-from rewards.editreward import FOLLOWING_TEXT, QUALITY_TEXT
+from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
 from tests.support.tiny_qwen import (
     base_folder,
@@ -27,7 +27,7 @@ TEXTS = ["\nDoes it follow?  \n{text_prompt}\n", "\nIs it good? \n{text_prompt}\
 
 class Edit:
     def __init__(self, folder: Path, monkeypatch):
-        monkeypatch.setattr("rewards.editreward.PIXELS", 56 * 56)
+        monkeypatch.setattr("rewards.catalogue.editreward.PIXELS", 56 * 56)
         self.folder, self.base = folder, base_folder(folder / "base", "qwen2_5_vl")
         self.words = whole_tokenizer(self.base, (REWARD,))
         self.model = tiny_model(self.base, len(self.words))

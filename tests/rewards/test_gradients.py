@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from rewards import Samples, load
-from rewards.differentiable import GRADED, Differentiable, graded_score, never_graded
-from rewards.gradient_test import Agreement, gradient_test, group_of, slope_error
+from rewards.checks.differentiable import GRADED, Differentiable, graded_score, never_graded
+from rewards.checks.gradient_test import Agreement, gradient_test, group_of, slope_error
+from rewards.checks.self_test import Prompts
 from rewards.perception.embedding import image_processor
 from rewards.perception.pixels import PixelPreparation
-from rewards.self_test import Prompts
 from tests.support.tiny_rewards import SIDE, bytes_of, clip_folder, pixels
 
 PROMPTS = Prompts(("a red ball",))
@@ -33,7 +33,7 @@ def test_float_images_are_prepared_as_the_processor_prepares_8_bits(clip, height
 
 
 def test_the_longer_side_is_padded_as_hps_pads():
-    from rewards.hps import Letterbox
+    from rewards.catalogue.hps import Letterbox
 
     prepare = PixelPreparation(
         (16, 16), (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711),

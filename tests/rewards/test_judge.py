@@ -9,6 +9,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from rewards import Samples, load
+from rewards.checks.self_test import self_test
 from rewards.judging.answers import (
     expected_in,
     questions_in,
@@ -19,9 +20,8 @@ from rewards.judging.answers import (
 from rewards.judging.chat import completion
 from rewards.load import load_judge
 from rewards.perception.media import to_pil, to_tensor
-from rewards.reports import reports
-from rewards.self_test import self_test
 from rewards.serving.requests import Malformed, Unparsable
+from rewards.types import reports
 from tests.support.servers import ChatServer, unpacked
 
 

@@ -17,19 +17,19 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 
 from flowrl.errors import UserError
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from rewards import Samples, load
 from rewards.judging.answers import verdict_in
 from rewards.judging.chat import completion
 from rewards.load import load_judge
-from rewards.reports import reports
 from rewards.serving.answers import retry_seconds
 from rewards.serving.client import Client
 from rewards.serving.requests import Ask, Failure, Patience
+from rewards.types import reports
 from tests.rewards.test_judge import compare, images
 from tests.support import runs
 from tests.support.servers import ChatServer, Faults

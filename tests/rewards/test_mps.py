@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import CLIPModel
 
 from rewards import load
-from rewards.mps import CONDITION, gated, rotated
+from rewards.catalogue.mps import CONDITION, gated, rotated
 from rewards.perception.pickled_module import tensors_of
 from tests.support.reward_contract import check_contract, images
 from tests.support.tiny_rewards import (

@@ -8,8 +8,8 @@ import torch
 
 from flowrl.paths import PROJECT
 from rewards import Reward, Samples, load
-from rewards.gradient_test import gradient_test
-from rewards.self_test import Prompts, self_test
+from rewards.checks.gradient_test import gradient_test
+from rewards.checks.self_test import Prompts, self_test
 from rewards.types import Kind
 
 PAGE = (PROJECT / "docs" / "own_rewards.md").read_text()

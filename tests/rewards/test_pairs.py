@@ -13,8 +13,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from rewards import Samples, check_reward, load
+from rewards.catalogue.win_rate import Tournament
 from rewards.judging.pairs import PairBudget, bradley_terry, win_rates
-from rewards.win_rate import Tournament
 
 
 def samples(*sizes: int, prompts: list[str] | None = None) -> Samples:

@@ -39,7 +39,7 @@ def trained(folder: Path, preset: str, pipe: Any, reward: dict, call: dict, reci
 
 
 def test_temp_flow_with_hpsv3_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewards.hpsv3.PIXELS", 56 * 56)
+    monkeypatch.setattr("rewards.catalogue.hpsv3.PIXELS", 56 * 56)
     reward = Hps(tmp_path, monkeypatch).write(tmp_path / "head.safetensors") | CPU
     recipe = {"steps": 4, "roots": 1, "branch": 2}
     pipe = tiny_pipelines_image.flux()

@@ -18,13 +18,13 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 from rewards import Samples, load
-from rewards.editscore import FOLLOWING_QUESTION, QUALITY_QUESTION, two_scores_in
+from rewards.catalogue.editscore import FOLLOWING_QUESTION, QUALITY_QUESTION, two_scores_in
+from rewards.catalogue.soft_tifa import forms_of
 from rewards.judging.answers import axis_in
 from rewards.judging.published_texts import PublishedText
 from rewards.load import load_judge
 from rewards.perception.media import to_pil
 from rewards.serving.requests import Unparsable
-from rewards.soft_tifa import forms_of
 from tests.rewards.test_judge import images, level, said
 from tests.support.servers import ChatServer
 

@@ -21,16 +21,16 @@ import httpx
 from flowrl.cli import main
 from flowrl.cli import serve as serving_command
 from rewards import Samples, Scores, check_reward, load, score_all
-from rewards.brightness import Brightness
+from rewards.catalogue.brightness import Brightness
+from rewards.catalogue.remote import few_samples, whole_groups
+from rewards.catalogue.win_rate import Tournament
+from rewards.checks.self_test import self_test
 from rewards.judging.pairs import PairBudget
 from rewards.load import load_judge
-from rewards.remote import few_samples, whole_groups
-from rewards.reports import reports
-from rewards.self_test import self_test
 from rewards.serving import codec, wire
 from rewards.serving.batching import Batcher, Job, ServerLimits, scoring
 from rewards.serving.server import Served
-from rewards.win_rate import Tournament
+from rewards.types import reports
 from tests.support.servers import pictures, serving
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rewards import Samples, load, score_all
+from rewards.checks.self_test import self_test
 from rewards.combine import judged, scored
 from rewards.guard import SharedState, beside_sampling, guarded_call
-from rewards.self_test import self_test
 from rewards.serving.batching import Job, scoring
 from rewards.serving.wire import WireSamples, encode_samples
 

@@ -9,9 +9,9 @@ import torch
 from transformers import CLIPModel
 
 from rewards import Samples, load
-from rewards.gradient_test import gradient_test
-from rewards.hps import weights_of
-from rewards.self_test import Prompts
+from rewards.catalogue.hps import weights_of
+from rewards.checks.gradient_test import gradient_test
+from rewards.checks.self_test import Prompts
 from tests.support.reward_contract import check_contract, images, mixed_images, videos
 from tests.support.tiny_rewards import (
     LIMIT,

@@ -11,7 +11,7 @@ from flowrl.demo import world
 from flowrl.paths import PROJECT
 from flowrl.settings.read import check_run, read_run
 from rewards import Samples, load
-from rewards.shapes import detect, is_exact
+from rewards.catalogue.shapes import detect, is_exact
 from tests.support.reward_contract import check_contract, images
 
 FOLDER = PROJECT / "flowrl" / "demo" / "shapes-clip"

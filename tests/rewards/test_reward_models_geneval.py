@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rewards import Samples, load
-from rewards.geneval import (
+from rewards.catalogue.geneval import (
     COLOUR_NAMES,
     Colours,
     GenEval,
@@ -21,9 +21,9 @@ from rewards.geneval import (
     relations,
     surest,
 )
+from rewards.checks.self_test import self_test
 from rewards.perception.detect import Detection, box_of, detector
 from rewards.perception.embedding import Placement
-from rewards.self_test import self_test
 from tests.support.reward_contract import check_contract, images
 from tests.support.tiny_rewards import clip_folder
 

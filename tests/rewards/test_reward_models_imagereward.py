@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rewards import load
-from rewards.gradient_test import gradient_test
-from rewards.self_test import Prompts
+from rewards.checks.gradient_test import gradient_test
+from rewards.checks.self_test import Prompts
 from tests.support.reward_contract import check_contract, images, videos
 from tests.support.tiny_rewards import PROMPTS, pixels, prepared, samples, tokenizer
 

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from rewards import load
-from rewards.gradient_test import gradient_test
-from rewards.self_test import Prompts
+from rewards.checks.gradient_test import gradient_test
+from rewards.checks.self_test import Prompts
 from tests.support.reward_contract import check_contract, images, mixed_images
 from tests.support.tiny_rewards import bytes_of, pixels, prepared, samples
 
@@ -112,7 +112,7 @@ def test_imagerewards_square_is_torchvisions(open_clip):
     """Odd cuts too, where torchvision rounds a half to even."""
     from torchvision import transforms
 
-    from rewards.imagereward import middle
+    from rewards.catalogue.imagereward import middle
     from rewards.perception.embedding import OPENAI_MEAN, OPENAI_STD
 
     whole = transforms.Compose(

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from flowrl.paths import PROJECT
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from rewards import load
 from rewards.perception.embedding import Placement, tokenize
 from rewards.perception.media import to_pil
-from rewards.settings import settings_of
+from rewards.types import settings_of
 from tests.support import runs
 from tests.support.reward_contract import images
 
@@ -30,7 +30,7 @@ def places(reward) -> set[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_reward_with_a_model_may_be_put_elsewhere(name):
-    given = settings_of(import_module(f"rewards.{name}").load)
+    given = settings_of(import_module(f"rewards.catalogue.{name}").load)
     assert given["device"].default == "auto"
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rewards
+import rewards.catalogue as catalogue
 from rewards import Samples, Scores, check_reward, load, score_all
 from rewards.load import names
 
@@ -97,11 +97,11 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    return lambda samples: torch.full((len(samples.prompts),), float(value * times))\n"
     )
     (tmp_path / "hollow.py").write_text("")
-    monkeypatch.setattr(rewards, "__path__", [*rewards.__path__, str(tmp_path)])
-    monkeypatch.setattr(sys.modules["rewards.load"], "REWARD_FOLDERS", rewards.__path__)
+    monkeypatch.setattr(catalogue, "__path__", [*catalogue.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys.modules["rewards.load"], "REWARD_FOLDERS", catalogue.__path__)
     yield
     for name in ("constant", "hollow"):
-        sys.modules.pop(f"rewards.{name}", None)
+        sys.modules.pop(f"rewards.catalogue.{name}", None)
 
 
 def test_a_file_of_the_folder_is_a_reward(toy):
@@ -117,7 +117,11 @@ def test_a_file_of_the_folder_is_a_reward(toy):
         ("types", {}, "no reward 'types'"),
         ("constant", {"valu": 1}, "no setting 'valu'; did you mean 'value'"),
         ("constant", {"times": 1}, "needs the setting 'value'"),
-        ("hollow", {}, r"no reward 'hollow' \(rewards/hollow.py has no function 'load'\)"),
+        (
+            "hollow",
+            {},
+            r"no reward 'hollow' \(rewards/catalogue/hollow.py has no function 'load'\)",
+        ),
     ],
 )
 def test_slips_are_told_without_loading(toy, name, settings, message):

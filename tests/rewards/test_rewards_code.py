@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rewards import Samples, load
-from rewards.code_tests import CodeTests, last_program, read_tests
+from rewards.catalogue.code_tests import CodeTests, last_program, read_tests
+from rewards.checks.self_test import Prompts, self_test
 from rewards.sandbox import run
 from rewards.sandbox.run import SandboxLimits
-from rewards.self_test import Prompts, self_test
 from tests.support.reward_contract import check_contract, texts
 
 ISOLATED = not run.run_program("", "", SandboxLimits()).missing

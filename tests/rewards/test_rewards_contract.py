@@ -11,10 +11,10 @@ from PIL import Image
 
 import rewards
 from rewards import Samples, check_reward, load, score_all
+from rewards.checks.self_test import Prompts, self_test
 from rewards.load import names
 from rewards.perception.files import read_images
 from rewards.perception.media import WrongMedia, each_size, to_pil, to_tensor
-from rewards.self_test import Prompts, self_test
 from tests.support.reward_contract import (
     check_contract,
     damaged,
@@ -282,7 +282,8 @@ def test_a_groupwise_reward_keeps_the_contract_but_for_standing_alone():
 
 def test_rewards_stand_alone_and_import_nothing_heavy():
     code = (
-        "import sys, rewards, rewards.self_test; from rewards.load import check_reward, names;"
+        "import sys, rewards, rewards.checks.self_test;"
+        "from rewards.load import check_reward, names;"
         "check_reward('ocr', {}); check_reward('gate', {'reward': 'ocr', 'where': 'ocr'});"
         "heavy = {'transformers', 'diffusers', 'open_clip', 'onnxruntime', 'rapidocr', 'cv2',"
         " 'datasets', 'accelerate', 'torchvision', 'httpx', 'fastapi', 'scipy', 'samplers',"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rewards import Judge, Reward, Samples, check_reward, load
+from rewards.checks.self_test import self_test
 from rewards.combine import ByScore
 from rewards.load import load_judge
-from rewards.self_test import self_test
 from rewards.user_function import Own
 from tests.support.reward_contract import check_contract, images
 

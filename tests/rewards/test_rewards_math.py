@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from rewards import Samples, load, math_answer
-from rewards.self_test import Prompts, self_test
+from rewards import Samples, load
+from rewards.catalogue import math_answer
+from rewards.checks.self_test import Prompts, self_test
 from rewards.serving import workers
 from tests.support.reward_contract import check_contract, texts
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 
 from rewards import Samples, load
-from rewards.ocr import Ocr, score_frames, score_texts
+from rewards.catalogue.ocr import Ocr, score_frames, score_texts
+from rewards.checks.self_test import self_test
 from rewards.perception.media import to_tensor
 from rewards.perception.strings import distance_within, edit_distance, normalise, quoted
-from rewards.self_test import self_test
 from tests.support.golden_tools import arrays
 
 engine = pytest.mark.skipif(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rewards import Samples, load
-from rewards.colour import HUES
-from rewards.exact_answer import FIND, exact_number, last_match
+from rewards.catalogue.colour import HUES
+from rewards.catalogue.exact_answer import FIND, exact_number, last_match
 from tests.support.golden_tools import arrays
 
 NAN = float("nan")

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from rewards import load
-from rewards.reports import reports
+from rewards.types import reports
 from tests.support.reward_contract import check_contract, images, videos
 from tests.support.tiny_rewards import SIDE, pixels, prepared, samples
 

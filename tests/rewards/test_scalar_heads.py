@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from rewards import Samples, load
-from rewards.hpsv3 import INSTRUCTION
+from rewards.catalogue.hpsv3 import INSTRUCTION
+from rewards.catalogue.videoalign import VIDEO_INSTRUCTION, DataFields, frame_places
 from rewards.perception.qwen import image_patches, resized, video_patches
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
-from rewards.videoalign import VIDEO_INSTRUCTION, DataFields, frame_places
 from tests.support.reward_contract import check_contract, images
 from tests.support.tiny_qwen import (
     base_folder,
@@ -127,7 +127,7 @@ def chat(shown: str, text: str) -> str:
 
 @pytest.fixture
 def small_images(monkeypatch):
-    monkeypatch.setattr("rewards.hpsv3.PIXELS", 56 * 56)
+    monkeypatch.setattr("rewards.catalogue.hpsv3.PIXELS", 56 * 56)
 
 
 class Hps:
@@ -266,7 +266,7 @@ class Video:
     """A tiny VideoReward: the folder as released, wrapped by peft, and its score by hand."""
 
     def __init__(self, folder: Path, monkeypatch):
-        monkeypatch.setattr("rewards.videoalign.LEAST_PIXELS", 3136)
+        monkeypatch.setattr("rewards.catalogue.videoalign.LEAST_PIXELS", 3136)
         self.folder, self.base = folder, base_folder(folder / "base")
         self.words = whole_tokenizer(self.base, TOKENS)
         self.model = tiny_model(self.base, len(self.words))
@@ -385,6 +385,6 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
     refused(r"checkpoint-200/model\.pth does not exist; an adapter alone")
     refused("has no model_config.json", checkpoint=str(tiny.base))
     refused("no such folder: nowhere", checkpoint="nowhere")
-    monkeypatch.setattr("rewards.videoalign.hub_reachable", lambda: False)
+    monkeypatch.setattr("rewards.catalogue.videoalign.hub_reachable", lambda: False)
     refused("KwaiVGI/VideoReward is not in the cache and could not be fetched", checkpoint=None)
     refused("videoalign: instruction: .* does not hold", instruction=str(config))

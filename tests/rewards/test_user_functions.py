@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rewards import Samples, check_reward, load, score_all
+from rewards.checks.self_test import Prompts, self_test
 from rewards.perception.media import WrongMedia
-from rewards.self_test import Prompts, self_test
 from rewards.user_function import FlowGrpoFunction, TrlFunction
 
 PEERS = """

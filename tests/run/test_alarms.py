@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.unscored import differing, unscored_evidence
+from flowrl.run.watch.alarms import Alarms
+from flowrl.run.watch.unscored import differing, unscored_evidence
 
 TRAINING = {"reward": 0.5, "reward_std": 0.2, "unscored_share": 0.0}
 LOOKS = {"image/brightness": 0.5, "image/saturation": 0.3, "image/diversity": 0.3}

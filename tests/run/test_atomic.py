@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 
 from flowrl.cli import app
 from flowrl.errors import UserError
-from flowrl.run import atomic, checkpoint
+from flowrl.run import atomic
 from flowrl.run.atomic import write_folder
-from flowrl.run.checkpoint import Progress
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
 from tests.support import runs
 from tests.support.disks import mounted
 

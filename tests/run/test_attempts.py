@@ -6,7 +6,7 @@ from math import isnan
 import pytest
 import torch
 
-from flowrl.run.attempts import Attempts, majority_success, pass_at_k
+from flowrl.run.evaluate.attempts import Attempts, majority_success, pass_at_k
 from rewards import Samples, Scores, load, score_all
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowrl.media.statistics import Statistics
-from flowrl.run.evaluate import HeldOutResult, TrialSamples, merged_trial
+from flowrl.run.evaluate.evaluate import HeldOutResult, TrialSamples, merged_trial
 from rewards import Samples, Scores
 
 

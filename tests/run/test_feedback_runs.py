@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from tests.support import process_runs, runs
 
 SMALL: dict[str, dict[str, Any]] = {

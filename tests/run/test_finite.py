@@ -10,12 +10,14 @@ from torch import Tensor
 from flowrl.algorithm import Decay
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Painting
-from flowrl.run import atomic, checkpoint, update
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.finite import first_not_finite
-from flowrl.run.learner import Learner
+from flowrl.run import atomic
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.finite import first_not_finite
+from flowrl.run.state.learner import Learner
 from flowrl.run.train import begin, iterate
+from flowrl.run.update.update import update
+from flowrl.run.watch.alarms import Alarms
 from samplers import Rollout
 from tests.support import runs
 from tests.support.runs import flowrl, lines

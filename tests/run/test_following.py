@@ -21,13 +21,14 @@ from rich.console import Console
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
-from flowrl.run import footer, track, training_samples
-from flowrl.run.collect import collect
-from flowrl.run.histograms import BINS, Histogram, IterationValues, histogram_image
-from flowrl.run.monitor import on_policy
-from flowrl.run.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
-from flowrl.run.record import Terminal
-from flowrl.run.session import open_accelerator
+from flowrl.run.experience.collect import collect
+from flowrl.run.show import track, training_samples
+from flowrl.run.show.monitor import on_policy
+from flowrl.run.state.session import open_accelerator
+from flowrl.run.watch import footer
+from flowrl.run.watch.histograms import BINS, Histogram, IterationValues, histogram_image
+from flowrl.run.watch.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
+from flowrl.run.watch.record import Terminal
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 

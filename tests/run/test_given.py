@@ -11,9 +11,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from flowrl.losses.base import reduced
-from flowrl.run.deal import share_of
-from flowrl.run.experience import experience_of
-from flowrl.run.update import chunk_loss, denominators
+from flowrl.run.experience.experience import experience_of
+from flowrl.run.update.minibatches import share_of
+from flowrl.run.update.update import chunk_loss, denominators
 from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
 from tests.support import process_runs, runs, text_runs, tiny_lm

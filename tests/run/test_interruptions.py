@@ -13,11 +13,14 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.losses.base import reduced
-from flowrl.run import atomic, checkpoint, monitor, train, update
-from flowrl.run.alarms import Alarms
+from flowrl.run import atomic, train
 from flowrl.run.atomic import held
-from flowrl.run.checkpoint import Progress
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show import monitor
 from flowrl.run.train import iterate
+from flowrl.run.update.update import update
+from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.disks import mounted
 from tests.support.runs import flowrl, lines

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.session import Session
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.transfers import DEVICE, Transfers
 

@@ -10,14 +10,15 @@ from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransfor
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models import sizes
+from flowrl.estimate import memory, sizes
 from flowrl.models.call_sizes import CallSizes
 from flowrl.paths import PROJECT
-from flowrl.run import memory, train
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress, newest
-from flowrl.run.learner import load_policy
+from flowrl.run import train
+from flowrl.run.save.checkpoint import Progress, newest
+from flowrl.run.state.learner import load_policy
+from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
 from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
@@ -246,7 +247,7 @@ def test_advice_is_from_the_sizes_that_calls_have_by_now(folders, tmp_path) -> N
         sizes = CallSizes.same(1)
 
     for policy, advised in ((None, True), (Lowered(), False)):
-        with pytest.raises(UserError) as refused, memory.explained(kept, policy):
+        with pytest.raises(UserError) as refused, explained(kept, policy):
             raise torch.OutOfMemoryError("CUDA out of memory")
         assert ("train.rows_per_call" in str(refused.value)) is advised
 
@@ -318,7 +319,7 @@ def test_running_out_of_memory_is_a_sentence_and_the_run_goes_on(
 
 def test_other_errors_are_not_taken_for_it(pipeline, tmp_path) -> None:
     given = run_from(runs.tree(pipeline, tmp_path, runs.NFT), "test")
-    with pytest.raises(RuntimeError, match="shapes"), memory.explained(given):
+    with pytest.raises(RuntimeError, match="shapes"), explained(given):
         raise RuntimeError("shapes do not fit")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.models.diffusers import kept_proofs
+from flowrl.models.diffusers.whole import proof_cache as kept_proofs
 from flowrl.run import model_proof
 from flowrl.run.model_proof import StartProof, whole_prompts
 from tests.support import runs

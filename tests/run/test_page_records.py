@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from flowrl.pages.records import RECORDS_FOLDER, read_evaluations, read_trees
-from flowrl.run import page_records
-from flowrl.run.evaluate import Trial, evaluate_held_out
+from flowrl.run.evaluate.evaluate import Trial, evaluate_held_out
+from flowrl.run.show import page_records
 from flowrl.run.start import resume, start
 from flowrl.settings.read import run_from, run_of
 from tests.support.runs import lines, opened, tree, write_pipeline

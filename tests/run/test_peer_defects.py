@@ -21,14 +21,14 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import Surrogate
 from flowrl.prompts import PromptSet
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.evaluate import Trial, draw_trial, evaluate_held_out
-from flowrl.run.session import Session
-from flowrl.run.signals import Interrupt
+from flowrl.run.evaluate.evaluate import Trial, draw_trial, evaluate_held_out
+from flowrl.run.experience.collect import collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
+from flowrl.run.state.signals import Interrupt
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import override, read_run
 from rewards import Samples
 from samplers import Latents, Ode, roll

@@ -11,7 +11,7 @@ from flowrl.likelihoods.rows import Evaluation, TransitionRows
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes import RECIPES
 from rewards import Samples, load
-from rewards.ocr import Ocr
+from rewards.catalogue.ocr import Ocr
 from samplers import Chain, FlowSDE, Latents, roll
 from samplers.noise import normal
 from tests.support import runs, tiny_rewards

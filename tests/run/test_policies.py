@@ -7,7 +7,7 @@ from torch import nn
 
 from flowrl.algorithm import Average, Decay
 from flowrl.models.adapters import adapter_switch
-from flowrl.run.policies import Policies
+from flowrl.run.state.policies import Policies
 
 
 def layer(weight: float = 1.0) -> nn.Linear:

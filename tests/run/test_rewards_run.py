@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.alarms import Alarms, Thresholds
-from flowrl.run.checkpoint import Progress
-from flowrl.run.monitor import guard
-from flowrl.run.session import load_rewards, open_accelerator, open_session, prove_rewards
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.monitor import guard
+from flowrl.run.state.session import load_rewards, open_accelerator, open_session, prove_rewards
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms, Thresholds
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import check_run, dump, run_from
 from tests.support import runs

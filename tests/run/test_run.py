@@ -9,14 +9,13 @@ import torch
 import yaml
 
 from flowrl.errors import UserError
-from flowrl.run import ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.monitor import guard
-from flowrl.run.session import open_accelerator, open_session
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.monitor import guard
+from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate, learning_rate
-from flowrl.run.update import Tally
+from flowrl.run.update.update import Tally, ratio_check
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import environment, flowrl, lines, session, weights, write

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.run import atomic, checkpoint, monitor, origin
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.finite import NotFiniteError
-from flowrl.run.record import cut_back
-from flowrl.run.session import Session
+from flowrl.run import atomic
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show import monitor
+from flowrl.run.state import start_record as origin
+from flowrl.run.state.finite import NotFiniteError
+from flowrl.run.state.session import Session
+from flowrl.run.watch.alarms import Alarms
+from flowrl.run.watch.record import cut_back
 from flowrl.settings.read import run_of
 from tests.support import fuzz, runs
 from tests.support.runs import flowrl, lines

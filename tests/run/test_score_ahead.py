@@ -9,12 +9,12 @@ from typing import ClassVar
 import pytest
 import torch
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.score_ahead import ScoreAhead, may_overlap
+from flowrl.run.experience.score_ahead import ScoreAhead, may_overlap
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from rewards import Reward, Samples, Scores, score_all
-from rewards.ensemble import Ensemble
+from rewards.catalogue.ensemble import Ensemble
 from samplers import FlowSDE, Fork, Latents, Sampling, roll
 from tests.support import runs
 from tests.support.tiny import gaussian_velocity

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.score_parts import ScoreParts, asks_server
+from flowrl.run.experience.collect import collect
+from flowrl.run.experience.score_parts import ScoreParts, asks_server
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree
 from samplers.completions import Completions, Segments

@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flowrl.estimate.time import iteration_work
 from flowrl.likelihoods.rows import Rows, TransitionRows, equal_before, input_of, stacked, take
 from flowrl.likelihoods.transition import Transition
 from flowrl.recipes.table import IMAGE_RECIPES
-from flowrl.run import origin, update
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import Experience, collect
-from flowrl.run.deal import Deal, calls
-from flowrl.run.learner import Learner
-from flowrl.run.origin import Origin
-from flowrl.run.session import Session
-from flowrl.run.time_estimate import iteration_work
+from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state import start_record as origin
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.session import Session
+from flowrl.run.state.start_record import Origin
+from flowrl.run.update.minibatches import Deal, calls
+from flowrl.run.update.update import update
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Fork, Latents, Plan, Planner, Sampling, Tree, Window, roll
 from tests.support import runs

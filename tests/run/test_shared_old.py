@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 import torch
 
-from flowrl.models.diffusers import lora
-from flowrl.run import update
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.policies import Policies
+from flowrl.models.diffusers.lora.lora import lora
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.policies import Policies
+from flowrl.run.update.update import update
 from tests.support import runs
 
 NFT = runs.NFT | {"kl": 1e-2}

@@ -9,13 +9,14 @@ import torch
 
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes, CallTooLarge, bounded_call, out_of_memory
-from flowrl.run import checkpoint, memory
-from flowrl.run.alarms import Alarms
 from flowrl.run.call_search import SHARE, rows_that_fit
-from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import evaluate_held_out
-from flowrl.run.monitor import evaluate_and_keep
+from flowrl.run.evaluate.evaluate import evaluate_held_out
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.monitor import evaluate_and_keep
+from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, override, run_from
 from tests.support import process_runs, runs, text_runs, tiny_lm
 from tests.support.process_runs import DDP, little_memory
@@ -90,7 +91,7 @@ def test_evaluations_are_lowered_too_and_one_row_is_explained(pipeline, tmp_path
     assert kept.learner.policy.rows_per_call == 4
     assert progress.last["brightness"] == pytest.approx(scores["brightness"], abs=1e-5)
     little_memory(kept.learner.policy, 0)
-    with pytest.raises(UserError, match="out of memory"), memory.explained(kept.run):
+    with pytest.raises(UserError, match="out of memory"), explained(kept.run):
         evaluate_and_keep(kept, Progress(), None)
 
 

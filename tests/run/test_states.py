@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run import ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.memory import estimate
+from flowrl.estimate.memory import estimate
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from
 from tests.support import runs

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
 from flowrl.settings.read import run_from
 from tests.support import runs
 from tests.support.runs import session

@@ -9,16 +9,16 @@ import torch
 
 from flowrl.cli.plan import describe_run
 from flowrl.errors import UserError
+from flowrl.estimate.time import iteration_work
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.deal import share_of
-from flowrl.run.learner import load_policy
-from flowrl.run.teachers import judged_by_teachers
-from flowrl.run.time_estimate import iteration_work
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import load_policy
+from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.train import iterate
-from flowrl.run.update import chunk_loss
+from flowrl.run.update.minibatches import share_of
+from flowrl.run.update.update import chunk_loss
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import process_runs, runs
 

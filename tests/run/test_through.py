@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.deal import share_of
-from flowrl.run.monitor import prove_gradients
-from flowrl.run.time_estimate import iteration_work
+from flowrl.estimate.time import iteration_work
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.monitor import prove_gradients
 from flowrl.run.train import iterate
-from flowrl.run.update import Tally, add_gradients
+from flowrl.run.update.minibatches import share_of
+from flowrl.run.update.update import Tally, add_gradients
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_plan, run_from
 from tests.support import process_runs, runs, tiny_pipelines_video
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from flowrl.credit.trackers import PromptValues, ScoreQuantiles
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
-from flowrl.run.session import Session
-from flowrl.run.update import update
+from flowrl.run.experience.collect import collect
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
+from flowrl.run.update.update import update
+from flowrl.run.watch.alarms import Alarms
 from tests.support import text_runs, tiny_lm
 
 STREAM = {"name": "text_stream", "length": 6, "group": 2}

@@ -10,13 +10,15 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.losses.base import Counts, reduced
 from flowrl.losses.ratio import Entries
-from flowrl.run import checkpoint, deal, update
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import Experience, collect, handle_failures
-from flowrl.run.learner import Learner
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.experience.collect import Experience, collect, handle_failures
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
+from flowrl.run.update.update import minibatches as deal
+from flowrl.run.update.update import update
+from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from rewards import Scores
 from tests.support import runs

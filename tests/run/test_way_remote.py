@@ -6,11 +6,11 @@ import torch
 pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from rewards.brightness import Brightness
+from flowrl.run.watch.alarms import Alarms
+from rewards.catalogue.brightness import Brightness
 from rewards.serving.server import Served
 from tests.support import runs
 from tests.support.servers import ChatServer, serving

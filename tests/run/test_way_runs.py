@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.alarms import Alarms
 from flowrl.run.calibrate import calibrate, recalibrated
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from samplers import evaluations
 from tests.support import runs
 

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from flowrl.errors import UserError
-from flowrl.run import checkpoint, train
-from flowrl.run.alarms import Alarms
+from flowrl.run import train
 from flowrl.run.atomic import damage
-from flowrl.run.checkpoint import Progress
-from flowrl.run.writer import WAITING, FileWriter, copied
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.writer import WAITING, FileWriter, copied
+from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.warm import agree, small
 

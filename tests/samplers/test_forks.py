@@ -12,11 +12,11 @@ from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.trees import GlobalLocal
 from flowrl.likelihoods.token import Token
 from flowrl.models.language.policy import CausalPolicy
-from flowrl.run import ratio_check
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.collect import collect
+from flowrl.run.experience.collect import collect
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
+from flowrl.run.update.update import ratio_check
+from flowrl.run.watch.alarms import Alarms
 from rewards import Scores
 from samplers.completions import Completions, Forks, TextRollout
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from flowrl.budget.successes import cut, put
 from samplers.completions import Completions, Forking, Forks, Segments
-from samplers.kept_tokens import KeptTokens, joined_kept
+from samplers.token_support import KeptTokens, joined_kept
 from samplers.tokens import kept_tokens, pack
 from tests.language.test_sampling_rules import PROMPTS, policy
 

@@ -6,12 +6,12 @@ import torch
 from diffusers import DiffusionPipeline
 from safetensors.torch import load_file, save_file
 
-from flowrl.run import checkpoint
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
-from flowrl.run.evaluate import HeldOutResult, Trial, evaluate_held_out
-from flowrl.run.session import Session
+from flowrl.run.evaluate.evaluate import HeldOutResult, Trial, evaluate_held_out
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 
 
 def loaded(folder: Path) -> DiffusionPipeline:

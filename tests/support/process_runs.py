@@ -25,11 +25,11 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
-from flowrl.run.alarms import Alarms
-from flowrl.run.checkpoint import Progress
 from flowrl.run.model_proof import StartProof
-from flowrl.run.monitor import prove_pipeline
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.monitor import prove_pipeline
 from flowrl.run.train import iterate
+from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 
 DDP, FSDP2 = (PROJECT / "configs/accelerate" / f"{n}_cpu_2.yaml" for n in ("ddp", "fsdp2"))

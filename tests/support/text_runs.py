@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flowrl.run.session import Session, open_accelerator, open_session
+from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.settings.read import run_from
 
 GRPO = {"name": "text_grpo", "length": 6, "group": 6, "kl": 0.0}

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flowrl.media.statistics import Statistics, image_statistics
 from flowrl.models.call_sizes import CallKind, CallSizes
-from flowrl.models.diffusers.conditioning import Conditioning
-from flowrl.models.diffusers.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout

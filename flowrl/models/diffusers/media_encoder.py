@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Painting
-from flowrl.models.diffusers.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.scheduler_standin import FAILURES, Patch, patched
 from samplers.noise import generator
 
 DIGITS = 16  # exact in half precision, under any scale

@@ -1,8 +1,8 @@
 """A diffusers pipeline as a policy: its own `__call__` is the velocity field.
 
 There is no code of a model family here. The pipeline is driven through a stand-in for its
-scheduler (`flowrl.models.diffusers.driver`), and the result is compared with the pipeline's own
-call for the user's own arguments before it is used (`flowrl.models.diffusers.proof`).
+scheduler (`flowrl.models.diffusers.call.driver`), and the result is compared with the pipeline's
+own call for the user's own arguments before it is used (`flowrl.models.diffusers.replay.proof`).
 """
 
 import math
@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 from flowrl.models import savings
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
-from flowrl.models.diffusers import checks, columns, lora, proof
 from flowrl.models.diffusers.batch import Painting, Scales
-from flowrl.models.diffusers.columns import Extra
-from flowrl.models.diffusers.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
-from flowrl.models.diffusers.driver import DENOISERS
-from flowrl.models.diffusers.experts import RestingExperts
-from flowrl.models.diffusers.kept_encodings import KeptEncodings, encoded_in_calls
-from flowrl.models.diffusers.offload import OffloadedParts, placed_parts
-from flowrl.models.diffusers.own_levels import OwnLevels
-from flowrl.models.diffusers.schedule import PipelineSchedule, Start, Way
-from flowrl.models.diffusers.signature import Loop
+from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call.columns import Extra
+from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
+from flowrl.models.diffusers.call.driver import DENOISERS
+from flowrl.models.diffusers.call.experts import RestingExperts
+from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
+from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
+from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.call.user_levels import OwnLevels
+from flowrl.models.diffusers.encoding_cache import KeptEncodings, encoded_in_calls
+from flowrl.models.diffusers.lora.lora import lora
+from flowrl.models.diffusers.replay.replay import proof
 from samplers import Begin, Ode, Velocity
 from samplers.storage import Storage
 

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.lora import LORA_FILE, has_lora, lora_files
-from flowrl.models.diffusers.lora_formats import METADATA
+from flowrl.models.diffusers.lora.lora import LORA_FILE, has_lora, lora_files
+from flowrl.models.diffusers.lora.lora_formats import METADATA
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import ADAPTER
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from samplers.generate import TokenRequest, WrittenTokens
-from samplers.kept_tokens import KeptTokens, joined_column, joined_kept
+from samplers.token_support import KeptTokens, joined_column, joined_kept
 from samplers.tokens import entropy, gumbel, kept_tokens, warp
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.models.language.prefixes import Packing
-from samplers.kept_tokens import KeptTokens
+from samplers.token_support import KeptTokens
 from samplers.tokens import entropy, warp
 
 LOGITS_PER_CHUNK = 2**24  # logits that are held at once: 64 MB in float32

@@ -1,0 +1,216 @@
+"""Floating-point operations of a model's calls, counted on torch's meta device: no weights exist.
+
+torch's `FlopCounterMode` counts the matrix products, convolutions and attention of one call of the
+denoiser, of the decoder or of the language model, at a row's own size; a multiplication and an
+addition are two operations. Denoisers whose inputs are not known here are estimated instead:
+
+    2 in out tokens of each linear of the blocks, and 4 tokens^2 width of each attention
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from flowrl.estimate.sizes import PROMPT, TEXT_MODULES, RowShape, rows_per_state
+from flowrl.models.description import Description
+from flowrl.settings import ModelSettings
+
+# what a call without data raises, and one that needs further inputs
+UNCOUNTABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Operations of one call.
+
+    state    one evaluation of the velocity at one state, guidance rows included; for a text one
+             whole pass over prompt and completion
+    trained  the same at the guidance of training
+    decode   one sample, None where that is not counted
+    counted  False: by formula, from the numbers of weights and tokens
+    """
+
+    state: float
+    trained: float
+    decode: float | None
+    counted: bool
+    network: str
+
+
+def counted(model: nn.Module, *args: Any, **inputs: Any) -> float:
+    """Operations of one call of a model on the meta device."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(*args, **inputs)
+    return float(counter.get_total_flops())
+
+
+def text_flops(described: Description, length: int) -> FlopCount:
+    """Operations of a language model over a prompt and its completion."""
+    model: Any = described.language_model()
+    tokens = PROMPT + length
+    ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
+    mask = _meta(1, 1, tokens, tokens)  # whole, since a mask cannot be made of tokens without data
+    try:
+        count, exact = counted(model, input_ids=ids, attention_mask=mask, use_cache=False), True
+    except UNCOUNTABLE:
+        c = model.config.get_text_config()
+        attention = 4.0 * tokens**2 * c.hidden_size * c.num_hidden_layers
+        weights = sum(p.numel() for p in model.parameters())
+        count, exact = 2.0 * weights * tokens + attention, False
+    return FlopCount(count, count, None, exact, type(model).__name__)
+
+
+def pipeline_flops(described: Description, m: ModelSettings) -> FlopCount | None:
+    """Operations of a pipeline's denoiser and decoder at the run's size; None for a denoiser
+    without tokens whose inputs are not known here."""
+    shape = RowShape.of(described, m)
+    denoiser = described.first
+    name = type(denoiser).__name__
+    tokens = text_tokens(described, m, name)
+    row = _counted_row(denoiser, shape, tokens)
+    exact = row is not None
+    if row is None:
+        if shape.tokens is None:
+            return None
+        row = formula(denoiser, shape.tokens, tokens)
+    scales = m.guidance.sample, m.guidance.train
+    sample, train = (row * rows_per_state(described, scale) for scale in scales)
+    return FlopCount(sample, train, _decode(described, shape), exact, name)
+
+
+def _counted_row(denoiser: nn.Module, shape: RowShape, text: int) -> float | None:
+    """Operations of one row; None for a denoiser that takes other inputs than those of INPUTS."""
+    make = INPUTS.get(type(denoiser).__name__)
+    if make is None:
+        return None
+    try:
+        return counted(denoiser, **make(denoiser, shape, text))
+    except UNCOUNTABLE:
+        return None
+
+
+def text_tokens(described: Description, m: ModelSettings, denoiser: str) -> int:
+    """Tokens of a row's text as the denoiser sees them."""
+    name = "max_sequence_length"
+    found = m.call.get(name, described.default(name))
+    if not isinstance(found, int):
+        return described.clip
+    both = denoiser == "SD3Transformer2DModel"  # CLIP's tokens, and then T5's
+    return found + described.clip if both else found
+
+
+def formula(denoiser: nn.Module, tokens: int, text: int) -> float:
+    """2 in out tokens of each linear, and 4 queries keys width of each attention."""
+    total = 0.0
+    for name, module in denoiser.named_modules():
+        if not isinstance(module, nn.Linear) or "." not in name:
+            continue
+        if any(part in name for part in ("norm", "emb", "time", "adaln", "modulation")):
+            continue  # once a row, not a token
+        seen = text if TEXT_MODULES.search(name) else tokens
+        if "single" in name:  # text and image tokens as one list
+            seen = tokens + text
+        total += 2.0 * seen * module.in_features * module.out_features
+        if name.endswith("to_q"):
+            total += 4.0 * _pairs(denoiser, name, tokens, text) * module.out_features
+    return total
+
+
+def _pairs(denoiser: nn.Module, query: str, tokens: int, text: int) -> int:
+    """Pairs of a query and a key in one attention: on the text, with it, or of tokens alone."""
+    if "attn2" in query:
+        return tokens * text
+    owner = denoiser.get_submodule(query.rpartition(".")[0])
+    joint = "single" in query or any(name == "add_q_proj" for name, _ in owner.named_children())
+    return (tokens + text) ** 2 if joint else tokens**2
+
+
+def _decode(described: Description, shape: RowShape) -> float | None:
+    kind = described.configs.get("vae", {}).get("_class_name")
+    if kind not in ("AutoencoderKL", "AutoencoderKLWan", "AutoencoderKLHunyuanVideo"):
+        return None
+    vae: Any = described.component("vae")
+    image = (1, shape.channels, shape.height, shape.width)
+    latents = image if kind == "AutoencoderKL" else (*image[:2], shape.frames, *image[2:])
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        vae.decode(_meta(*latents))
+    return float(counter.get_total_flops())
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(*shape, device="meta", dtype=dtype)
+
+
+def _sd3(model: Any, shape: RowShape, text: int) -> Inputs:
+    c = model.config
+    return {
+        "hidden_states": _meta(1, c.in_channels, shape.height, shape.width),
+        "encoder_hidden_states": _meta(1, text, c.joint_attention_dim),
+        "pooled_projections": _meta(1, c.pooled_projection_dim),
+        "timestep": _meta(1),
+    }
+
+
+def _flux(model: Any, shape: RowShape, text: int) -> Inputs:
+    c, tokens = model.config, shape.tokens or 1
+    return {
+        "hidden_states": _meta(1, tokens, c.in_channels),
+        "encoder_hidden_states": _meta(1, text, c.joint_attention_dim),
+        "pooled_projections": _meta(1, c.pooled_projection_dim),
+        "timestep": _meta(1),
+        "guidance": _meta(1) if c.guidance_embeds else None,
+        "img_ids": _meta(tokens, 3),
+        "txt_ids": _meta(text, 3),
+    }
+
+
+def _wan(model: Any, shape: RowShape, text: int) -> Inputs:
+    c = model.config
+    return {
+        "hidden_states": _meta(1, c.in_channels, shape.frames, shape.height, shape.width),
+        "encoder_hidden_states": _meta(1, text, c.text_dim),
+        "timestep": _meta(1),
+    }
+
+
+def _hunyuan(model: Any, shape: RowShape, text: int) -> Inputs:
+    c = model.config
+    return {
+        "hidden_states": _meta(1, c.in_channels, shape.frames, shape.height, shape.width),
+        "encoder_hidden_states": _meta(1, text, c.text_embed_dim),
+        "encoder_attention_mask": _meta(1, text, dtype=torch.long),
+        "pooled_projections": _meta(1, c.pooled_projection_dim),
+        "timestep": _meta(1),
+        "guidance": _meta(1) if c.guidance_embeds else None,
+    }
+
+
+def _unet(model: Any, shape: RowShape, text: int) -> Inputs:
+    c = model.config
+    inputs: Inputs = {
+        "sample": _meta(1, c.in_channels, shape.height, shape.width),
+        "timestep": _meta(1),
+        "encoder_hidden_states": _meta(1, text, c.cross_attention_dim),
+    }
+    if c.addition_embed_type == "text_time":  # Stable Diffusion XL
+        pooled = c.projection_class_embeddings_input_dim - 6 * c.addition_time_embed_dim
+        added = {"text_embeds": _meta(1, pooled), "time_ids": _meta(1, 6)}
+        inputs["added_cond_kwargs"] = added
+    if c.time_cond_proj_dim is not None:
+        inputs["timestep_cond"] = _meta(1, c.time_cond_proj_dim)
+    return inputs
+
+
+INPUTS: Mapping[str, Callable[[Any, RowShape, int], Inputs]] = {
+    "SD3Transformer2DModel": _sd3,
+    "FluxTransformer2DModel": _flux,
+    "WanTransformer3DModel": _wan,
+    "HunyuanVideoTransformer3DModel": _hunyuan,
+    "UNet2DConditionModel": _unet,
+}

@@ -1,0 +1,309 @@
+"""Estimate a run's memory, and name the settings that lower it.
+
+Weights, gradients, optimizer and averages are counted. Activations are estimated: per token, a
+block keeps KEPT_SHARE times the inputs and outputs of its linears (fitted to measured saved tensors
+of SD3, FLUX and Wan; tests hold the estimate to within a third), and a checkpointed block BETWEEN
+times its width. Decoding is assumed to hold LAYERS layers of the decoder's last level.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.estimate import sizes
+from flowrl.estimate.devices import DeviceGroup
+from flowrl.estimate.sizes import Sizes
+from flowrl.models.description import unknown_because
+from flowrl.settings import Run
+from flowrl.settings.read import override
+from flowrl.settings.train import CallKind
+from samplers import Plan
+
+GIB = 2**30
+UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+# (adapters, half precision): adapters keep their inputs in float32, full weights also the others'
+KEPT_SHARE = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
+BETWEEN = 1.7
+LAYERS = 3
+GRADED_LAYERS, CHECKPOINTED_LAYERS = 50, 20  # kept for gradients: measured 44 (SD3) to 51 (Wan)
+# changes that save memory, the least harmful first
+CHANGES = (
+    "--train.gradient-checkpointing",
+    "--model.offload",
+    "--model.vae.slicing",
+    "--model.offload-experts",
+    "--train.states.device cpu",
+    "--train.rows-per-call",
+    "--train.optimizer adamw8bit",
+    "--model.dtype bfloat16",
+)
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes. `parts` are held all the time, `phases` one at a time, and `resting` on the CPU."""
+
+    parts: Mapping[str, int]
+    phases: Mapping[str, int]
+    unknown: tuple[str, ...]
+    public: bool = False  # sizes are from flowrl's table, and not from the model's files
+    resting: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values()) + max(self.phases.values(), default=0)
+
+    def sharded(self, processes: int) -> "MemoryEstimate":
+        """The memory of one of several processes under FSDP2: a part of the trained model, its
+        optimizer and its averages, and the latents of its own draws."""
+        parts = {n: b if n == "frozen parts" else -(-b // processes) for n, b in self.parts.items()}
+        return replace(self, parts=parts)
+
+    def __str__(self) -> str:
+        held = {**self.parts, **self.phases}
+        listed = ", ".join(f"{name} {size(n)}" for name, n in held.items() if n)
+        lacks = f"; not counted: {', '.join(self.unknown)}" if self.unknown else ""
+        table = "; sizes from flowrl's table, since the model is not here" if self.public else ""
+        beside = f"; {size(self.resting)} on the CPU" if self.resting else ""
+        return f"memory: about {size(self.total)} ({listed}){beside}{lacks}{table}"
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+def parsed(text: str) -> int:
+    """Parse a size such as "24GiB" into bytes. UserError for anything else."""
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*) ?(GiB|GB|MiB|MB)", text)
+    if match is None:
+        raise UserError(f"--memory: {text!r} is not a size; write it as 24GiB or 80GB")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
+    """Estimate a run's memory; None where the model is not on this machine."""
+    algorithm = run.algorithm()
+    model = sizes.of(run.model, algorithm.steps)
+    if model is None:
+        return None
+    rows = min(rows_per_call(run, model, "training"), _most_trained(run, iteration))
+    together = max(rows, algorithm.loss.unit)  # a unit's rows have one backward, however many calls
+    phases = {"training": _activations(run, model, together)}
+    if model.decoding:
+        decoded = min(rows_per_call(run, model, "decoding"), _most_decoded(run, iteration))
+        decoded = 1 if run.model.vae.slicing else decoded
+        wide = BYTES[run.model.dtype]
+        phases["decoding"] = decoded * model.decoding * LAYERS * wide
+        if algorithm.through:
+            layers = CHECKPOINTED_LAYERS if run.train.gradient_checkpointing else GRADED_LAYERS
+            phases["decoding with gradients"] = decoded * model.decoding * layers * wide
+    if run.model.offload:
+        phases["encoding"] = sum(model.frozen.values()) * BYTES[run.model.dtype]
+    lacks = [f"weights of {name}" for name in model.unknown]
+    if model.tokens is None:
+        lacks.append("activations of a model without tokens")
+    parts, resting = _weights(run, model) | {"states": _states(run, model, iteration)}, 0
+    if run.train.states.device == "cpu" and run.model.device != "cpu":
+        resting += parts.pop("states")
+    if run.model.offload_experts and run.model.device != "cpu":
+        idle = (model.trained - model.largest) * BYTES[run.model.dtype]
+        parts["trained model"] -= idle
+        resting += idle
+    return MemoryEstimate(parts, phases, tuple(lacks), model.public, resting)
+
+
+def _weights(run: Run, model: Sizes) -> dict[str, int]:
+    m, wide = run.model, BYTES[run.model.dtype]
+    fine = max(wide, 4)  # what steps are taken of is float32 at least
+    trained = model.trained if m.lora is None else model.adapters * m.lora.rank
+    algorithm = run.algorithm()
+    kept = len(run.averages(algorithm)) * fine * trained
+    # the start of adapters is the base itself, with them off
+    start = "ref" in algorithm.roles and (m.lora is None or m.compile)
+    teachers = 0 if run.teachers is None else len(run.teachers.folders)
+    for _ in range(start + teachers):
+        kept += trained * (wide if m.lora is None else fine)
+    own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
+    return {
+        "trained model": model.trained * wide + model.buffers,
+        "adapters" if m.lora is not None else "masters": own,
+        "frozen parts": 0 if m.offload else sum(model.frozen.values()) * wide,
+        "gradients": fine * trained,
+        "optimizer": (2 if run.train.optimizer == "adamw8bit" else 2 * fine) * trained,
+        "averages and start": kept,
+    }
+
+
+def rows_per_call(run: Run, model: Sizes, kind: CallKind) -> int:
+    """Return rows per call, as `Policy.automatic` chooses them; a GPU's search may find others."""
+    given = run.train.rows_by_kind[kind]
+    if given != "auto":
+        return given
+    if run.model.language is not None:
+        return max(1, min(256, 2**14 // (model.tokens or 1)))
+    return max(1, min(128, 2**18 // max(1, model.latent)))
+
+
+def _most_trained(run: Run, iteration: int) -> int:
+    """The most rows that a call of the update can have: the texts of an optimizer step, or the
+    samples of one, which are evaluated at one step of the plan at a time."""
+    algorithm, draws, updates = run.algorithm(), run.prompts.per_iteration, run.train.updates
+    if algorithm.text:
+        return -(-draws * algorithm.group // updates)
+    groups = max(2, *_groups(run, iteration))  # a given pair has 2
+    if algorithm.through or algorithm.loss.unit > 1:
+        return draws * groups * max(1, algorithm.steps)
+    return draws * -(-groups // updates)
+
+
+def _most_decoded(run: Run, iteration: int) -> int:
+    """The most samples that a call of the decoder can have."""
+    evaluated = 0 if run.prompts.held_out is None else run.evaluate.samples
+    return max(run.prompts.per_iteration * max(_groups(run, iteration)), evaluated)
+
+
+def _groups(run: Run, iteration: int) -> list[int]:
+    algorithm = run.algorithm()
+    plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
+    return [plan.group for plan in plans]
+
+
+def _activations(run: Run, model: Sizes, rows: int) -> int:
+    """Estimate bytes that one call keeps for `backward`."""
+    m, wide = run.model, BYTES[run.model.dtype]
+    seen = model.rows * rows * (model.tokens or 0) * wide / m.context_parallel
+    whole = seen * model.inside * KEPT_SHARE[m.lora is not None, wide < 4]
+    if run.train.gradient_checkpointing:
+        whole = seen * model.between * BETWEEN + whole / max(1, model.blocks)
+    return int(whole)
+
+
+def _states(run: Run, model: Sizes, iteration: int) -> int:
+    """Count bytes of the latents of trained steps and of looks on the way, or of clean and noised
+    latents of matching losses."""
+    algorithm = run.algorithm()
+    if algorithm.text:
+        return 0
+    levels = run.levels(algorithm.steps)
+    plans = [p for p in algorithm.plan(levels, iteration, run.train.seed) if isinstance(p, Plan)]
+    nodes = sum(plan.trained_nodes for plan in plans)
+    looked = sum(plan.looked for plan in plans if plan.looks)
+    kept = nodes + looked + sum(plan.group for plan in plans) * (1 if nodes else 3)
+    wide = 4 if run.train.states.dtype is None else BYTES[run.train.states.dtype]
+    return run.prompts.per_iteration * kept * model.latent * wide
+
+
+def advice(run: Run, limit: int | None = None) -> list[str]:
+    """List settings that lower the estimate, with their savings, until the limit is met."""
+    first = estimate(run)
+    if first is None:
+        return []
+    changes, changed, before = [], run, first
+    for change in CHANGES:
+        words = _words(change, changed)
+        if words is None or (limit is not None and before.total <= limit):
+            continue
+        trial = override(changed, words)
+        after = estimate(trial)
+        assert after is not None
+        saved = before.total - after.total
+        if saved > 0.01 * first.total:
+            setting = f"{words[0].removeprefix('--').replace('-', '_')}: {_value(words)}"
+            changes.append(f"{setting} (saves about {size(saved)})")
+            changed, before = trial, after
+    return changes
+
+
+def _words(change: str, run: Run) -> list[str] | None:
+    """Return the words of an override; None if the run has it already, or it does not apply."""
+    name, *value = change.split()
+    m, t = run.model, run.train
+    pipeline = m.pipeline is not None
+    match name:
+        case "--train.gradient-checkpointing":
+            return None if t.gradient_checkpointing else [name]
+        case "--model.offload":
+            return None if m.offload or not pipeline else [name]
+        case "--model.vae.slicing":
+            return None if m.vae.slicing or not pipeline else [name]
+        case "--model.offload-experts":
+            seen = sizes.of(m, run.algorithm().steps) if m.lora is not None else None
+            several = seen is not None and seen.largest < seen.trained and not m.compile
+            return [name] if several and not m.offload_experts else None
+        case "--train.states.device":
+            moves = pipeline and not run.algorithm().through and t.states.device is None
+            return [name, *value] if moves else None
+        case "--train.rows-per-call":
+            seen = sizes.of(m, run.algorithm().steps)
+            rows = 1 if seen is None else rows_per_call(run, seen, "training")
+            return None if rows == 1 else [name, "1" if rows < 8 else str(rows // 8)]
+        case "--train.optimizer":
+            return None if t.optimizer == value[0] else [name, *value]
+        case "--model.dtype":
+            return None if m.dtype != "float32" else [name, *value]
+    return None
+
+
+def _value(words: list[str]) -> str:
+    return words[1] if len(words) > 1 else "true"
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The memory of one device, None if unknown; `whose` names it, of `processes` devices."""
+
+    most: int | None
+    whose: str = ""
+    processes: int = 1
+
+
+def limit(memory: str | None, devices: DeviceGroup | None = None) -> MemoryLimit:
+    """The limit of `--memory`, else of `--devices`, else of the visible GPU."""
+    count = 1 if devices is None else devices.number
+    if memory is not None:
+        return MemoryLimit(parsed(memory), "--memory", count)
+    if devices is not None:
+        return MemoryLimit(int(devices.kind.memory * 10**9), devices.name, count)
+    if not torch.cuda.is_available():
+        return MemoryLimit(None)
+    device = torch.cuda.get_device_properties(0)
+    return MemoryLimit(device.total_memory, device.name)
+
+
+def fits(run: Run, limit: MemoryLimit, iteration: int = 0) -> bool:
+    """Whether the estimated memory is within the limit, sharded if there are several devices; True
+    if either is unknown."""
+    if limit.most is None:
+        return True
+    needed = estimate(run, iteration)
+    if needed is None:
+        return True
+    return min(needed.total, needed.sharded(limit.processes).total) <= limit.most
+
+
+def memory_report(run: Run, limit: MemoryLimit, iteration: int = 0) -> str:
+    """Report for `flowrl plan`: the estimate, whether it fits, and which changes make it fit."""
+    needed = estimate(run, iteration)
+    if needed is None:
+        return f"memory: unknown, since {unknown_because(run.model)}"
+    if limit.most is None:
+        return str(needed)
+    into = f"{size(limit.most)} ({limit.whose})"
+    if needed.total <= limit.most:
+        return f"{needed}; fits into {into}"
+    shards = needed.sharded(limit.processes)
+    if shards.total <= limit.most:
+        return (
+            f"{needed}; does not fit into {into} whole, but sharded over {limit.processes} "
+            f"processes (FSDP2: docs/processes.md) each holds about {size(shards.total)}"
+        )
+    changes = advice(run, limit.most)
+    way = f": set {', '.join(changes)}" if changes else ""
+    smaller = "smaller images, or adapters (model.lora)" if run.model.lora is None else ""
+    end = way or f": {smaller or 'smaller images, or a smaller model'}"
+    each = f" (sharded over {limit.processes} processes: {size(shards.total)} each)"
+    return f"{needed}; does not fit into {into}{each if limit.processes > 1 else ''}{end}"

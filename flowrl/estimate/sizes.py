@@ -1,0 +1,205 @@
+"""Sizes of a model, from its configuration and the headers of its files: no weights are read.
+
+See `flowrl.models.description` for where a configuration comes from.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from flowrl.models.description import Description, describe
+from flowrl.models.diffusers.lora.lora import OTHER, default_targets
+from flowrl.models.savings import outer_lists
+from flowrl.settings import ModelSettings
+
+PROMPT = 64  # tokens of a text's prompt, assumed
+# linears of blocks that see the prompt's tokens, which are few beside an image's
+TEXT_MODULES = re.compile(r"(^|\.)(add_|to_add|context|txt|ff_context)|attn2\.to_[kv]")
+# pipelines whose denoiser sees the edited image's tokens too, and to how many pixels they resize it
+EDITING = ("FluxKontextPipeline", "QwenImageEditPipeline")
+EDITED_PIXELS = 2**20
+SPATIAL = ("scale_factor_spatial", "spatial_compression_ratio")
+TEMPORAL = ("scale_factor_temporal", "temporal_compression_ratio")
+LEVELS = ("block_out_channels", "decoder_block_out_channels", "encoder_block_out_channels")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers are counts of weights or of activations, whatever their bytes.
+
+    adapters  weights per unit of rank
+    tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
+    inside    inputs and outputs of the blocks' linears per token, over all blocks
+    between   inputs of the blocks per token, over all blocks
+    latent    of a row
+    decoding  of a row's image at the decoder's last level, one layer
+    unknown   components whose weights could not be counted
+    rows      of the denoiser for one state in training: two with classifier-free guidance
+    largest   weights of the largest denoiser
+    buffers   bytes of what models keep beside weights, such as tables of positions
+    public    whether the configuration is from flowrl's table, and not from the model's files
+    """
+
+    trained: int
+    frozen: Mapping[str, int]  # by component
+    adapters: int
+    tokens: int | None
+    inside: int
+    between: int
+    blocks: int
+    latent: int = 0
+    decoding: int = 0
+    unknown: tuple[str, ...] = ()
+    rows: int = 1
+    largest: int = 0
+    buffers: int = 0
+    public: bool = False
+
+
+def of(m: ModelSettings, length: int) -> Sizes | None:
+    """Return the sizes, None if no configuration is known. `length`: tokens of a completion."""
+    described = describe(m)
+    if described is None:
+        return None
+    return _pipeline(described, m) if m.pipeline else _language(described, length)
+
+
+def rows_per_state(described: Description, guidance: float | None) -> int:
+    """Rows of the denoiser for one state: two with classifier-free guidance, which a denoiser that
+    takes the scale as an input does not need. None is the pipeline's own scale."""
+    if described.first.config.get("guidance_embeds"):
+        return 1
+    if guidance is None and described.guided_by_part:
+        return 2
+    own = described.default("guidance_scale") if guidance is None else guidance
+    return 2 if isinstance(own, int | float) and own > 1 else 1
+
+
+def _language(described: Description, length: int) -> Sizes:
+    model: Any = described.language_model()
+    head = model.get_output_embeddings()
+    targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
+    inside, between, blocks = _work([model])
+    sizes = Sizes(_count(model), {}, _ends(targets), PROMPT + length, inside, between, blocks)
+    return replace(sizes, public=described.public)
+
+
+def _pipeline(described: Description, m: ModelSettings) -> Sizes:
+    denoisers = described.denoisers
+    shape = RowShape.of(described, m)
+    targets = [linear for model in denoisers.values() for linear in _adapted(m, model)]
+    inside, between, blocks = _work(list(denoisers.values())[:1])
+    return Sizes(
+        trained=sum(map(_count, denoisers.values())),
+        frozen={n: c for n, c in described.counts.items() if c is not None},
+        largest=max(map(_count, denoisers.values()), default=0),
+        buffers=sum(buffer.nbytes for model in denoisers.values() for buffer in model.buffers()),
+        adapters=_ends(targets),
+        tokens=shape.tokens,
+        inside=inside,
+        between=between,
+        blocks=blocks,
+        latent=shape.latent,
+        decoding=shape.decoding,
+        unknown=tuple(sorted(n for n, c in described.counts.items() if c is None)),
+        rows=rows_per_state(described, m.guidance.train),
+        public=described.public,
+    )
+
+
+def _adapted(m: ModelSettings, denoiser: nn.Module) -> Iterator[nn.Linear]:
+    """The linears that an adapter would have."""
+    own = m.lora.targets if m.lora is not None else None
+    ends = tuple(f".{end}" for end in own or default_targets(denoiser))
+    for name, module in denoiser.named_modules():
+        if isinstance(module, nn.Linear) and f".{name}".endswith(ends):
+            yield module
+
+
+def _count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _ends(linears: Iterable[nn.Linear]) -> int:
+    return sum(linear.in_features + linear.out_features for linear in linears)
+
+
+def _work(models: Iterable[nn.Module]) -> tuple[int, int, int]:
+    inside = between = blocks = 0
+    for model in models:
+        for block in (block for listed in outer_lists(model) for block in listed):
+            linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
+            kept = [
+                x for n, x in linears.items() if not OTHER.search(n) and not TEXT_MODULES.search(n)
+            ]
+            inside += _ends(kept)
+            between += min((x.in_features for x in kept), default=0)
+            blocks += 1
+    return inside, between, blocks
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Sizes of one row.
+
+    frames, height, width   of the latents, before they are packed
+    channels                of the latents
+    tokens                  in the trained blocks; None for a model without tokens (a UNet)
+    decoding                of a row's image at the decoder's last level, one layer
+    """
+
+    frames: int
+    height: int
+    width: int
+    channels: int
+    tokens: int | None
+    decoding: int
+
+    @property
+    def latent(self) -> int:
+        """Numbers in a row's latents."""
+        return self.frames * self.height * self.width * self.channels
+
+    @classmethod
+    def of(cls, described: Description, m: ModelSettings) -> "RowShape":
+        """Read the sizes of one row from diffusers' configurations."""
+        vae = described.vae()
+        config = dict(described.first.config)
+        levels = next((vae[n] for n in LEVELS if vae.get(n)), [vae.get("base_dim", 1)])
+        halvings = len(vae.get("dim_mult") or levels) - 1
+        spatial = next((vae[n] for n in SPATIAL if vae.get(n)), 2**halvings)
+        temporal = next((vae[n] for n in TEMPORAL if vae.get(n)), 1)
+        side = config.get("sample_size")
+        size = side * spatial if isinstance(side, int) else 512
+        height = _size("height", described, m) or size
+        width = _size("width", described, m) or size
+        frames = _size("num_frames", described, m) or 1
+        latent_frames = (frames - 1) // temporal + 1
+        channels = config.get("in_channels", 4)
+        own = vae.get("latent_channels") or vae.get("z_dim") or channels
+        shape = latent_frames, height // spatial, width // spatial
+        patch = config.get("patch_size", config.get("all_patch_size"))
+        tokens = None
+        if patch is not None:
+            sizes = list(patch) if isinstance(patch, list | tuple) else [patch]
+            packed = 2 if channels == 4 * own and sizes[-1] == 1 else 1  # FLUX, Qwen-Image
+            deep = sizes[0] if len(sizes) == 3 else config.get("patch_size_t") or 1
+            tokens = max(1, math.prod(shape) // (deep * (sizes[-1] * packed) ** 2))
+            if (
+                described.pipeline in EDITING
+            ):  # the image that is edited, as tokens of the same size
+                tokens += EDITED_PIXELS // (spatial * sizes[-1] * packed) ** 2
+        return cls(*shape, own, tokens, frames * height * width * levels[0])
+
+
+def _size(name: str, described: Description, m: ModelSettings) -> int | None:
+    """Return a size that the run sets, or the pipeline's own default."""
+    given = m.call.get(name, getattr(m, name, None))
+    if given is not None:
+        return int(given)
+    default = described.default(name)
+    return default if isinstance(default, int) else None

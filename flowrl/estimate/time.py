@@ -1,0 +1,228 @@
+"""Estimate the seconds of an iteration on named devices: operations, peak figures, a utilisation.
+
+    seconds = operations / (devices at work * peak of a device * utilisation)
+
+A pass with gradients counts as 3 forward passes of all weights, and as 2 of adapters, whose frozen
+weights need no gradients; checkpointing adds one. Generation of texts takes at least the time to
+read all weights once per token from the device's memory. Left out: text encoders, rewards, starts,
+communication, and the cost of launching kernels, which dominates for small models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowrl.estimate import flops, sizes
+from flowrl.estimate.devices import DeviceGroup
+from flowrl.estimate.flops import FlopCount
+from flowrl.estimate.memory import BYTES, rows_per_call
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.pathwise import Pathwise
+from flowrl.models.description import Description, describe, unknown_because
+from flowrl.settings import ModelSettings, Run
+from samplers import Plan, evaluations
+from samplers.completions import TextPlan
+
+LEFT_OUT = "text encoders, rewards, starts, communication, launching kernels"
+_UNITS = (("days", 86400.0), ("hours", 3600.0), ("min", 60.0))
+
+
+@dataclass(frozen=True)
+class IterationWork:
+    """Evaluations of an iteration over all devices: of states, or of whole texts.
+
+    sampling  without gradients, to make the samples
+    training  with gradients
+    frozen    of other policies on the same inputs
+    samples   to decode
+    """
+
+    sampling: float
+    training: float
+    frozen: float
+    samples: int
+
+
+def iteration_work(
+    run: Run, iteration: int = 0, levels: Sequence[float] | None = None
+) -> IterationWork:
+    """Count the evaluations of one iteration, as `count/...` of metrics.jsonl does for images.
+    `levels` are the model's: without them `run.levels` stands in, and the steps that E-GRPO merges
+    may be others. At most, for DGPO, whose samples of a group are one input where sigma is 1."""
+    algorithm, draws = run.algorithm(), run.drawn
+    levels = run.levels(algorithm.steps) if levels is None else levels
+    plans = algorithm.plan(levels, iteration, run.train.seed)
+    texts = [plan for plan in plans if isinstance(plan, TextPlan)]
+    samples = draws * sum(plan.group for plan in plans)
+    if texts:
+        tokens = sum(plan.tokens for plan in texts) / sum(p.group * p.length for p in texts)
+        sampling, rows = samples * tokens, float(samples)
+    else:
+        images = [plan for plan in plans if isinstance(plan, Plan)]
+        sampling, rows = float(draws * evaluations(images)), _trained_inputs(run, images)
+        samples += draws * sum(plan.looked + plan.probed for plan in images)  # on the way
+    rows += _given_inputs(run)
+    others, likelihood = len(algorithm.loss.roles - {"old"}), algorithm.likelihood
+    frozen = rows * (others + algorithm.reads_reference)
+    if isinstance(likelihood, Pathwise):
+        images = [plan for plan in plans if isinstance(plan, Plan)]
+        frozen = float(draws * sum(likelihood.frozen(plan, others) for plan in images))
+    if "old" in algorithm.loss.roles:
+        frozen += rows * _old_share(run)
+    return IterationWork(sampling, rows, frozen, samples)
+
+
+def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
+    draws, likelihood, loss = run.drawn, run.algorithm().likelihood, run.algorithm().loss
+    if isinstance(likelihood, Pathwise):
+        return float(draws * sum(likelihood.graded(plan, len(loss.roles)) for plan in plans))
+    if isinstance(likelihood, Matching):
+        kept = sum(2 if likelihood.paired else plan.group for plan in plans)
+        return float(draws * kept * likelihood.draws)
+    return float(draws * sum(plan.trained_states for plan in plans))
+
+
+def _given_inputs(run: Run) -> float:
+    if run.given is None:
+        return 0.0
+    likelihood = run.algorithm().likelihood
+    levels = likelihood.draws if isinstance(likelihood, Matching) else 1
+    count = run.prompts.per_iteration - run.drawn
+    return float(count * levels * (2 if run.given.kind == "pairs" else 1))
+
+
+def _old_share(run: Run) -> float:
+    """The share of inputs on which the policy that sampled is evaluated again."""
+    algorithm = run.algorithm()
+    stored = not isinstance(algorithm.likelihood, Matching) and not run.recomputes_old
+    if stored:
+        return 0.0
+    first = 1 / run.train.updates if algorithm.behaviour == "current" else 0.0
+    return 1.0 - first
+
+
+def flop_count(described: Description, m: ModelSettings, length: int) -> FlopCount | None:
+    """Operations of a model's calls; None where they cannot be counted."""
+    if m.language is not None:
+        return flops.text_flops(described, length)
+    return flops.pipeline_flops(described, m)
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """Seconds of an iteration by phase, and of an evaluation; None without held-out prompts."""
+
+    phases: Mapping[str, float]
+    evaluation: float | None
+    count: FlopCount
+
+    @property
+    def total(self) -> float:
+        return sum(self.phases.values())
+
+
+def estimate_time(
+    run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0
+) -> TimeEstimate | None:
+    """Estimate the seconds of an iteration; None where the model's operations are not known."""
+    m, described = run.model, describe(run.model)
+    length = run.algorithm().steps
+    count = None if described is None else flop_count(described, m, length)
+    if described is None or count is None:
+        return None
+    work = iteration_work(run, iteration)
+    speed = devices.peak(m.dtype) * utilisation
+    rate = speed * at_work(run.prompts.per_iteration, devices.number, m.context_parallel)
+    passes = (3 if m.lora is None else 2) + int(run.train.gradient_checkpointing)
+    phases = {
+        "sampling": work.sampling * count.state / rate,
+        "training": (work.training * passes + work.frozen) * count.trained / rate,
+    }
+    if count.decode is not None:
+        phases["decoding"] = work.samples * count.decode / rate
+    if m.language is not None:
+        phases["sampling"] = max(phases["sampling"], reading_weights(run, devices, work.samples))
+    evaluation = None
+    if run.prompts.held_out is not None:
+        evaluation = _evaluation(run, described, speed, devices)
+    return TimeEstimate(phases, evaluation, count)
+
+
+def at_work(draws: int, devices: int, members: int) -> float:
+    """Devices that work at one time on average: a draw is never split between groups of `members`
+    devices, so that some wait where the draws do not divide."""
+    groups = max(1, devices // members)
+    return min(members, devices) * draws / -(-draws // groups)
+
+
+def reading_weights(run: Run, devices: DeviceGroup, samples: int) -> float:
+    """Seconds to read all weights once per token of each batch of texts."""
+    model = sizes.of(run.model, run.algorithm().steps)
+    assert model is not None
+    each = -(-samples // devices.number)
+    batches = -(-each // rows_per_call(run, model, "sampling"))
+    read = model.trained * BYTES[run.model.dtype] / (devices.kind.bandwidth * 1e12)
+    return batches * run.algorithm().steps * read
+
+
+def _evaluation(
+    run: Run, described: Description, speed: float, devices: DeviceGroup
+) -> float | None:
+    e, m = run.evaluate, run.model
+    guidance = m.guidance.model_copy(update={"sample": run.evaluation_guidance})
+    sized = m.model_copy(update={**run.evaluation_size, "guidance": guidance})
+    count = flop_count(described, sized, run.evaluation_steps)
+    if count is None:
+        return None
+    steps = 1 if m.language is not None else run.evaluation_steps
+    work = e.samples * (steps * count.state + (count.decode or 0.0))
+    seconds = work / speed / devices.number
+    if m.language is None:
+        return seconds
+    share = run.evaluation_steps / run.algorithm().steps
+    return max(seconds, share * reading_weights(run, devices, e.samples))
+
+
+def time_report(run: Run, devices: DeviceGroup, utilisation: float, iteration: int = 0) -> str:
+    """Report for `flowrl plan --devices`: seconds, what was counted, and what is left out."""
+    found = estimate_time(run, devices, utilisation, iteration)
+    if found is None:
+        source = run.model.pipeline or run.model.language
+        why = "its denoiser's inputs are not known"
+        if describe(run.model) is None:
+            why = unknown_because(run.model)
+        return f"time: unknown, since the operations of {source} cannot be counted: {why}"
+    phases = ", ".join(f"{name} {duration(s)}" for name, s in found.phases.items())
+    peak = devices.peak(run.model.dtype) / 1e12
+    lines = [
+        f"time: about {duration(found.total)} an iteration on {devices.number} x {devices.name} at "
+        f"{utilisation:.0%} of {peak:.0f} TFLOP/s in {run.model.dtype} ({phases})"
+    ]
+    t, every = run.train, run.evaluate.every
+    whole = t.iterations * found.total
+    if found.evaluation is not None:
+        whole += found.evaluation * (t.iterations // every + 2)
+        lines.append(f"  an evaluation: about {duration(found.evaluation)}")
+    lines.append(f"  all {t.iterations} iterations: about {duration(whole)}")
+    lines.append(f"  {_counting(run, found.count)}")
+    left = (
+        LEFT_OUT
+        if found.count.decode is not None or run.model.language
+        else f"decoding, {LEFT_OUT}"
+    )
+    lines.append(f"  left out: {left}")
+    return "\n".join(lines)
+
+
+def _counting(run: Run, count: FlopCount) -> str:
+    what = "a whole text" if run.model.language else "a state"
+    how = "counted on the meta device" if count.counted else "by weights, tokens and attention"
+    decode = "" if count.decode is None else f", {count.decode / 1e12:.3g} TFLOP to decode a sample"
+    return f"{count.state / 1e12:.3g} TFLOP for {what} of {count.network} ({how}){decode}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as "0.4 s", "12 min", "3.2 hours" or "1.5 days"."""
+    for name, unit in _UNITS:
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.2g} {name}"
+    return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"

@@ -1,0 +1,219 @@
+"""Checks of a pipeline before it runs: load it, check its arguments, refuse it."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from torch import nn
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.columns import VIDEO_COLUMNS, images
+from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
+from flowrl.models.diffusers.call.schedule import ModelOutput
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.user_levels import OwnLevels, refuse_levels
+
+# arguments of __call__ that flowrl sets itself
+OURS = frozenset(
+    (
+        "self", "prompt", "latents", "num_inference_steps", "generator", "output_type",
+        "return_dict", "sigmas", "timesteps", "num_images_per_prompt", "num_videos_per_prompt",
+        "callback_on_step_end", "callback_on_step_end_tensor_inputs",
+    )
+)  # fmt: skip
+
+PARTIAL = frozenset(("denoising_start", "denoising_end"))  # a base and its refiner share a list
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def refused(owner: str, call: Mapping[str, Any], error: BaseException) -> UserError:
+    return UserError(f"{owner} refuses its arguments {call}: {type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class its_own(AbstractContextManager[None]):  # noqa: N801 it reads as a word
+    """Turns errors in a pipeline's own code into a UserError that names its arguments.
+
+    Some pipelines raise a plain Exception: it counts here, its subclasses do not.
+    """
+
+    owner: str
+    call: Mapping[str, Any]
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, (UserError, torch.OutOfMemoryError)):
+            return
+        if isinstance(error, FAILURES) or type(error) is Exception:
+            raise refused(self.owner, self.call, error) from error
+
+
+def refuse_class(kind: type) -> None:
+    """Raises UserError, with the reason, if no pipeline of this class can be driven."""
+    name, parameters = kind.__name__, inspect.signature(kind.__call__).parameters
+    for argument in ("prompt", "num_inference_steps", "output_type"):
+        if argument not in parameters:
+            raise UserError(
+                f"{name} takes no `{argument}`: its loop cannot be entered from outside"
+            )
+    if "latents" not in parameters and "prepare_latents" not in dir(kind):
+        raise UserError(
+            f"{name} takes no `latents` and has no prepare_latents: it does not accept a state"
+        )
+    if not set(ENCODERS) & set(dir(kind)):
+        raise UserError(f"{name} has no encode_prompt: prompts cannot be encoded once")
+
+
+def refuse_parts(name: str, parts: Iterable[str]) -> None:
+    if not set(parts) & set(DENOISERS):
+        raise UserError(f"{name} has none of {', '.join(DENOISERS)}: there is nothing to train")
+
+
+def refuse_pipeline(pipe: Any) -> None:
+    """Raises UserError, with the reason, if the pipeline cannot be driven."""
+    name = type(pipe).__name__
+    refuse_parts(name, pipe.components)
+    refuse_class(type(pipe))
+    step = getattr(vars(pipe).get("scheduler"), "step", None)
+    if not callable(step):
+        raise UserError(f"{name} has no scheduler with a `step`: what it integrates cannot be seen")
+    takes = inspect.signature(step).parameters
+    if not {"model_output", "timestep", "sample"} <= set(takes):
+        raise UserError(
+            f"{name}: its scheduler's step takes {', '.join(takes)}, not model_output, timestep "
+            "and sample: what it integrates cannot be seen"
+        )
+
+
+def prediction(scheduler: Any, owner: str) -> ModelOutput:
+    """Return the kind of a model's prediction, from its scheduler's configuration.
+
+    Raises UserError where the configuration does not determine it, or changes the prediction.
+    """
+    kind, config = type(scheduler).__name__, scheduler.config
+    says = config.get("prediction_type")
+    if kind.startswith("FlowMatch") or says == "flow_prediction":
+        return "inverted" if config.get("invert_sigmas") else "flow"
+    for setting in ("clip_sample", "thresholding"):
+        if config.get(setting):
+            raise UserError(
+                f"{owner}: {kind} has {setting} on, which changes the predicted clean sample: set "
+                f"{setting} to false in scheduler/scheduler_config.json"
+            )
+    if says in ("epsilon", "v_prediction", "sample") and "alphas_cumprod" in vars(scheduler):
+        return says
+    if says is None and "alphas_cumprod" not in vars(scheduler) and "sigmas" in vars(scheduler):
+        return "flow"  # the replay refuses it if its first step is not that of a flow
+    raise UserError(
+        f"{owner}: {kind} with prediction_type {says!r} does not determine its model's process: "
+        "use one of diffusers' FlowMatch, DDIM, DDPM, Euler, DPM-Solver schedulers"
+    )
+
+
+def scheduler_of(pipe: Any, levels: OwnLevels | None) -> Any:
+    """Return the scheduler of driven calls: the pipeline's own, or a copy for levels of the user's.
+
+    Raises UserError where those cannot be set.
+    """
+    if levels is None:
+        return pipe.scheduler
+    name = type(pipe).__name__
+    refuse_levels(name, inspect.signature(type(pipe).__call__).parameters)
+    return levels.scheduler(pipe.scheduler, prediction(pipe.scheduler, name), name)
+
+
+def needed_images(parameters: Parameters) -> list[list[str]]:
+    """Return sets of images that a pipeline may require, the likeliest first.
+
+    Those without a default; one image, one video, with a mask or a control; all that it takes.
+    """
+    names = images(parameters)
+    empty = [name for name in names if parameters[name].default is inspect.Parameter.empty]
+    still = [name for name in names if not VIDEO_COLUMNS.fullmatch(name)]
+    moving = [name for name in names if VIDEO_COLUMNS.fullmatch(name)]
+    masks = [name for name in still if "mask" in name]
+    control = [name for name in names if "control" in name and name not in masks]
+    pairs = [["image", *masks], ["image", *control], ["image", *masks, *control]]
+    choices = [empty, ["image"], moving[:1], control, *pairs, moving, still, names]
+    found: list[list[str]] = []
+    for choice in choices:
+        whole = list(dict.fromkeys([*empty, *choice]))
+        if choice and set(whole) <= set(names) and whole not in found:
+            found.append(whole)
+    return found
+
+
+def guidance_argument(parameters: Parameters, denoisers: Sequence[nn.Module]) -> str | None:
+    """Name of the argument that `guidance` stands for; None if there is none.
+
+    Models with an embedded scale take it as `guidance_scale`; beside them `true_cfg_scale` is the
+    classifier-free one (FLUX, Qwen-Image).
+    """
+    embedded = any(denoiser.config.get("guidance_embeds") for denoiser in denoisers)  # type: ignore
+    names = ("guidance_scale",) if embedded else ("true_cfg_scale", "guidance_scale")
+    return next((name for name in names if name in parameters), None)
+
+
+def arguments(
+    owner: str, call: Mapping[str, Any], parameters: Parameters, guidance: str | None
+) -> dict[str, Any]:
+    """The user's arguments of `__call__`, checked by name."""
+    for key in call:
+        if key not in parameters:
+            close = get_close_matches(key, list(parameters), n=1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            raise UserError(f"{owner} takes no argument {key!r}{hint}")
+        if key in OURS or key == guidance:
+            known = {guidance: "guidance", "sigmas": "model.sigmas"}
+            said = known.get(key, "flowrl itself")
+            raise UserError(f"{key!r} of {owner} is set by {said}: leave it out of `call`")
+        if key in PARTIAL and call[key] is not None:
+            raise UserError(
+                f"{owner}: {key!r} leaves a part of the noise levels to another pipeline, and "
+                "flowrl samples all of them: leave it out of `call`"
+            )
+        if "ip_adapter" in key:
+            raise UserError(f"{owner}: conditioning on {key!r} is not supported")
+    for key, parameter in parameters.items():
+        empty = parameter.default is inspect.Parameter.empty
+        if (
+            empty
+            and key not in {*call, *OURS, *images(parameters)}
+            and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ):
+            raise UserError(f"{owner} cannot be called without {key!r}: give it in `call`")
+    return dict(call)
+
+
+def from_pretrained(source: str, dtype: torch.dtype, levels: OwnLevels | None = None) -> Any:
+    """A pipeline; components that its index does not list are left out.
+
+    Raises UserError, before weights are read, if `levels` cannot be set.
+    """
+    try:
+        index: Any = DiffusionPipeline.load_config(source)
+    except OSError as error:
+        raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
+    if not isinstance(index.get("_class_name"), str):
+        raise UserError(
+            f"{source}: model_index.json names no class of diffusers but "
+            f"{index.get('_class_name')!r}: pipelines of custom code cannot be loaded"
+        )
+    kind = getattr(diffusers, index["_class_name"], None)
+    if kind is None:
+        raise UserError(
+            f"{source}: diffusers {diffusers.__version__} has no {index['_class_name']}"
+        )
+    if levels is not None:
+        refuse_levels(kind.__name__, inspect.signature(kind.__call__).parameters)
+    # from_pretrained needs an argument even for what the index lists as null (SD3 without T5)
+    empty = (None, [None, None], (None, None))
+    listed = {k for k, value in index.items() if not k.startswith("_") and value not in empty}
+    expected, _ = kind._get_signature_keys(kind)
+    absent = dict.fromkeys(set(expected) - listed)
+    return kind.from_pretrained(source, dtype=dtype, **absent)

@@ -1,0 +1,299 @@
+"""Runs a pipeline's own loop up to a state and a timestep, and returns what a step would integrate.
+
+The pipeline's `__call__` runs as it is. Two ways lead to a timestep: *pinned*, the loop's
+`timesteps` is that one value; *forward*, the full list stays, and a stubbed denoiser returns zeros
+until the wanted index. `step()` ends the call by an exception. Pipelines share no other interface,
+so this takes three tricks, which each call undoes:
+
+Swapped classes   The scheduler is replaced by a deep copy whose class is a subclass of its own, so
+                  that `isinstance`, its config, signatures and later settings still hold
+                  (`scheduler_standin.stand_in`). `placed` does the same to the pipeline.
+Patched members   `forward` of denoisers, `encode_prompt`, `prepare_latents`, `randn_tensor` and
+                  their like are set in `vars(owner)` for one call (`scheduler_standin.Patch`): the
+                  setattr of a pipeline or module would rewrite its config or refuse them.
+A shared control  Some pipelines deep-copy their scheduler. So its mode is no attribute of it: the
+                  members of the swapped class close over one `Control`, which copies share, and
+                  each call writes its own settings into that object.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from diffusers.models.cache_utils import CacheMixin
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.conditioning import Calls
+from flowrl.models.diffusers.call.image_cache import Memo
+from flowrl.models.diffusers.call.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.latents import Entry, injected
+from flowrl.models.diffusers.call.scheduler_standin import (
+    FAILURES,
+    Control,
+    OneStep,
+    Patch,
+    PerRow,
+    Received,
+    Stop,
+    patched,
+    placed,
+    stand_in,
+)
+from flowrl.models.diffusers.call.stubs import Stubs
+
+DENOISERS = ("transformer", "transformer_2", "unet")
+ENCODERS = ("encode_prompt", "_encode_prompt")  # methods that encode prompts, the newer name first
+NEVER_STOP = 2**31  # of a denoiser that stays stubbed
+
+
+@dataclass(frozen=True)
+class Target:
+    """The point where a driven call stops."""
+
+    times: Tensor  # [] or [n]
+    index: int | None = None  # of the loop's steps: fast-forward to it
+
+
+@dataclass(frozen=True)
+class PipelineCall:
+    """One call of the pipeline: its arguments, what stands for its encoders, its first state."""
+
+    arguments: Mapping[str, Any]
+    encoded: Calls = ()
+    x: Tensor | None = None  # None: the pipeline's own initial noise
+    entry: Entry = Entry()
+    stubs: bool = True  # whether stubs may stand for denoisers, where only states matter
+    held: torch.dtype | None = None  # of the state in the loop; None: as the pipeline prepares it
+
+
+class Driver:
+    """Runs one pipeline's `__call__` on a stand-in for `scheduler`, which may be another than its
+    own, and always cleans up after it."""
+
+    def __init__(self, pipe: Any, scheduler: Any) -> None:
+        self.pipe, self.real = pipe, scheduler
+        self.denoisers: dict[str, nn.Module] = {
+            name: module
+            for name in DENOISERS
+            if isinstance(module := vars(pipe).get(name), nn.Module)
+        }
+        self.parameters = inspect.signature(type(pipe).__call__).parameters
+        self.raw: Callable[..., Any] = inspect.unwrap(type(pipe).__call__)  # without torch.no_grad
+        self.logger = logging.getLogger(type(pipe).__module__)
+        self.control = Control()
+        self.scheduler = stand_in(scheduler, self.control)
+        self.memo = Memo(pipe)
+        self.stubs = Stubs(self.denoisers)
+        self.encoder = next(name for name in ENCODERS if name in dir(pipe))
+        self._place: tuple[torch.device, torch.device] | None = None
+
+    def encoded(self, arguments: Mapping[str, Any]) -> Calls:
+        """Outputs of the real `encode_prompt`; the call ends where it reaches a denoiser."""
+
+        def stop(*_: Any, **__: Any) -> Any:
+            raise Stop
+
+        patch, outputs = self._kept(self.encoder)
+        stops = [Patch(denoiser, "forward", stop) for denoiser in self.denoisers.values()]
+        with torch.no_grad():
+            self._run(self.raw, self._seeded(arguments), Control(), [patch, *stops])
+        return tuple(outputs)
+
+    def first(self, call: PipelineCall, draws: RecordedNoise, *, own_scale: bool) -> Received:
+        """Return what the loop's first `step` receives; the denoiser is stubbed.
+
+        Noise comes from `draws`. With `own_scale` the real scheduler scales the noise and the
+        denoiser's input, as in the pipeline's own call, and `state` is that input.
+        """
+        control = Control(own_scale=own_scale)
+        stop = self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+        assert isinstance(stop, Stop) and stop.received is not None
+        return stop.received
+
+    def received(self, call: PipelineCall, target: Target | None) -> Received:
+        """Return what `step` receives at the target, or at the first step if there is none.
+
+        Where the target is None the denoiser is a stub: only the state is of interest.
+        """
+        if target is None:
+            stop = self._driven(call, Control(), [], until=NEVER_STOP)
+        elif target.index is not None:
+            stop = self._driven(call, Control(stop_at=target.index), [], until=target.index)
+        else:
+            times = target.times
+            pinned = OneStep([PerRow(times)]) if times.ndim else times.reshape(1)
+            stop = self._driven(call, Control(pinned=pinned), self._whole_list())
+        if not isinstance(stop, Stop) or stop.received is None:
+            raise UserError(
+                f"{type(self.pipe).__name__} ended without the expected call of "
+                "scheduler.step: it cannot be driven"
+            )
+        return stop.received
+
+    def finished(self, call: PipelineCall, *, through: bool, graded: bool = False) -> Any:
+        """Return the result of a call whose state never moves, so that it is decoded.
+
+        The loop is skipped, or runs with stubbed denoisers where a pipeline needs that. `graded`
+        keeps the gradient to the state.
+        """
+        with torch.set_grad_enabled(graded):
+            if through:
+                return self._driven(call, Control("visit"), [], until=NEVER_STOP)
+            return self._driven(call, Control(pinned=torch.empty(0)), [])
+
+    def visited(self, call: PipelineCall, draws: RecordedNoise) -> list[Received]:
+        """All that the loop's steps receive, in order; the scheduler's own lists are set then.
+
+        Denoisers are stubbed, states do not move, and noise comes from `draws`.
+        """
+        with torch.no_grad():
+            control = Control("visit")
+            self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
+            return control.records
+
+    def recorded(self, arguments: Mapping[str, Any]) -> tuple[list[Received], Any, bool]:
+        """Run the pipeline's own call, its own scheduler stepping.
+
+        Return all that `step` saw, the result, and whether a step made twice had equal results.
+        """
+        control = Control("own")
+        result = self._run(type(self.pipe).__call__, self._seeded(arguments), control, [])
+        return control.records, result, control.repeatable
+
+    def find_entry(self, call: PipelineCall, shape: tuple[int, ...]) -> Entry:
+        """Find the entry by which a step sees a given state [1 *shape]."""
+        return injected(
+            lambda x, entry: self.received(replace(call, x=x, entry=entry), None).folded(1).sample,
+            lambda: self.prepared(call),
+            shape,
+            takes_latents="latents" in self.parameters,
+            owner=type(self.pipe).__name__,
+        )
+
+    def takes_stubs(self, call: PipelineCall) -> bool:
+        """Whether the loop reaches a step with denoisers that return zeros."""
+        try:
+            self.received(call, None)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES:
+            return False
+        return True
+
+    def prepared(self, call: PipelineCall) -> list[Any]:
+        """Outputs of the calls of prepare_latents, if there is one, for no given state."""
+        if "prepare_latents" not in dir(self.pipe):
+            return []
+        patch, outputs = self._kept("prepare_latents")
+        self._driven(replace(call, x=None), Control(), [patch], until=NEVER_STOP)
+        return outputs
+
+    def _kept(self, method: str) -> tuple[Patch, list[Any]]:
+        """A patch of one of the pipeline's methods that keeps its outputs, and their list."""
+        outputs: list[Any] = []
+        real = getattr(self.pipe, method)
+
+        def keep(*args: Any, **named: Any) -> Any:
+            outputs.append(real(*args, **named))
+            return outputs[-1]
+
+        return Patch(self.pipe, method, keep), outputs
+
+    def _driven(
+        self, call: PipelineCall, control: Control, patches: Sequence[Patch], *, until: int = 0
+    ) -> Any:
+        """One call, its denoisers stubbed until the step `until` if the call allows stubs."""
+        arguments = self._seeded(call.arguments)
+        stubs = self.stubs.patches(self.control, until) if until and call.stubs else []
+        patches = [*patches, *stubs, self._hand_back(call.encoded)]
+        if call.x is not None and call.entry.place is None:
+            arguments["latents"] = call.x
+        if call.x is not None and not (call.entry.place is None and call.held is None):
+            put = call.entry.around(self.pipe.prepare_latents, call.x, call.held)
+            patches.append(Patch(self.pipe, "prepare_latents", put))
+        return self._run(self.raw, arguments, control, patches)
+
+    def _seeded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a generator, so that a pipeline draws the same noise in every call."""
+        given = dict(arguments)
+        if "generator" in self.parameters:
+            given["generator"] = torch.Generator().manual_seed(0)
+        return given
+
+    def _run(
+        self,
+        call: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        control: Control,
+        patches: Sequence[Patch],
+    ) -> Any:
+        """Return the call's result, or the Stop that ended it (without its frames)."""
+        self._refuse_caches()
+        vars(self.control).update(vars(control))
+        finished = False
+        try:
+            stands = Patch(self.pipe, "scheduler", self.scheduler)
+            # its own call warns once; each driven one would warn again
+            silent = Patch(self.logger, "disabled", call is self.raw)
+            place = placed(self.pipe, self._device()) if call is self.raw else nullcontext()
+            with place, patched((stands, silent, *self.memo.patches(), *patches)):
+                result = call(self.pipe, **arguments)
+            finished = True
+            return result
+        except Stop as stop:
+            return stop.with_traceback(None)
+        finally:
+            control.repeatable = self.control.repeatable
+            vars(self.control).update(vars(Control()))
+            # the pipeline's own last line, which the exception skipped; without hooks it goes
+            # through all modules for the caches that are refused above
+            if not finished and vars(self.pipe).get("_all_hooks"):
+                self.pipe.maybe_free_model_hooks()
+
+    def _device(self) -> torch.device:
+        """Return the pipeline's `_execution_device`, read again if the denoiser has moved."""
+        at = next(next(iter(self.denoisers.values())).parameters()).device
+        if self._place is None or self._place[0] != at:
+            self._place = at, self.pipe._execution_device
+        return self._place[1]
+
+    def _hand_back(self, calls: Calls) -> Patch:
+        queue = list(calls)
+
+        def stub(*_: Any, **__: Any) -> Any:
+            if not queue:
+                raise UserError(
+                    f"{type(self.pipe).__name__} encodes prompts more often than at load"
+                )
+            return queue.pop(0)
+
+        return Patch(self.pipe, self.encoder, stub)
+
+    def _whole_list(self) -> list[Patch]:
+        """Let a `strength` cut the real list of timesteps, and not the pinned one."""
+        real = getattr(self.pipe, "get_timesteps", None)
+        if real is None:
+            return []
+
+        def cut(*args: Any, **named: Any) -> Any:
+            pinned, self.control.pinned = self.control.pinned, None
+            try:
+                result = real(*args, **named)
+            finally:
+                self.control.pinned = pinned
+            return (pinned, *result[1:])
+
+        return [Patch(self.pipe, "get_timesteps", cut)]
+
+    def _refuse_caches(self) -> None:
+        for name, denoiser in self.denoisers.items():
+            if isinstance(denoiser, CacheMixin) and denoiser.is_cache_enabled:
+                raise UserError(
+                    f"{type(self.pipe).__name__}.{name} keeps a cache between calls, so a velocity "
+                    f"would depend on earlier ones: call pipe.{name}.disable_cache()"
+                )

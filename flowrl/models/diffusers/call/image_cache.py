@@ -1,0 +1,128 @@
+"""A cache of encoded conditioning images with one fixed sample per posterior.
+
+A pipeline encodes its image in every call, and several draw a new sample of the posterior each
+time: the ratio of new to old would not be 1. While a pipeline is driven (and for the call that the
+proof compares with), `vae.encode` and image encoders keep their outputs image by image; a
+posterior's noise is drawn from its image's content, so it is the same in every process and run.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from flowrl.models.diffusers.call.scheduler_standin import Patch
+from samplers.noise import generator
+
+CACHED_ENCODINGS = 512  # encodings
+CACHED_BYTES = 2**31  # of them: the latents of a video are many times those of an image
+# components, beside a vae, that see conditioning images
+SEERS = ("image_encoder", "image_encoder_2", "feature_encoder", "vision_encoder", "siglip")
+
+
+class Posterior(DiagonalGaussianDistribution):
+    """A posterior that always returns the same sample."""
+
+    def __init__(self, parameters: Tensor, noise: Tensor):
+        super().__init__(parameters)
+        self.noise = noise
+
+    @classmethod
+    def of(cls, given: DiagonalGaussianDistribution, key: str) -> "Posterior":
+        noise = torch.randn(given.mean.shape, generator=generator("posterior", key))
+        return cls(given.parameters, noise.to(given.mean))
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        del generator  # it would draw another sample in each call
+        return self.mean + self.std * self.noise
+
+
+class Memo:
+    """The kept encodings of one pipeline."""
+
+    def __init__(self, pipe: Any):
+        self.pipe = pipe
+        self.kept: OrderedDict[str, Any] = OrderedDict()
+        self.bytes = 0
+
+    def patches(self) -> list[Patch]:
+        found = []
+        vae = vars(self.pipe).get("vae")
+        if isinstance(vae, nn.Module) and callable(getattr(vae, "encode", None)):
+            found.append(Patch(vae, "encode", self._remembering("vae", vae.encode)))  # type: ignore
+        for name in SEERS:
+            module = vars(self.pipe).get(name)
+            if isinstance(module, nn.Module):
+                found.append(Patch(module, "forward", self._remembering(name, module.forward)))
+        return found
+
+    def _remembering(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def remembering(*args: Any, **named: Any) -> Any:
+            leaves, form = tree_flatten((args, named))
+            tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+            if len(tensors) != 1 or leaves[tensors[0]].ndim < 3:
+                return real(*args, **named)
+            at = tensors[0]
+            context = f"{name} {[leaf for i, leaf in enumerate(leaves) if i != at]}"
+            rows = []
+            for row in leaves[at].split(1):
+                key = f"{context} {_content(row)}"
+                if key not in self.kept:
+                    given = [*leaves[:at], row, *leaves[at + 1 :]]
+                    again, keywords = tree_unflatten(given, form)
+                    with torch.no_grad():
+                        self.kept[key] = tree_map(
+                            lambda leaf, key=key: _fixed(leaf, key), real(*again, **keywords)
+                        )
+                    self.bytes += _size(self.kept[key])
+                self.kept.move_to_end(key)
+                rows.append(self.kept[key])
+            self._bound(len(rows))
+            return rows[0] if len(rows) == 1 else _stack(rows)
+
+        return remembering
+
+    def _bound(self, used: int) -> None:
+        """Forget the encodings that were not used for longest. Those of this call stay."""
+        while len(self.kept) > used and (
+            len(self.kept) > CACHED_ENCODINGS or self.bytes > CACHED_BYTES
+        ):
+            _, old = self.kept.popitem(last=False)
+            self.bytes -= _size(old)
+
+
+def _size(encoding: Any) -> int:
+    """Bytes of an encoding's tensors."""
+    size = 0
+    for leaf in tree_flatten(encoding)[0]:
+        parts = (leaf.parameters, leaf.noise) if isinstance(leaf, Posterior) else (leaf,)
+        size += sum(p.numel() * p.element_size() for p in parts if isinstance(p, Tensor))
+    return size
+
+
+def _content(row: Tensor) -> str:
+    data = row.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return f"{tuple(row.shape)} {row.dtype} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+def _fixed(leaf: Any, key: str) -> Any:
+    return Posterior.of(leaf, key) if isinstance(leaf, DiagonalGaussianDistribution) else leaf
+
+
+def _stack(rows: list[Any]) -> Any:
+    """Join outputs of single rows into the output of all."""
+    flat = [tree_flatten(row) for row in rows]
+    leaves = [_joined(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)]
+    return tree_unflatten(leaves, flat[0][1])
+
+
+def _joined(column: tuple[Any, ...]) -> Any:
+    if isinstance(column[0], Posterior):
+        parameters = torch.cat([posterior.parameters for posterior in column])
+        return Posterior(parameters, torch.cat([posterior.noise for posterior in column]))
+    return torch.cat(column) if isinstance(column[0], Tensor) else column[0]

@@ -1,0 +1,125 @@
+"""Entry of a state into a pipeline's loop: by `latents`, or in the output of prepare_latents.
+
+Most pipelines take `latents` as their loop sees them. Others pack their input, or step only a part
+of the state (an image fixes the first frame of a video). There the state replaces the output of
+`prepare_latents`, and the numbers that no step moves stay as the pipeline made them: our states do
+not have them, so neither do noise, density and KL.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+
+BASE = 128  # digits below it are exact in bfloat16
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`place` None: the argument `latents`. Else the output of prepare_latents that is the state.
+
+    `index` says where in a row of that output each number of a row of ours goes; None: all are
+    the same, in the same order.
+    """
+
+    place: int | None = None
+    index: Tensor | None = None
+
+    def around(
+        self, prepare: Callable[..., Any], x: Tensor, dtype: torch.dtype | None = None
+    ) -> Callable[..., Any]:
+        """Return prepare_latents with x [n *d] as the state, in a dtype if one is named.
+
+        Without a place, x is among its arguments already.
+        """
+
+        def put(*args: Any, **named: Any) -> Any:
+            result = prepare(*args, **named)
+            outputs = list(result) if isinstance(result, tuple) else [result]
+            at = self.place or 0
+            if self.place is not None:
+                outputs[at] = self.fill(outputs[at], x)
+            if dtype is not None:
+                outputs[at] = outputs[at].to(dtype)
+            return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+        return put
+
+    def fill(self, prepared: Tensor, x: Tensor) -> Tensor:
+        """Return the prepared state with our numbers in it."""
+        flat, ours = prepared.flatten(1), x.flatten(1).to(prepared)
+        index = torch.arange(flat.shape[1]) if self.index is None else self.index
+        if ours.shape != (len(flat), len(index)):
+            raise UserError(
+                f"states of shape {tuple(x.shape)} do not fit into prepare_latents' "
+                f"{tuple(prepared.shape)}: did the image size or the number of rows change?"
+            )
+        if self.index is not None:
+            ours = flat.index_copy(1, index.to(flat.device), ours)
+        # in its memory format: convolutions round differently in another one
+        return torch.empty_like(prepared).copy_(ours.reshape(prepared.shape))
+
+
+def injected(
+    step: Callable[[Tensor, Entry], Tensor],
+    prepared: Callable[[], Sequence[Any]],
+    shape: tuple[int, ...],
+    *,
+    takes_latents: bool,
+    owner: str,
+) -> Entry:
+    """Find the entry by which the first step sees exactly the given state.
+
+    `step` returns what the first step sees [1 *shape] of a state that an entry puts in; `prepared`
+    returns the outputs of each call of prepare_latents. Raises UserError if there is no such entry.
+    """
+    # other numbers than any pipeline draws with the generator that it is given
+    x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)) + 0.5
+    if takes_latents and _same(step, x, Entry()):
+        return Entry()
+    seen = prepared()
+    outputs = (seen[0] if isinstance(seen[0], tuple) else (seen[0],)) if len(seen) == 1 else ()
+    for place, value in enumerate(outputs):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1:
+            entry = Entry(place)
+            if value[0].numel() != x.numel() or not _same(step, x, entry):
+                index = _places(step, value, entry)
+                entry = Entry(place, index)
+                if index is None or not _same(step, x, entry):
+                    continue
+            return entry
+    raise UserError(
+        f"{owner}: a state cannot be put into its loop: its steps see neither `latents` nor the "
+        "output of prepare_latents"
+    )
+
+
+def _same(step: Callable[[Tensor, Entry], Tensor], x: Tensor, entry: Entry) -> bool:
+    try:
+        seen = step(x, entry)
+    except FAILURES:
+        return False
+    return seen.shape == x.shape and torch.equal(seen.cpu(), x.to(seen.dtype))
+
+
+def _places(
+    step: Callable[[Tensor, Entry], Tensor], prepared: Tensor, entry: Entry
+) -> Tensor | None:
+    """Return the place in a prepared row of each number that the step sees, digit by digit."""
+    places = torch.arange(prepared[0].numel())
+    found, power = torch.zeros(0), 1
+    while power == 1 or power < len(places):
+        digits = (places // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
+        seen = step(digits, entry).double().flatten().cpu()
+        if not bool((seen == seen.round()).all()) or seen.min() < 0 or seen.max() >= BASE:
+            return None
+        found = seen * power + (found if power > 1 else 0)
+        power *= BASE
+    index = found.long()
+    fits = bool((index < len(places)).all()) and len(index.unique()) == len(index)
+    return index if fits else None

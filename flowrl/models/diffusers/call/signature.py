@@ -1,0 +1,337 @@
+"""A pipeline's denoising loop from outside: states and prompts in, velocities and media out.
+
+No model family is named here. The pipeline's traits are discovered once by trial calls
+(`flowrl.models.diffusers.call.traits`); everything else is a function of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call.columns import Extra
+from flowrl.models.diffusers.call.conditioning import (
+    SHORT_PROMPT,
+    Conditioning,
+    EncodingLayout,
+    check_constants,
+    flatten,
+)
+from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
+from flowrl.models.diffusers.call.image_to_image import (
+    CleanPart,
+    RecordedNoise,
+    clean_part,
+    noise_sizes,
+)
+from flowrl.models.diffusers.call.missing_texts import MissingTexts
+from flowrl.models.diffusers.call.proof_checks import media_of
+from flowrl.models.diffusers.call.schedule import ModelOutput, PipelineSchedule, Start, Way
+from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.traits import (
+    TRIAL_GUIDANCE,
+    UNGUIDED,
+    Encoding,
+    Traits,
+    discover,
+    discover_encoding,
+    encoded,
+)
+from flowrl.models.diffusers.call.user_levels import OwnLevels
+from samplers.adapt import flow_velocity, scale, to_vp
+
+
+class Loop:
+    """Raises UserError, with the reason, for a pipeline that cannot be driven.
+
+    `traits` is a frozen record. It is replaced when prompts first bring other arguments of their
+    own, and by what only the pipeline's own call shows (see `Traits`).
+    """
+
+    def __init__(self, pipe: Any, call: Mapping[str, Any], levels: OwnLevels | None = None) -> None:
+        checks.refuse_pipeline(pipe)
+        self.pipe, self.levels = pipe, levels
+        self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
+        self.traits: Traits = discover(self.driver, call, levels)
+        self.name, self.call = self.traits.name, self.traits.call
+        self.guidance = self.traits.guidance
+        self.missing = MissingTexts(self.driver)
+        self._starts: dict[int, Start] = {}
+        self._noise: dict[tuple[tuple[str, ...], int], bool] = {}  # first states are noise alone
+
+    @property
+    def kind(self) -> ModelOutput:
+        return self.traits.kind
+
+    def arguments(
+        self,
+        prompts: Sequence[str],
+        steps: int,
+        guidance: float | None,
+        extras: Sequence[Extra] = (),
+    ) -> dict[str, Any]:
+        """Arguments of the pipeline's own call for a sample of each prompt."""
+        if extras:
+            self._encoding(extras)
+        return self.traits.arguments(prompts, steps, guidance, extras)
+
+    def _encoding(self, extras: Sequence[Extra]) -> Encoding:
+        """The form of encodings for rows with own arguments like the first one's."""
+        extra: Extra = extras[0] if extras else {}
+        if tuple(extra) not in self.traits.encodings:
+            encoding = discover_encoding(self.driver, self.traits, extra)
+            self.traits = self.traits.knowing(extra, encoding)
+        return self.traits.encodings[tuple(extra)]
+
+    def encode(self, prompts: Sequence[str], extras: Sequence[Extra]) -> Conditioning:
+        """Encode prompts in one call. Rows of `extras`, if there are any, have the same images."""
+        with checks.its_own(self.name, self.call):
+            form = self._encoding(extras)
+            whole = self._cut(form.layout, prompts, extras, TRIAL_GUIDANCE)
+            if form.plain is None:
+                return whole
+            return replace(whole, plain=self._cut(form.plain, prompts, extras, UNGUIDED))
+
+    def _cut(
+        self, layout: EncodingLayout, prompts: Sequence[str], extras: Sequence[Extra], scale: float
+    ) -> Conditioning:
+        if self.traits.single:
+            rows = [([p], extras[i : i + 1]) for i, p in enumerate(prompts)]
+            each = [encoded(self.driver, self.traits, *row, scale) for row in rows]
+            return Conditioning(layout, (each,), tuple(prompts), tuple(extras))
+        counts, values = flatten(encoded(self.driver, self.traits, prompts, extras, scale))
+        assert counts == layout.counts
+        check_constants(layout, values, self.name)
+        return Conditioning(layout, values, tuple(prompts), tuple(extras))
+
+    def extras(
+        self, meta: Sequence[Mapping[str, Any]], prompts: Sequence[str]
+    ) -> tuple[Extra, ...]:
+        """Return each prompt's own arguments: columns of its row, and the images that all share.
+
+        Raises UserError where an image is missing that the pipeline cannot go without, and for a
+        text that only other rows have and that nothing can stand for.
+        """
+        found = columns.extras(meta, self.driver.parameters)
+        if found:
+            rows = zip(found, prompts, columns.places(meta), strict=True)
+            found = [self.missing.filled(self.traits, *row) for row in rows]
+        whole = tuple({**self.traits.shared, **extra} for extra in found or ({},) * len(prompts))
+        if whole and not whole[0] and self.traits.required:
+            names = " and ".join(self.traits.required)
+            raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
+        return whole if whole and whole[0] else ()
+
+    def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
+        """Two rows with the first one's images and own texts; without any, with placeholders."""
+        if not extras:
+            return (self.traits.required,) * 2 if self.traits.required else ()
+        pictures = {name: extras[0][name] for name in columns.images(extras[0])}
+        return tuple({**extra, **pictures} for extra in extras)
+
+    def start(self, steps: int) -> Start:
+        """Return the schedule and the form of first states, found once per number of steps."""
+        if steps not in self._starts:
+            call, draws = self._trial(self.traits.blank, steps), RecordedNoise(1.0)
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                seen = self.driver.first(call, RecordedNoise(1.0), own_scale=True).folded(1).state
+                visited = self.driver.visited(call, draws)
+            assert seen is not None
+            first, times = visited[0].folded(1).sample, [step.timestep for step in visited]
+            schedule = PipelineSchedule.of(self.driver.scheduler, times, self.kind, self.name)
+            if len(schedule.sigmas) != steps + 1 and "strength" not in self.driver.parameters:
+                raise UserError(
+                    f"{self.name} visits the levels {schedule.sigmas} in {steps} steps: use "
+                    "another scheduler, such as FlowMatchEulerDiscreteScheduler or DDIMScheduler"
+                )
+            if self.levels is not None:
+                self.levels.check(schedule, steps, self.name)
+            own, size = noise_sizes(first, seen, draws.drawn)
+            if schedule.levels is not None:
+                size /= scale(torch.tensor(schedule.sigmas[:1], dtype=torch.float64)).item()
+            form = tuple(first.shape[1:]), first.dtype, first.device
+            self._starts[steps] = Start(schedule, *form, noise=own * size, scale=size)
+        return self._starts[steps]
+
+    def _trial(self, conditioning: Conditioning, steps: int) -> PipelineCall:
+        """A call of which only the states matter."""
+        if conditioning.extras:
+            self._encoding(conditioning.extras)
+        return self.traits.trial_call(conditioning, steps)
+
+    def first(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """Return the first states [n *d], unscaled, of the noise of the pipeline's own call."""
+        if self.traits.single and len(conditioning) > 1:
+            rows = range(len(conditioning))
+            return torch.cat([self.first(conditioning.take([i]), steps) for i in rows])
+        call = self._trial(conditioning, steps)
+        with torch.no_grad(), checks.its_own(self.name, self.call):
+            return self.driver.received(call, None).folded(len(conditioning)).sample
+
+    def first_flow(self, conditioning: Conditioning, steps: int) -> Tensor:
+        """Return the flow states with which our samplers begin for that noise."""
+        start, part = self.start(steps), self.picture(conditioning, steps)
+        factor = start.scale if part is None else part.scale
+        return factor * self.first(conditioning, steps).to(
+            torch.promote_types(start.dtype, torch.float32)
+        )
+
+    def state(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """Return the states that the denoiser sees for flow states x [n *d] at sigma [n]."""
+        return x if self.kind in ("flow", "inverted") else to_vp(x, sigma.to(x.device))
+
+    def latents(self, x: Tensor, steps: int) -> Tensor:
+        """Return the latents to decode, for flow states x [n *d] at the schedule's last level."""
+        last = self.start(steps).schedule.sigmas[-1]
+        return x if last == 0 else to_vp(x, torch.full((len(x),), last, device=x.device))
+
+    def follows_pictures(self, extra: Extra) -> bool:
+        """Whether images of other shapes make latents of other shapes; never where a size is given.
+
+        Tried with `columns.RATIOS`: lists of allowed sizes tell wide images from tall ones.
+        """
+        names = columns.images(extra)
+        sized = {"height", "width"} <= set(self.call)
+        if sized or not names or not {"height", "width"} <= set(self.driver.parameters):
+            return False
+        shapes = set()
+        for ratio in columns.RATIOS:
+            other = {name: columns.reshaped(extra[name], ratio) for name in names}
+            conditioning = self.encode([SHORT_PROMPT], ({**extra, **other},))
+            shapes.add(self.first(conditioning, self.traits.steps).shape)
+        return len(shapes) > 1
+
+    def picture(self, conditioning: Conditioning, steps: int) -> CleanPart | None:
+        """Return the first flow states [n *d] without their noise; None if they are noise alone."""
+        if not conditioning.extras or not columns.images(conditioning.extras[0]):
+            return None
+        if self._noise_alone(conditioning, steps):
+            return None
+        sigma, parts, scale = self.start(steps).schedule.sigmas[0], {}, 1.0
+        for rows in columns.by_image(conditioning.extras):
+            call = self._trial(conditioning.take(rows[:1]), steps)
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                made = clean_part(lambda draws, c=call: self._begun(c, draws), sigma, self.name)
+            if made is None:  # this image is zero
+                return None
+            scale = made.scale
+            parts |= dict.fromkeys(rows, made.state)
+        return CleanPart(torch.cat([parts[i] for i in range(len(conditioning))]), scale)
+
+    def _noise_alone(self, conditioning: Conditioning, steps: int) -> bool:
+        """Whether first states hold nothing of the images; found once for each set of arguments.
+
+        Two rows, as in the trial that found the encoding: so a stub knows what to return.
+        """
+        names = tuple(conditioning.extras[0]), steps
+        if names not in self._noise:
+            call = self._trial(conditioning.take([0] if self.traits.single else [0, 0]), steps)
+            with torch.no_grad(), checks.its_own(self.name, self.call):
+                state = self._begun(call, RecordedNoise(0.0))
+            self._noise[names] = not bool(state.any())
+        return self._noise[names]
+
+    def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
+        state = self.driver.first(call, draws, own_scale=False).sample
+        return state if len(state) == 1 else state[None]
+
+    def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
+        """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images,
+        or images of one size where the way says so."""
+        state, levels = self.state(x, sigma), sigma.detach().cpu()  # one transfer for all looks
+        return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
+
+    def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
+        """Convert the model output that a step receives at a loop state to the flow's velocity."""
+        kind = self.kind
+        if kind in ("flow", "inverted"):
+            return output if self.traits.sign > 0 else -output
+        if output.shape[1] == 2 * state.shape[1]:  # a learned variance comes behind
+            output = output[:, : state.shape[1]]
+        return flow_velocity(kind, state.to(output.device), output, sigma.to(output.device))
+
+    def received(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Received:
+        """Return what `scheduler.step` receives at these states, in one call if possible."""
+        if self.traits.single and len(x) > 1:
+            rows = [slice(i, i + 1) for i in range(len(x))]
+            parts = [self.received(x[i], sigma[i], conditioning.take([i.start]), way) for i in rows]
+            return Received.joined(parts)
+        start = self.start(way.steps)
+        places = start.schedule.index(sigma)
+        if way.forward:
+            index = set(places.tolist())
+            if len(index) != 1 or -1 in index:
+                raise UserError(
+                    f"{self.name} with {self.call} depends on the step's index: it has velocities "
+                    f"at one of its own {way.steps} sigmas at a time, not at {sigma.tolist()}"
+                )
+            target = Target(torch.empty(0), start.schedule.place(index.pop()))
+        else:
+            times = start.schedule.times(sigma)
+            same = bool((times == times[0]).all())  # asked on the CPU, where they are
+            times = times.to(start.device)
+            target = Target(times[0] if same else times)
+        call = self._at(x, conditioning, way)
+        if not places.any():  # all at the first level
+            call = replace(call, held=None)
+        return self.driver.received(call, target).folded(len(x))
+
+    def decode(
+        self, x0: Tensor, conditioning: Conditioning, way: Way, graded: bool = False
+    ) -> Tensor:
+        """x0 [n *d] -> [n 3 h w] or [n f 3 h w], float32; rows have the same images. `graded` keeps
+        the gradient to x0, where the pipeline has one."""
+        if self.traits.single and len(x0) > 1:
+            each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
+            return torch.cat([self.decode(*row, way, graded) for row in each])
+        call = self._at(x0 if graded else x0.detach(), conditioning, way)
+        result = self.driver.finished(call, through=way.through, graded=graded)[0]
+        return media_of(result, double=graded)
+
+    def record(
+        self, prompts: Sequence[str], extras: Sequence[Extra], steps: int, guidance: float | None
+    ) -> tuple[list[Received], Tensor, bool]:
+        """Make the pipeline's own call as a user would.
+
+        Return its steps, its media, and whether its scheduler's step draws no noise.
+        """
+        if self.traits.single and len(prompts) > 1:
+            each = [
+                self.record([p], extras[i : i + 1], steps, guidance) for i, p in enumerate(prompts)
+            ]
+            records, media, repeatable = zip(*each, strict=True)
+            joined = [Received.joined(step) for step in zip(*records, strict=True)]
+            return joined, torch.cat(media), all(repeatable)
+        with checks.its_own(self.name, self.call):
+            given = self.arguments(prompts, steps, guidance, extras)
+            try:
+                records, result, repeatable = self.driver.recorded(given)
+                media = media_of(result[0])
+            except torch.OutOfMemoryError:
+                raise
+            except checks.FAILURES:
+                if len(prompts) < 2:
+                    raise
+                self._split_rows()
+                return self.record(prompts, extras, steps, guidance)
+            return [r.folded(len(prompts)) for r in records], media, repeatable
+
+    def _split_rows(self) -> None:
+        """Fall back to one row per call: the decoder (HunyuanVideo 1.5), else the call."""
+        vae = vars(self.pipe).get("vae")
+        if vae is not None and vars(vae).get("use_slicing") is False:
+            vae.use_slicing = True
+        else:
+            self.traits = replace(self.traits, single=True, encodings={})
+
+    def _at(self, x: Tensor, conditioning: Conditioning, way: Way) -> PipelineCall:
+        start, traits, guidance = self.start(way.steps), self.traits, way.guidance
+        assert len(x) == len(conditioning)
+        given = self.arguments(conditioning.prompts, way.steps, guidance, conditioning.extras)
+        calls = conditioning.calls(guided=guidance is None or guidance > UNGUIDED)
+        x = x.to(start.device, start.dtype)
+        return PipelineCall(given, calls, x, traits.entry, traits.stubs, traits.later)

@@ -1,0 +1,171 @@
+"""Encodings of prompts: made in calls, or kept across iterations on the CPU or in files."""
+
+import fcntl
+import pickle
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from flowrl.models.diffusers.call.columns import TEXT_COLUMNS, Extra, by_image
+from flowrl.models.diffusers.call.conditioning import Conditioning
+
+Encode = Callable[[Sequence[str], Sequence[Extra]], Conditioning]
+KeptWhere = Literal["cpu", "disk"]
+MIB = 2**20
+PREFIX, LOCK = "flowrl-encodings-", "lock"  # of temporary folders, and a file in each
+
+
+def encoded_in_calls(
+    encode: Encode, prompts: Sequence[str], extras: Sequence[Extra], size: int
+) -> Conditioning:
+    """Encode prompts in calls of at most `size` rows, which share their images."""
+    groups = by_image(extras) if extras else [list(range(len(prompts)))]
+    chunks = [g[i : i + size] for g in groups for i in range(0, len(g), size)]
+    parts: list[Conditioning] = []
+    for rows in chunks:
+        some = [extras[i] for i in rows] if extras else ()
+        parts.append(encode([prompts[i] for i in rows], some))
+    order = torch.tensor([i for rows in chunks for i in rows]).argsort()
+    return Conditioning.cat(parts).take(order)
+
+
+class KeptEncodings:
+    """Encodings of single prompts, the last used ones, up to `most` bytes.
+
+    Every prompt is encoded alone, also a new one, so that its bits depend on nothing but itself:
+    not on the others of its batch, on the order, or on what is kept. Rows with images of their own
+    are not kept. Files are in a temporary folder, which ends with the run; that of a killed run at
+    the next start.
+    """
+
+    def __init__(self, where: KeptWhere, most: int) -> None:
+        self.where, self.most, self.bytes = where, most, 0
+        self._kept: OrderedDict[tuple[Any, ...], KeptEncoding] = OrderedDict()
+        self._folder: Path | None = None
+        self._lock: IO[str] | None = None
+        self._written = 0
+        if where == "disk":
+            self._folder, self._lock = new_folder()
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def encode(
+        self,
+        encode: Encode,
+        prompts: Sequence[str],
+        extras: Sequence[Extra],
+        device: torch.device,
+    ) -> Conditioning:
+        """Encode prompts, each alone or from what is kept; the result is on `device`."""
+        own = list(extras) if extras else [{}] * len(prompts)
+        rows = [self._row(encode, *row, bool(extras)) for row in zip(prompts, own, strict=True)]
+        return moved(Conditioning.cat(rows), device)
+
+    def _row(self, encode: Encode, prompt: str, extra: Extra, extras: bool) -> Conditioning:
+        key = encoding_key(prompt, extra)
+        if key is not None and key in self._kept:
+            self._kept.move_to_end(key)
+            if (found := self._kept[key].read()) is not None:
+                return found
+            self.bytes -= self._kept.pop(key).size  # its file is damaged
+        made = moved(encode([prompt], [extra] if extras else ()), torch.device("cpu"))
+        if key is not None:
+            self._keep(key, made)
+        return made
+
+    def _keep(self, key: tuple[Any, ...], made: Conditioning) -> None:
+        size = byte_count(made)
+        while self._kept and self.bytes + size > self.most:
+            _, old = self._kept.popitem(last=False)
+            self.bytes -= old.size
+            if old.file is not None:
+                old.file.unlink(missing_ok=True)
+        if size > self.most:
+            return
+        kept = KeptEncoding(made, size)
+        if self._folder is not None:
+            self._written += 1
+            kept = kept.written(self._folder / f"{self._written}.pt")
+        self._kept[key], self.bytes = kept, self.bytes + size
+
+
+@dataclass(frozen=True)
+class KeptEncoding:
+    """An encoding of one prompt; one in a file has no values beside it."""
+
+    encoding: Conditioning
+    size: int
+    file: Path | None = None
+
+    def written(self, file: Path) -> "KeptEncoding":
+        """Move the values to a file. OSError where it cannot be written: the disk may be full."""
+        plain = self.encoding.plain
+        try:
+            torch.save((self.encoding.values, None if plain is None else plain.values), file)
+        except RuntimeError as error:  # torch's own writer says it so
+            reason = "cannot be written: is its disk full? (model.encodings keeps files there)"
+            raise OSError(f"{file} {reason}") from error
+        bare = None if plain is None else replace(plain, values=())
+        return KeptEncoding(replace(self.encoding, values=(), plain=bare), self.size, file)
+
+    def read(self) -> Conditioning | None:
+        """The whole encoding; None where its file is damaged or gone."""
+        if self.file is None:
+            return self.encoding
+        try:
+            values, plain = torch.load(self.file, weights_only=True)
+        except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):
+            return None
+        bare = self.encoding.plain
+        whole = None if bare is None else replace(bare, values=plain)
+        return replace(self.encoding, values=values, plain=whole)
+
+
+def new_folder() -> tuple[Path, IO[str]]:
+    """Make a temporary folder, with a locked file in it, and remove those that killed runs left:
+    nobody holds their locks."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), (old / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(old)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        file = (folder / LOCK).open("w")
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / LOCK).exists():  # else another start has just removed it
+                return folder, file
+        file.close()
+
+
+def encoding_key(prompt: str, extra: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return what an encoding depends on; None where that is an image too."""
+    if all(TEXT_COLUMNS.fullmatch(name) for name in extra):
+        return (prompt, *sorted(extra.items()))
+    return None
+
+
+def byte_count(conditioning: Conditioning) -> int:
+    """Bytes of the tensors of an encoding."""
+    plain = 0 if conditioning.plain is None else byte_count(conditioning.plain)
+    leaves = [leaf for leaf in tree_leaves(conditioning.values) if isinstance(leaf, Tensor)]
+    return plain + sum(leaf.numel() * leaf.element_size() for leaf in leaves)
+
+
+def moved(conditioning: Conditioning, device: torch.device) -> Conditioning:
+    """The same with its tensors on a device."""
+
+    def there(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+    plain = None if conditioning.plain is None else moved(conditioning.plain, device)
+    return replace(conditioning, values=tree_map(there, conditioning.values), plain=plain)

@@ -1,0 +1,1 @@
+"""Adapters: peft, and the file formats of other tools."""

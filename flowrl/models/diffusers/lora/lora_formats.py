@@ -1,0 +1,151 @@
+"""Adapter files in diffusers', ComfyUI's and kohya's formats, written and read back.
+
+    diffusers  transformer.LAYER.lora_A.weight, lora_B.weight, with alpha in the file's metadata
+    comfyui    diffusion_model.ORIGINAL_LAYER.lora_A.weight, lora_B.weight, alpha; of UNets kohya's
+    kohya      lora_unet_ORIGINAL_LAYER.lora_down.weight, lora_up.weight, alpha, dots as underscores
+
+An adapter changes its layer's weight by (alpha / rank) B A, with A [rank in] and B [out rank].
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.lora.lora_keys import OriginalLayer, original_layers
+
+KeyFormat = Literal["diffusers", "comfyui", "kohya"]
+KEY_SUFFIXES = {"comfyui": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
+METADATA = "lora_adapter_metadata"  # diffusers' name of the settings in a file
+
+
+class AdapterLayer(NamedTuple):
+    """The adapter of one layer: down [rank in], up [out rank]; the change is scale * up down."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    def change(self) -> Tensor:
+        """The difference that the adapter makes to the layer's weight [out in], in float64."""
+        return self.scale * (self.up.double() @ self.down.double())
+
+
+AdapterLayers = Mapping[
+    str, AdapterLayer
+]  # by the layer's name in diffusers, without the denoiser's
+
+
+def read_adapter(file: Path) -> AdapterLayers:
+    """Read a file that a diffusers pipeline's `save_lora_weights` wrote."""
+    with safe_open(file, "pt") as opened:
+        metadata = json.loads((opened.metadata() or {}).get(METADATA, "{}"))
+    weights, found = load_file(file), dict[str, AdapterLayer]()
+    for key, down in weights.items():
+        if not key.endswith(".lora_A.weight"):
+            continue
+        part, _, layer = key.removesuffix(".lora_A.weight").partition(".")
+        rank = down.shape[0]
+        alpha = metadata.get(f"{part}.lora_alpha", rank)  # without it, diffusers takes the rank
+        found[layer] = AdapterLayer(down, weights[f"{part}.{layer}.lora_B.weight"], alpha / rank)
+    if not found or 2 * len(found) != len(weights):
+        raise UserError(f"{file} is not an adapter of linear layers in diffusers' format")
+    return found
+
+
+def write_adapter(file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat) -> None:
+    """Write the adapter in ComfyUI's or kohya's format. `denoiser` may be on the meta device.
+
+    UserError for a model or a layer without a known name there.
+    """
+    tensors = dict[str, Tensor]()
+    for layer in original_layers(denoiser, list(adapter)):
+        name, (down, up) = _name(denoiser, layer.name, form), KEY_SUFFIXES[_keys(denoiser, form)]
+        made = fused(layer, adapter, denoiser)
+        tensors[f"{name}.{down}.weight"] = made.down.contiguous()
+        tensors[f"{name}.{up}.weight"] = made.up.contiguous()
+        tensors[f"{name}.alpha"] = torch.tensor(made.scale * len(made.down))
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def fused(layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module) -> AdapterLayer:
+    """One adapter of a fused layer: the ranks of its parts beside each other, `up` block by block.
+
+    The parts' scales must be one, as they are in an adapter of one rank and alpha.
+    """
+    present = [adapter[part] for part in layer.parts if part in adapter]
+    if len(layer.parts) == 1:
+        return present[0]
+    (scale,) = {each.scale for each in present}
+    rank, heights = sum(len(each.down) for each in present), _heights(layer, denoiser)
+    up, row, column = present[0].up.new_zeros(sum(heights), rank), 0, 0
+    for part, height in zip(layer.parts, heights, strict=True):
+        if part in adapter:
+            block = adapter[part].up
+            up[row : row + height, column : column + block.shape[1]] = block
+            column += block.shape[1]
+        row += height
+    return AdapterLayer(torch.cat([each.down for each in present]), up, scale)
+
+
+def _heights(layer: OriginalLayer, denoiser: nn.Module) -> list[int]:
+    """Outputs of each part."""
+    found = list[int]()
+    for part in layer.parts:
+        module = denoiser.get_submodule(part)
+        assert isinstance(module, nn.Linear), part
+        found.append(module.out_features)
+    return found
+
+
+def _keys(denoiser: nn.Module, form: KeyFormat) -> KeyFormat:
+    """ComfyUI reads UNets in kohya's format."""
+    return "kohya" if type(denoiser).__name__ == "UNet2DConditionModel" else form
+
+
+def _name(denoiser: nn.Module, layer: str, form: KeyFormat) -> str:
+    if _keys(denoiser, form) == "kohya":
+        return f"lora_unet_{layer.replace('.', '_')}"
+    return f"diffusion_model.{layer}"
+
+
+def check_written(
+    file: Path, adapter: AdapterLayers, denoiser: nn.Module, form: KeyFormat
+) -> float:
+    """Read a written file back, layer by layer, and compare its changes of the weights.
+
+    Returns the largest difference, relative to a layer's largest change. UserError for a file that
+    lacks a layer, has another one, or differs by more than rounding.
+    """
+    tensors, worst = load_file(file), 0.0
+    down, up = KEY_SUFFIXES[_keys(denoiser, form)]
+    for layer in original_layers(denoiser, list(adapter)):
+        name = _name(denoiser, layer.name, form)
+        a, b = (tensors.pop(f"{name}.{side}.weight") for side in (down, up))
+        read = AdapterLayer(a, b, tensors.pop(f"{name}.alpha").item() / len(a)).change()
+        worst = max(worst, _difference(read, layer, adapter, denoiser))
+    if tensors or not worst < 1e-6:
+        raise UserError(
+            f"{file} differs from the adapter by {worst:.1e} ({len(tensors)} keys more)"
+        )
+    return worst
+
+
+def _difference(
+    read: Tensor, layer: OriginalLayer, adapter: AdapterLayers, denoiser: nn.Module
+) -> float:
+    parts: Sequence[Tensor] = [read]
+    if len(layer.parts) > 1:
+        parts = read.split(_heights(layer, denoiser))
+    found = []
+    for part, rows in zip(layer.parts, parts, strict=True):
+        wanted = adapter[part].change() if part in adapter else torch.zeros_like(rows)
+        largest = max(float(wanted.abs().max()), torch.finfo(torch.float32).tiny)
+        found.append(float((rows - wanted).abs().max()) / largest)
+    return max(found)

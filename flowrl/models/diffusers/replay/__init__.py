@@ -1,0 +1,1 @@
+"""Proof by replay: velocities of a driven pipeline against its own call."""

@@ -1,0 +1,275 @@
+"""The proof that a driven pipeline equals its own call: replay the call and compare, to the bit.
+
+Two claims differ. The pipeline's own scheduler, stepped with flowrl's velocities from
+flowrl's first state, reproduces its latents and media: shown by the first state, every prediction
+and the decoder. Flowrl's own solver does so too only where its steps are the scheduler's.
+`whole_proof` compares whole samples.
+
+Not covered: steps of a scheduler that draws noise (only the reading of its prediction is compared);
+a rounded list of levels, which is named; negative prompts by themselves, which are compared after
+guidance has combined them with the prompt's prediction.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call import proof_checks
+from flowrl.models.diffusers.call.checks import its_own
+from flowrl.models.diffusers.call.columns import Extra
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
+from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received
+from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.replay.proof_images import OtherImages
+from flowrl.models.diffusers.replay.proof_neighbours import Neighbours
+from flowrl.models.diffusers.replay.proof_steps import StepProof
+from flowrl.models.diffusers.replay.replay import Replay
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loop to be proved, with two prompts (and their images), steps and guidance.
+
+    `complete`: also check what is the same at every guidance, the first state, and that rows do
+    not depend on each other. `gradient`: also check that a gradient comes through.
+    """
+
+    loop: Loop
+    prompts: Sequence[str]
+    extras: Sequence[Extra]
+    steps: int
+    guidance: float | None
+    complete: bool = True
+    gradient: bool = True
+
+    def prove(self) -> Replay:
+        """Replay every step of an own call.
+
+        Raises UserError where neither way reproduces what the pipeline's own steps received, where
+        the first state or the decoder differs, where the state changes between steps, where rows
+        depend on each other, where the prediction is not what the scheduler takes it for, where
+        guidance has no effect, and where no gradient comes through.
+        """
+        proof_checks.unbroken(self.loop.name, self.own)
+        self._check_sizes()
+        way = self._way()
+        through = self._decoder(way)
+        steps = StepProof(self.loop, self.own, self.schedule, self.recorded[2])
+        first = steps.first()
+        if self.complete:
+            steps.check_start(self.conditioning, self.steps)
+        padding = self._padding(way)
+        together = self._together(replace(way, through=through))
+        self._check_guidance(way)
+        if self.gradient:
+            self._check_gradient(way)
+        return Replay(
+            pipeline=self.loop.name,
+            scheduler=type(self.loop.pipe.scheduler).__name__,
+            dtype=str(self.own[0].output.dtype).removeprefix("torch."),
+            steps=self.steps,
+            guidance=self.guidance,
+            way="forward" if way.forward else "pinned",
+            mixed=way.mixed,
+            euler=steps.euler(),
+            kind=self.loop.kind,
+            first=first,
+            through=through,
+            noisy=not self.recorded[2],
+            reading=steps.reading(),
+            padding=padding,
+            own_levels=self.loop.levels is not None,
+            video=self.recorded[1].ndim == 5,
+            together=together,
+        )
+
+    @cached_property
+    def schedule(self) -> PipelineSchedule:
+        return self.loop.start(self.steps).schedule
+
+    @cached_property
+    def conditioning(self) -> Conditioning:
+        return self.loop.encode(self.prompts, self.extras)
+
+    @cached_property
+    def recorded(self) -> tuple[list[Received], Tensor, bool]:
+        """The pipeline's own call: its steps, its media, whether it draws no noise."""
+        call = (self.prompts, self.extras, self.steps, self.guidance)
+        steps, media, repeatable = self.loop.record(*call)
+        if not shown(media) and self.loop.traits.form == "pt":
+            self.loop.traits = replace(
+                self.loop.traits, form="np"
+            )  # some pipelines scale to 0..1 only there
+            steps, media, repeatable = self.loop.record(*call)
+        visits, rows = len(self.schedule.visits), len(self.prompts)
+        proof_checks.check_states(self.loop.name, steps, self.steps, visits, rows)
+        return steps, media, repeatable
+
+    @property
+    def own(self) -> list[Received]:
+        return self.recorded[0]
+
+    def sigma(self, step: int) -> Tensor:
+        return torch.full((len(self.prompts),), self.schedule.visits[step])
+
+    def state(self, step: int) -> Tensor:
+        """The state [n *d] at a step, as the denoiser saw it."""
+        state = self.own[step].state
+        assert state is not None
+        return state
+
+    def _way(self) -> Way:
+        reasons = []
+        for forward in (False, True):
+            way = Way(self.steps, self.guidance, forward=forward, mixed=False)
+            reason = self._mismatch(way)
+            if reason is None:
+                mixed = not forward and self._mixes(way)
+                return Way(self.steps, self.guidance, forward=forward, mixed=mixed)
+            reasons.append(f"{'fast-forward' if forward else 'pinned'} {reason}")
+        if self._takes_later():
+            return self._way()
+        raise UserError(
+            f"{self.loop.name} cannot be driven with {self.loop.call}, guidance {self.guidance}, "
+            f"{self.steps} steps: driven from outside, its steps receive something else "
+            f"({'; '.join(reasons)}). Leave arguments out one by one to find the cause, or use "
+            "another pipeline"
+        )
+
+    def _takes_later(self) -> bool:
+        """Let states after the first have the dtype that the own call has there, if it is another.
+
+        FlowMatchEulerDiscreteScheduler rounds its result to the network's dtype.
+        """
+        first, last = self.state(0).dtype, self.state(-1).dtype
+        known = self.loop.traits.later is not None or "prepare_latents" not in dir(self.loop.pipe)
+        if known or first == last:
+            return False
+        self.loop.traits = replace(self.loop.traits, later=last)
+        return True
+
+    def _mismatch(self, way: Way) -> str | None:
+        """Return where and by how much a driven prediction differs; None where all are equal."""
+        for step, received in enumerate(self.own):
+            try:
+                with torch.no_grad():
+                    x, sigma = self.state(step), self.sigma(step)
+                    driven = self.loop.received(x, sigma, self.conditioning, way)
+                away = largest_difference(driven.output, received.output)
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                return f"fails at step {step} ({type(error).__name__}: {error})"
+            if away != 0:
+                return f"is off by {away:.3g} at step {step}"
+        return None
+
+    def _padding(self, way: Way) -> float | None:
+        """Share of a prediction due to prompts encoded beside its own; UserError if rows mix."""
+        if not self.complete or self.loop.traits.single:
+            return None
+        states = []
+        for step in dict.fromkeys((0, len(self.own) // 2)):
+            x = self.state(step)
+            states.append((torch.cat([x, -x[:1]]), self.schedule.visits[step]))
+        with its_own(self.loop.name, self.loop.call):
+            return Neighbours(self.loop, self.prompts[0], self.extras, states, way).check()
+
+    def _together(self, way: Way) -> tuple[str, ...]:
+        """The columns of images if rows with other images of their size may share a call."""
+        if not self.extras or self.loop.traits.single:
+            return ()
+        steps = dict.fromkeys((0, len(self.own) // 2))
+        states = [(self.state(step), self.schedule.visits[step]) for step in steps]
+        return OtherImages(self.loop, self.prompts, self.extras, states, way).shared()
+
+    def _check_sizes(self) -> None:
+        """Images that decide the size of the latents would be of several sizes in a batch.
+
+        Tried with the first row's image in five shapes, square, wide and tall. A pipeline that maps
+        all of them to one size passes; an image of a shape between or beyond them that it maps to
+        another ends the run with a sentence.
+        """
+        if self.extras and self.loop.follows_pictures(self.extras[0]):
+            raise UserError(
+                f"{self.loop.name} makes latents of its image's shape, so images of other "
+                "shapes could not be trained on together: set height and width"
+            )
+
+    def _mixes(self, way: Way) -> bool:
+        """Whether rows of several steps in one call predict what each does in its own."""
+        count, rows = len(self.own), len(self.prompts)
+        if count < 2 or rows < 2:
+            return False
+        for first in range(count):
+            # each row takes each step once, so that every timestep shares a call with another
+            at = [(first + row) % count for row in range(rows)]
+            x = torch.stack([self.state(step)[row] for row, step in enumerate(at)])
+            wanted = torch.stack([self.own[step].output[row] for row, step in enumerate(at)])
+            sigma = torch.cat([self.sigma(step)[:1] for step in at])
+            try:
+                with torch.no_grad():
+                    driven = self.loop.received(x, sigma, self.conditioning, way)
+                if largest_difference(driven.output, wanted) != 0:
+                    return False
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES:
+                return False
+        return True
+
+    def _decoder(self, way: Way) -> bool:
+        """Whether decoding needs the loop to run; UserError where both ways differ."""
+        last, reasons = self.own[-1].following, []
+        assert last is not None
+        for through in (False, True):
+            how = Way(self.steps, self.guidance, way.forward, way.mixed, through)
+            try:
+                decoded = self.loop.decode(last, self.conditioning, how)
+                away = largest_difference(decoded, self.recorded[1])
+            except torch.OutOfMemoryError:
+                raise
+            except FAILURES as error:
+                reasons.append(f"fails ({type(error).__name__}: {error})")
+                continue
+            proof_checks.coloured(self.loop.name, decoded)
+            if away == 0 and shown(decoded):
+                return through
+            if away == 0:
+                raise UserError(
+                    f"{self.loop.name} decodes to numbers from {float(decoded.min()):.3g} to "
+                    f"{float(decoded.max()):.3g}, not to images in 0..1"
+                )
+            reasons.append(f"is off by {away:.3g}")
+        raise UserError(
+            f"{self.loop.name}: decoding its own last state {reasons[0]}, and after a loop that "
+            f"moves nothing it {reasons[1]}"
+        )
+
+    def _check_guidance(self, way: Way) -> None:
+        """Refuse guidance without effect (a missing negative prompt): it is a mistake."""
+        if way.guidance is None or way.guidance <= 1:
+            return
+        more = Way(way.steps, way.guidance + 1, forward=way.forward, mixed=False)
+        if self._mismatch(more) is not None:  # some guide a part of the steps only
+            return
+        raise UserError(
+            f"guidance {way.guidance} has no effect on {self.loop.name} with {self.loop.call}: "
+            "set a negative_prompt, or leave guidance out (null)"
+        )
+
+    def _check_gradient(self, way: Way) -> None:
+        x = self.state(0)[:1].float().requires_grad_()
+        with torch.enable_grad(), its_own(self.loop.name, self.loop.call):
+            taken = self.conditioning.take([0])
+            driven = self.loop.received(x, self.sigma(0)[:1], taken, way)
+        if not driven.output.requires_grad:
+            raise UserError(
+                f"{self.loop.name} cuts the gradient inside its loop: it cannot be trained"
+            )

@@ -1,0 +1,76 @@
+"""Whether rows with different conditioning images of one size may share a call.
+
+A call takes one image for all its rows, or a list with one per row; some pipelines read a list as
+several references of every row. So two rows with two images are compared, to the bit, with two
+calls of the same size that have one of the images each: shapes are equal, and with them kernels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.columns import Extra
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.proof_checks import largest_difference
+from flowrl.models.diffusers.call.schedule import Way
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES
+from flowrl.models.diffusers.call.signature import Loop
+
+
+@dataclass(frozen=True)
+class OtherImages:
+    """Two rows with the same images. `extras` are their arguments, `states` are [2 *d] of the loop,
+    with their levels."""
+
+    loop: Loop
+    prompts: Sequence[str]
+    extras: Sequence[Extra]
+    states: Sequence[tuple[Tensor, float]]
+    way: Way
+
+    def shared(self) -> tuple[str, ...]:
+        """The columns of images if rows with other images may share a call; else none, and each
+        image has calls of its own.
+
+        Predictions and media must be those of calls with one image. Predictions must also depend
+        on the image: where they do not (a loop that only begins at it), equality shows nothing.
+        """
+        names = tuple(name for name in self.extras[0] if not columns.TEXT_COLUMNS.fullmatch(name))
+        noise = {name: columns.another_image(self.extras[0][name]) for name in names}
+        if not names or any(noise[name] is self.extras[0][name] for name in names):
+            return ()
+        try:
+            made = self._made([{**extra, **noise} for extra in self.extras])
+        except torch.OutOfMemoryError:
+            raise
+        except (*FAILURES, UserError):
+            return ()
+        same = all(
+            _away(both[row], alone[row]) == 0 for both, *a in made for row, alone in enumerate(a)
+        )
+        matters = any(_away(first, second) != 0 for _, first, second in made[:-1])
+        return names if same and matters else ()
+
+    def _made(self, others: Sequence[Extra]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Predictions at each state, then media: of both images, of the first, of the second."""
+        first, second = (self.loop.encode(self.prompts, own) for own in (self.extras, others))
+        both = Conditioning.cat([first.take([0]), second.take([1])])
+        made: list[tuple[Tensor, Tensor, Tensor]] = []
+        with torch.no_grad():
+            for x, level in self.states:
+                sigma = torch.full((len(x),), level)
+                received = [
+                    self.loop.received(x, sigma, r, self.way) for r in (both, first, second)
+                ]
+                made.append((received[0].output, received[1].output, received[2].output))
+            x, _ = self.states[-1]
+            media = [self.loop.decode(x, rows, self.way) for rows in (both, first, second)]
+        return [*made, (media[0], media[1], media[2])]
+
+
+def _away(a: Tensor, b: Tensor) -> float:
+    return largest_difference(a[None], b[None])

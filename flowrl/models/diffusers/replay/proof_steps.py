@@ -1,0 +1,170 @@
+"""The scheduler's side of the proof: first state, reading of the prediction, flowrl's solver."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.schedulers import scheduling_flow_match_euler_discrete as flow_match
+from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_ddim_cogvideox import CogVideoXDDIMScheduler
+from diffusers.schedulers.scheduling_ddim_parallel import DDIMParallelScheduler
+from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.proof_checks import largest_difference
+from flowrl.models.diffusers.call.schedule import PipelineSchedule
+from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.signature import Loop
+from samplers import euler
+from samplers.adapt import from_vp
+
+# difference of a scheduler's first step from ours, as a share of the state: rounding of its list
+# of levels and of half precision
+STEP_TOLERANCE = {
+    torch.float32: 2e-3,
+    torch.float64: 2e-3,
+    torch.bfloat16: 5e-2,
+    torch.float16: 2e-2,
+}
+ROUNDINGS = 16  # units of rounding between two ways to the same first state
+FLOW_EULER = flow_match.FlowMatchEulerDiscreteScheduler
+# schedulers whose steps, without noise, are Euler's in a flow's coordinates
+EULER = (
+    EulerDiscreteScheduler,
+    DDIMScheduler,
+    DDIMParallelScheduler,
+    CogVideoXDDIMScheduler,
+)
+
+
+@dataclass(frozen=True)
+class StepProof:
+    """Compares a recorded call's states and steps with flowrl's. `quiet`: no step draws noise."""
+
+    loop: Loop
+    own: Sequence[Received]
+    schedule: PipelineSchedule
+    quiet: bool
+
+    @property
+    def scheduler(self) -> Any:
+        return self.loop.pipe.scheduler
+
+    @property
+    def tolerance(self) -> float:
+        return STEP_TOLERANCE[self.own[0].output.dtype]
+
+    def check_start(self, conditioning: Conditioning, steps: int) -> None:
+        """Raise UserError where flowrl's first state is not the one of the pipeline's own call.
+
+        Both are made of the same noise; the difference allowed is rounding.
+        """
+        flow = self.loop.first_flow(conditioning, steps)
+        sigma = torch.full((len(flow),), self.schedule.sigmas[0])
+        theirs = self.own[0].state
+        assert theirs is not None
+        away = largest_difference(self.loop.state(flow, sigma), theirs)
+        size = float(theirs.abs().max())
+        if not away <= ROUNDINGS * torch.finfo(theirs.dtype).eps * size:
+            raise UserError(
+                f"{self.loop.name}: flowrl's first state is {away:.3g} away from the one that its "
+                f"own call hands to its network, in states of size {size:.3g}"
+            )
+
+    def first(self) -> float | None:
+        """Distance of the scheduler's first step from ours, as a share of the state.
+
+        None where its step draws noise, or visits its first level twice. Raises UserError for a
+        prediction that is not what it is taken for: a first step is of first order, so it is ours,
+        unless the scheduler rounds its levels (then its own clean sample must be ours).
+        """
+        if not self.quiet or len(set(self.schedule.visits[:2])) < 2:
+            return None
+        away, size = self.step(0)
+        turned, _ = self.step(0, -1)
+        if turned < away and self.loop.kind == "flow":  # its loop hands on -v, or its step adds v
+            self.loop.traits = self.loop.traits.turned
+            away, turned = turned, away
+        if self.quiet and turned >= away and self.reads_alike():
+            return away / size  # another step, of the same prediction
+        if away > self.tolerance * size or turned < away:
+            raise UserError(
+                f"{self.loop.name}: the first step of {type(self.scheduler).__name__} is "
+                f"{away:.3g} away from the flow's, in states of size {size:.3g}: its prediction is "
+                f"not the {self.loop.kind} that it is taken for"
+            )
+        return away / size
+
+    def reading(self) -> float | None:
+        """Distance of the scheduler's own clean sample from ours, as a share of it.
+
+        It shows how the prediction is read where the step draws noise. None where the scheduler
+        does not return its clean sample. Raises UserError for another reading.
+        """
+        clean, state = self.own[0].clean, self.own[0].state
+        if self.quiet or clean is None or state is None:
+            return None
+        away, size = self.clean_difference(clean, state)
+        if away > self.tolerance * size:
+            raise UserError(
+                f"{self.loop.name}: {type(self.scheduler).__name__} reads a clean sample from the "
+                f"prediction that is {away:.3g} away from ours, of size {size:.3g}: the prediction "
+                f"is not the {self.loop.kind} that it is taken for"
+            )
+        return away / size
+
+    def reads_alike(self) -> bool:
+        """Whether the scheduler's own clean sample is known, and ours."""
+        clean, state = self.own[0].clean, self.own[0].state
+        if clean is None or state is None:
+            return False
+        away, size = self.clean_difference(clean, state)
+        return away <= self.tolerance * size
+
+    def clean_difference(self, clean: Tensor, state: Tensor) -> tuple[float, float]:
+        """(largest difference of our clean sample from the scheduler's, size of it)."""
+        sigma = torch.full((len(state),), self.schedule.visits[0])
+        v = self.loop.read(state, self.own[0].output, sigma).float().cpu()
+        x = state.float().cpu()
+        x = x if self.loop.kind in ("flow", "inverted") else from_vp(x, sigma)
+        ours = x - sigma.view(-1, *[1] * (x.ndim - 1)) * v
+        return largest_difference(ours, clean.cpu()), float(clean.abs().max())
+
+    def euler(self) -> float | None:
+        """Largest difference of our Euler steps from the scheduler's own, as a share of the state.
+
+        None for a scheduler whose steps are others. Raises UserError for a flow's Euler scheduler
+        in a loop that steps by something else.
+        """
+        if not self.quiet or type(self.scheduler) not in (FLOW_EULER, *EULER):
+            return None
+        away, size = max(self.step(step) for step in range(len(self.own)))
+        if type(self.scheduler) is FLOW_EULER and away > self.tolerance * size:
+            raise UserError(
+                f"{self.loop.name}: a step of its scheduler is {away:.3g} away from Euler's, in "
+                f"states of size {size:.3g}: its loop steps in another way"
+            )
+        return away / size
+
+    def step(self, step: int, sign: int = 1) -> tuple[float, float]:
+        """(largest difference of our Euler step from the scheduler's, size of the state).
+
+        With `sign` -1 the one against the velocity, which must be farther away.
+        """
+        received, state = self.own[step], self.own[step].state
+        levels = (*self.schedule.visits, self.schedule.sigmas[-1])
+        assert received.following is not None and state is not None
+        sigma, following = (torch.full((len(state),), levels[k]) for k in (step, step + 1))
+        v = sign * self.loop.read(state, received.output, sigma).float().cpu()
+        x, theirs = state.float().cpu(), received.following.cpu()
+        if self.loop.kind in ("flow", "inverted"):
+            ours = euler(x, v, sigma, following).to(theirs.dtype)
+            return largest_difference(ours, theirs), float(theirs.abs().max())
+        ours = euler(from_vp(x, sigma), v, sigma, following)
+        scaled = not torch.equal(received.sample, state)  # x0 + (s / alpha) noise
+        theirs = theirs.float()
+        theirs = theirs * (1 - float(following[0])) if scaled else from_vp(theirs, following)
+        return largest_difference(ours, theirs), float(theirs.abs().max())

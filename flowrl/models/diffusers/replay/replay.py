@@ -1,0 +1,86 @@
+"""The result of a proof: what was compared, what stands in, and how near it is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from flowrl.models.diffusers.call.schedule import ModelOutput, Way
+
+EXACT = 1e-4  # of the state: Euler steps this near are the scheduler's own, but for rounding
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The result of one proof, for one pipeline, dtype, number of steps and guidance.
+
+    Predictions and decoder differ by 0 from the pipeline's own call and the first state by
+    rounding, or there is no Replay. The first step of a scheduler that draws no noise is of first
+    order, so it must be our Euler step but for rounding: that proves how the prediction is read.
+    """
+
+    pipeline: str
+    scheduler: str
+    dtype: str
+    steps: int
+    guidance: float | None
+    way: Literal["pinned", "forward"]
+    mixed: bool  # rows of several sigmas share a call, differing by 0
+    euler: float | None  # largest difference of our Euler steps, as a share of the state
+    kind: ModelOutput = "flow"
+    first: float | None = None  # of the first step, as a share of the state; None: it draws noise
+    through: bool = False  # decoding goes through the loop
+    noisy: bool = False  # the scheduler's step draws noise
+    reading: float | None = None  # of its clean sample from ours, as a share; None: not shown
+    padding: float | None = None  # share of a prediction due to prompts encoded beside its own
+    own_levels: bool = False  # the call was made at the levels of model.sigmas
+    video: bool = False  # the pipeline makes videos, not images
+    together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
+
+    @property
+    def to_way(self) -> Way:
+        forward = self.way == "forward"
+        return Way(self.steps, self.guidance, forward, self.mixed, self.through, self.together)
+
+    @property
+    def own_steps(self) -> bool:
+        """Whether flowrl's Euler steps are the scheduler's own, but for rounding of its dtype."""
+        rounding = 2 * torch.finfo(getattr(torch, self.dtype)).eps
+        return self.euler is not None and self.euler <= max(EXACT, rounding)
+
+    def __str__(self) -> str:
+        way = {"pinned": "pinned timestep", "forward": "fast-forward"}[self.way]
+        rows = "share a call" if self.mixed else "are grouped"
+        what = "velocity" if self.kind == "flow" else f"prediction ({self.kind})"
+        padding = "" if self.padding is None else (
+            f"; a prompt's prediction depends by {self.padding:.1%} on the prompts encoded with it "
+            "(the pipeline pads them without a mask)"
+        )  # fmt: skip
+        images = "; rows with images of one size share a call" if self.together else ""
+        return (
+            f"{self.pipeline}, {self.dtype}, {self.steps} steps"
+            f"{' at the levels of model.sigmas' if self.own_levels else ''}, "
+            f"guidance {self.guidance}: "
+            f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
+            f"to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
+        )
+
+    @property
+    def solver(self) -> str:
+        """Relation of flowrl's Euler steps to the scheduler's own."""
+        name = self.scheduler
+        if self.noisy:
+            read = "is not shown" if self.reading is None else f"agrees to {self.reading:.1g}"
+            return (
+                f"{name} draws noise in its steps, and Euler steps without noise stand in; its "
+                f"reading of the prediction {read}"
+            )
+        if self.euler is None:
+            begins = "" if self.first is None else f", whose first step is {self.first:.1g} away"
+            return f"Euler steps stand in for {name}{begins}"
+        if self.own_steps:
+            return f"Euler steps are {name}'s own (to {self.euler:.1g})"
+        return (
+            f"Euler steps stand in for {name}, which rounds its levels: its own steps differ by "
+            f"{self.euler:.1g}"
+        )

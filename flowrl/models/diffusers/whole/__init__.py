@@ -1,0 +1,1 @@
+"""Proof by whole samples, and its cache."""

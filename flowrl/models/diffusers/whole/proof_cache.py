@@ -1,0 +1,242 @@
+"""Proofs of earlier starts, kept by digest, so that later starts need not repeat them.
+
+The digest holds everything that a proof depends on:
+
+configurations  of the pipeline and every component, with their classes; the source files of classes
+                that are not from a released library (a pipeline or attention processor of your own)
+versions        of torch, diffusers, transformers and peft, and flowrl's own code of models and
+                samplers, file by file
+settings        the model's, dtype, steps, guidance, the processes, the device
+prompts         those that the proof uses, with their images, pixel by pixel
+weights         of the base, as the digests that a run records of its files. They change no
+                structure, but the effect of rounding, which sets the bounds on neighbours and on
+                whole samples; other weights are proven again
+
+Trained weights are not in it: a proof is about the base, and a resumed run uses it too. Refusals
+are not kept. An entry that is damaged or cannot be read counts as none.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import samplers
+from flowrl import models
+from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.signature import Loop
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.replay.replay import Replay
+from flowrl.models.diffusers.whole.whole_proof import Deviation, WholeProof
+
+LIBRARIES = ("torch", "diffusers", "transformers", "peft")
+FOLDER_VARIABLE = "FLOWRL_CACHE"
+
+
+@dataclass(frozen=True)
+class KeptProof:
+    """The proofs of one start: what it printed, by which way each (steps, guidance) is driven.
+
+    `traits` are those that only the proof's own call shows. `whole` are the proofs over whole
+    samples, which `flowrl prove` makes.
+    """
+
+    made: str  # local time
+    sentences: tuple[str, ...]
+    replays: tuple[Replay, ...]
+    traits: Mapping[str, Any]
+    whole: tuple[WholeProof, ...] = ()
+
+    @classmethod
+    def of(
+        cls, policy: PipelinePolicy, sentences: Sequence[str], whole: Sequence[WholeProof] = ()
+    ) -> "KeptProof":
+        made = datetime.now().isoformat(" ", "minutes")
+        replays = tuple(policy.known_proofs.values())
+        return cls(made, tuple(sentences), replays, _traits(policy.loop), tuple(whole))
+
+    def use(self, policy: PipelinePolicy) -> None:
+        """Bring a policy into the state that it has after these proofs."""
+        _settle(policy.loop, self.traits)
+        for replay in self.replays:
+            policy.known_proofs[replay.steps, replay.guidance] = replay
+
+    @property
+    def line(self) -> str:
+        over = " and over whole samples" if self.whole else ""
+        return f"proven at load{over} on {self.made}; --no-cache proves it again"
+
+
+def folder() -> Path:
+    """FLOWRL_CACHE/proofs, else flowrl/proofs in XDG_CACHE_HOME, else in ~/.cache."""
+    own, base = os.environ.get(FOLDER_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    root = Path(own) if own else Path(base or Path.home() / ".cache") / "flowrl"
+    return root.expanduser() / "proofs"
+
+
+def read(digest: str) -> KeptProof | None:
+    """The proof of a digest; None where there is none, or a damaged one."""
+    try:
+        written = json.loads(_file(digest).read_text(encoding="utf-8"))
+        if written["sum"] != _sum(written["proof"]):
+            return None
+        made = written["proof"]
+        return KeptProof(
+            made["made"],
+            tuple(made["sentences"]),
+            tuple(_replay(values) for values in made["replays"]),
+            made["traits"],
+            tuple(_whole(values) for values in made["whole"]),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def keep(digest: str, proof: KeptProof) -> None:
+    """Keep a proof, whole or not at all. A folder that cannot be written keeps none."""
+    path, plain = _file(digest), json.loads(json.dumps(asdict(proof)))
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_text(json.dumps({"sum": _sum(plain), "proof": plain}), encoding="utf-8")
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def digest(
+    policy: PipelinePolicy,
+    settings: Mapping[str, Any],
+    prompts: Sequence[str],
+    meta: Sequence[Mapping[str, Any]],
+) -> str:
+    """The digest of a start. `settings`: everything that the policy itself does not show."""
+    loop, classes = policy.loop, {type(policy.pipe)}
+    parts: dict[str, Any] = {}
+    for name, component in policy.pipe.components.items():
+        if isinstance(component, nn.Module):
+            classes |= {type(module) for module in component.modules()}
+            classes |= {type(each) for each in _processors(component)}
+        classes.add(type(component))
+        parts[name] = [_class(type(component)), _configuration(component)]
+    gpu = torch.cuda.get_device_name() if policy.device.type == "cuda" else ""
+    holds = {
+        "pipeline": [_class(type(policy.pipe)), {**policy.pipe.config}, parts],
+        "sources": sorted({*_sources(classes)}),
+        "versions": [metadata.version(name) for name in LIBRARIES] + [sys.version, _own_code()],
+        "device": [str(policy.device), gpu, torch.backends.cpu.get_cpu_capability()],
+        "settings": [settings, loop.call, policy.guidance, policy.rows_per_call],
+        "levels": None if loop.levels is None else loop.levels.at(loop.levels.trial),
+        "prompts": [prompts, columns.extras(meta, loop.driver.parameters), loop.traits.shared],
+    }
+    return _sum(holds)
+
+
+def _file(digest: str) -> Path:
+    return folder() / f"{digest}.json"
+
+
+def _replay(values: Mapping[str, Any]) -> Replay:
+    return Replay(**{**values, "together": tuple(values["together"])})  # a list in JSON
+
+
+def _whole(values: Mapping[str, Any]) -> WholeProof:
+    nested = {
+        name: None if values[name] is None else Deviation(**values[name])
+        for name in ("own", "flowrl", "alone", "rounding")
+    }
+    return WholeProof(**{**values, **nested})
+
+
+def _traits(loop: Loop) -> dict[str, Any]:
+    vae = vars(loop.pipe).get("vae")
+    slicing = None if vae is None else vars(vae).get("use_slicing")
+    traits = loop.traits
+    own = {"form": traits.form, "sign": traits.sign, "single": traits.single, "slicing": slicing}
+    return own | {"later": traits.later and str(traits.later).removeprefix("torch.")}
+
+
+def _settle(loop: Loop, traits: Mapping[str, Any]) -> None:
+    if traits["slicing"]:
+        loop.pipe.vae.use_slicing = True
+    if traits["single"] != loop.traits.single:  # rows are encoded otherwise then
+        loop.traits = replace(loop.traits, single=traits["single"], encodings={})
+    later = traits["later"] and getattr(torch, traits["later"])
+    loop.traits = replace(loop.traits, form=traits["form"], sign=traits["sign"], later=later)
+
+
+def _processors(module: nn.Module) -> Iterator[Any]:
+    """Attention processors, which are no modules."""
+    for inner in module.modules():
+        if (processor := vars(inner).get("processor")) is not None:
+            yield processor
+
+
+def _configuration(component: Any) -> Any:
+    config = getattr(component, "config", None)
+    if isinstance(component, nn.Module):
+        kinds = {str(p.dtype) for p in component.parameters()}
+        shapes = [[n, list(p.shape)] for n, p in component.named_parameters()]
+        return [config if isinstance(config, Mapping) else repr(config), sorted(kinds), shapes]
+    if isinstance(config, Mapping):
+        return {**config}
+    return repr(component)
+
+
+def _class(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _sources(kinds: set[type]) -> Iterator[str]:
+    """Digests of the files that classes outside of the libraries come from, bases included."""
+    for kind in {base for each in kinds for base in each.__mro__}:
+        if kind.__module__.partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names):
+            continue
+        try:
+            yield f"{_class(kind)} {_read(inspect.getfile(kind))}"
+        except (TypeError, OSError):  # made without a file: its code is in no digest
+            yield f"{_class(kind)} {secrets.token_hex(8)}"
+
+
+@cache
+def _own_code() -> str:
+    """Digest of flowrl's code of models and samplers."""
+    roots = [Path(root) for package in (models, samplers) for root in package.__path__]
+    files = [path for root in roots for path in sorted(root.rglob("*.py"))]
+    return _sum([[path.name, _read(str(path))] for path in files])
+
+
+def _read(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _sum(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Values that JSON does not have: images and tensors by their content, others as text."""
+    if isinstance(value, Image.Image):
+        return [value.mode, value.size, hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().float().numpy()
+    if isinstance(value, np.ndarray):
+        return [list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+    return [*value] if isinstance(value, set | frozenset) else str(value)

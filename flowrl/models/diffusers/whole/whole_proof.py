@@ -1,0 +1,161 @@
+"""The proof over a whole sample: flowrl's latents and media beside the pipeline's own.
+
+The proof at load compares every step by itself, from the pipeline's own states. Here errors may add
+up over all steps, as they do in a run. Two claims, kept separate:
+
+(a)  the pipeline's own scheduler, stepped with flowrl's velocities from flowrl's first state,
+     reproduces its latents and media;
+(b)  flowrl's own Euler steps do, where the scheduler's are Euler's (`Replay.own_steps`).
+
+The effect of rounding is measured, not chosen: the pipeline's own call is repeated from a first
+state that is off by one unit of rounding of the network.
+
+Not covered: claim (a) of a scheduler that draws noise, in a pipeline that takes no `latents` (one
+generator serves both draws, so they cannot be repeated); claim (b) of schedulers that flowrl's
+steps stand in for: the difference is printed, with no bound.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.call import columns
+from flowrl.models.diffusers.call.columns import Extra
+from flowrl.models.diffusers.call.proof_checks import largest_difference
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.replay.proof_neighbours import ROUNDING_MARGIN, rounding_unit
+from flowrl.models.diffusers.replay.replay import Replay
+from flowrl.models.diffusers.whole.whole_sample import WholeSample
+
+WHOLE_FLOOR = 1e-4  # of the latents' size, and of media in 0..1: rounding in no dtype is finer
+LEGEND = (
+    "largest differences from the pipeline's own call, of latents as a share of their size, of "
+    "media in 0..1: (a) its own scheduler with flowrl's velocities; (b) flowrl's steps; alone: a "
+    "row sampled alone, from the same in its batch; rounding: of one unit in the first state"
+)
+HEADER = ("steps", "guidance", "quantity", "(a)", "(b)", "alone", "rounding")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Largest differences: of latents as a share of their size, of media in 0..1."""
+
+    latents: float
+    media: float
+
+    @classmethod
+    def between(cls, ours: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor]) -> "Deviation":
+        latents, media = (largest_difference(a, b) for a, b in zip(ours, own, strict=True))
+        return cls(latents / float(own[0].abs().max()), media)
+
+
+@dataclass(frozen=True)
+class WholeProof:
+    """One whole sample at a number of steps and a guidance.
+
+    own       claim (a); None where the scheduler's draws are not known
+    flowrl    claim (b)
+    own_steps whether flowrl's steps are the scheduler's own; else (b) is printed with no bound
+    alone     a row sampled alone, beside the same row in the batch; None for a single row
+    rounding  what one unit of rounding in the first state does to the own call
+    unit      that unit
+    """
+
+    steps: int
+    guidance: float | None
+    own: Deviation | None
+    flowrl: Deviation
+    own_steps: bool
+    alone: Deviation | None
+    rounding: Deviation
+    unit: float
+
+    def failure(self) -> str | None:
+        """A sentence on a claim that does not hold; None where all do."""
+        claims = {"its own scheduler with flowrl's velocities makes": (self.own, 1.0)}
+        if self.own_steps:  # the scheduler may round its state at every step
+            claims["flowrl's own steps make"] = (self.flowrl, math.sqrt(self.steps))
+        for name, (away, times) in claims.items():
+            for what in ("latents", "media") if away is not None else ():
+                ours, rounding = getattr(away, what), getattr(self.rounding, what)
+                if not ours <= times * (ROUNDING_MARGIN * rounding + max(WHOLE_FLOOR, self.unit)):
+                    return (
+                        f"over {self.steps} steps at guidance {self.guidance}, {name} {what} that "
+                        f"are {ours:.3g} away from the pipeline's own, and rounding explains "
+                        f"{rounding:.3g}"
+                    )
+        return None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows of the table under HEADER."""
+        made = []
+        for what in ("latents", "media"):
+            cells = [
+                "-" if d is None else f"{getattr(d, what):.1e}"
+                for d in (self.own, self.flowrl, self.alone, self.rounding)
+            ]
+            cells[1] += "" if self.own_steps else " (stands in)"
+            made.append((str(self.steps), str(self.guidance), what, *cells))
+        return made
+
+
+def prove_whole(
+    policy: PipelinePolicy,
+    prompts: Sequence[str],
+    meta: Sequence[Mapping[str, object]],
+    replay: Replay,
+) -> WholeProof:
+    """Make the whole samples of some prompts in one batch, with the first one's images.
+
+    `replay` is the proof of the steps and the guidance.
+    """
+    prompts, meta = (prompts[:1], meta[:1]) if policy.loop.traits.single else (prompts, meta)
+    extras = _extras(policy, meta, prompts)
+
+    def sample(rows: int) -> WholeSample:
+        conditioning = policy.loop.encode(prompts[:rows], extras[:rows])
+        batch = Painting(policy, conditioning, replay.steps)
+        return WholeSample(policy, batch, 0, replay.guidance)
+
+    whole = sample(len(prompts))
+    own, flowrl = whole.own(), whole.flowrl()
+    ours = flowrl, whole.media(flowrl)
+    stepped = whole.stepped() if whole.given is not None or not replay.noisy else None
+    alone = None
+    if whole.given is not None and len(prompts) > 1:
+        single = sample(1)
+        latents = single.flowrl()
+        media = latents, single.media(latents)
+        alone = Deviation.between(media, (ours[0][:1], ours[1][:1]))
+    unit = rounding_unit(policy.loop)
+    policy.frozen.rest()
+    return WholeProof(
+        steps=replay.steps,
+        guidance=replay.guidance,
+        own=None if stepped is None else Deviation.between((stepped, whole.media(stepped)), own),
+        flowrl=Deviation.between(ours, own),
+        own_steps=replay.own_steps,
+        alone=alone,
+        rounding=Deviation.between(whole.own(unit), own),
+        unit=unit,
+    )
+
+
+def deviations(proofs: Sequence[WholeProof]) -> str:
+    """The deviations as text, a line for latents and one for media of each proof."""
+    lines = [HEADER, *(row for proof in proofs for row in proof.rows())]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[c.ljust(w) for c, w in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def _extras(
+    policy: PipelinePolicy, meta: Sequence[Mapping[str, object]], prompts: Sequence[str]
+) -> tuple[Extra, ...]:
+    loop = policy.loop
+    given = loop.extras(meta, prompts) if columns.extras(meta, loop.driver.parameters) else ()
+    tried = loop.tried(given)
+    return tried if given else tried[:1] * len(prompts)

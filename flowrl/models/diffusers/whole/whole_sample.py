@@ -1,0 +1,225 @@
+"""A whole sample of the same first state, three times: the pipeline's own, and two by flowrl.
+
+The pipeline's own call is one. Its own scheduler stepped with flowrl's velocities is another, and
+flowrl's Euler steps the third. `whole_proof` compares them.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.call.driver import PipelineCall
+from flowrl.models.diffusers.call.image_to_image import RecordedNoise
+from flowrl.models.diffusers.call.proof_checks import media_of
+from flowrl.models.diffusers.call.scheduler_standin import FAILURES, patched
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.diffusers.replay.proof_neighbours import nudged
+from samplers import Latents, Ode, roll
+from samplers.adapt import from_vp, scale
+from samplers.kernels import per_row
+from samplers.noise import normal
+
+StepCall = Callable[
+    [Any, inspect.BoundArguments, int], Any
+]  # (real step, its arguments, its number)
+
+
+@dataclass(frozen=True)
+class WholeSample:
+    """`draws` are the prompts' places: the noise is keyed by (seed, 0, draw), as a rollout's."""
+
+    policy: PipelinePolicy
+    batch: Painting
+    seed: int
+    guidance: float | None
+
+    @property
+    def rows(self) -> Tensor:
+        return torch.arange(len(self.batch.conditioning))
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """[n *d], in the shape that the loop's steps see."""
+        keys = [(self.seed, 0, draw, "root", 0) for draw in self.rows.tolist()]
+        return normal(keys, self.policy.shape(self.batch.steps))
+
+    @cached_property
+    def first(self) -> Tensor:
+        """flowrl's first flow states: of the keyed noise, or of the noise that the call draws."""
+        if self.given is None:
+            return self.policy.loop.first_flow(self.batch.conditioning, self.batch.steps)
+        begin = self.policy.begin(self.batch.conditioning, self.batch.steps)
+        return self.noise if begin is None else begin(self.noise, self.rows)
+
+    @cached_property
+    def given(self) -> Tensor | None:
+        """`latents`; None where a call cannot be given its noise, and draws it from its seed."""
+        try:
+            return self.latents
+        except ValueError:
+            return None
+
+    @cached_property
+    def latents(self) -> Tensor:
+        """The argument `latents` for which the loop's first state is `noise`, unscaled.
+
+        That is the noise itself, prepare_latents' own output with the noise in it (fixed frames),
+        or the noise as it is before it is packed. ValueError where there is none.
+        """
+        draws, loop, shape = RecordedNoise(1.0), self.policy.loop, self.noise.shape
+        entry = loop.traits.entry
+        if "latents" not in loop.driver.parameters or self.policy.pictured(
+            self.batch.conditioning, self.batch.steps
+        ):
+            raise ValueError(f"{loop.traits.name} takes no latents that hold the noise alone")
+        assert self._seen(None, draws).shape == shape
+        if entry.place is None:
+            return self.noise
+        prepared = loop.driver.prepared(self._call(None))
+        outputs = prepared[0] if isinstance(prepared[0], tuple) else (prepared[0],)
+        found = [entry.fill(outputs[entry.place], self.noise)]
+        for drawn in draws.drawn:
+            places = torch.arange(drawn.numel(), dtype=torch.float32).reshape(drawn.shape)
+            seen = self._try(places)
+            if seen is not None and bool((seen == seen.round()).all()) and seen.max() < 2**24:
+                flat = drawn.clone().flatten()
+                flat[seen.flatten().long()] = self.noise.flatten().to(flat)
+                found.append(flat.reshape(drawn.shape))
+        for latents in found:
+            seen = self._try(latents)
+            if seen is not None and torch.equal(seen, self.noise.to(seen)):
+                return latents
+        raise ValueError(f"{loop.name} takes its latents in an unknown form")
+
+    def own(self, unit: float = 0.0) -> tuple[Tensor, Tensor]:
+        """(latents, media) of the pipeline's own call.
+
+        With `unit` it starts from latents that are off by it (`nudged`), or steps from such ones
+        where it takes none.
+        """
+
+        def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
+            if index == 0 and unit and self.given is None:
+                x = given.arguments["sample"]
+                given.arguments["sample"] = nudged(x, unit).to(x)
+            return real(*given.args, **given.kwargs)
+
+        return self._own_call(step, unit)
+
+    def stepped(self) -> Tensor:
+        """Latents under the pipeline's own scheduler: its own call, our predictions, our start."""
+        loop, steps = self.policy.loop, self.batch.steps
+        velocity = self.policy.bind(self.batch.conditioning, steps=steps, guidance=self.guidance)
+        visits = self.policy.schedule(steps).visits
+
+        def step(real: Any, given: inspect.BoundArguments, index: int) -> Any:
+            sample, unit = given.arguments["sample"], torch.ones_like(given.arguments["sample"])
+            if "scale_model_input" in dir(real.__self__):
+                unit = real.__self__.scale_model_input(unit, given.arguments["timestep"])
+            folded = len(sample) != len(self.rows)  # frames are rows of their own
+            shape = self.noise.shape if folded else sample.shape
+            sample, unit = sample.reshape(shape), unit.reshape(shape)
+            sigma = torch.full((len(sample),), visits[index])
+            if index == 0:
+                sample = (loop.state(self.first, sigma) / unit).to(sample)
+            flow, vp = sample * unit, loop.kind not in ("flow", "inverted")
+            flow = from_vp(flow, sigma) if vp else flow
+            with torch.no_grad():
+                v = velocity(flow, sigma, self.rows)
+            output = self._prediction(flow, v, sigma).to(given.arguments["model_output"].dtype)
+            like = given.arguments["sample"].shape
+            given.arguments |= {
+                "sample": sample.reshape(like),
+                "model_output": output.reshape(like),
+            }
+            return real(*given.args, **given.kwargs)
+
+        return self._own_call(step)[0]
+
+    def flowrl(self) -> Tensor:
+        """Latents under flowrl's Euler steps."""
+        steps, policy = self.batch.steps, self.policy
+        velocity = policy.bind(self.batch.conditioning, steps=steps, guidance=self.guidance)
+        (rollout,) = roll(
+            Ode(1)(policy.schedule(steps).sigmas, 0, self.seed),
+            velocity,
+            Latents(policy.shape(steps), policy.device, begin=lambda _noise, _prompt: self.first),
+            self.rows.tolist(),
+            seed=self.seed,
+            iteration=0,
+        )
+        return policy.latents(rollout.x0, steps)
+
+    def media(self, latents: Tensor) -> Tensor:
+        conditioning, steps = self.batch.conditioning, self.batch.steps
+        return self.policy.decode(latents, conditioning, steps=steps, guidance=self.guidance)
+
+    def _own_call(self, step: StepCall, unit: float = 0.0) -> tuple[Tensor, Tensor]:
+        """(latents, media) of the pipeline's own call, with `step` around its scheduler's.
+
+        On a twin that shares all modules, so that the pipeline's scheduler stays as it is.
+        """
+        twin, states = copy.copy(self.policy.pipe), [torch.empty(0)]
+        scheduler = copy.deepcopy(self.policy.loop.driver.real)
+        vars(twin)["scheduler"] = scheduler
+        real = scheduler.step
+        signature = inspect.signature(real)
+
+        def around(*args: Any, **named: Any) -> Any:
+            result = step(real, signature.bind(*args, **named), len(states) - 1)
+            states.append(result[0] if isinstance(result, tuple) else result.prev_sample)
+            return result
+
+        vars(around)["__signature__"] = signature
+        vars(scheduler)["step"] = around
+        given = self._arguments(self.guidance)
+        if self.given is not None:
+            latents = nudged(self.given, unit) if unit else self.given
+            given["latents"] = latents.to(self.policy.loop.start(self.batch.steps).dtype)
+        if "generator" in self.policy.loop.driver.parameters:
+            seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
+            given["generator"] = torch.Generator().manual_seed(seed)
+        # one posterior for each image
+        with torch.no_grad(), patched(self.policy.loop.driver.memo.patches()):
+            media = media_of(twin(**given)[0])
+        last = states[-1]
+        shape = (len(self.rows), *self.noise.shape[1:])
+        return last if last.shape == shape else last.reshape(shape), media
+
+    def _prediction(self, x: Tensor, v: Tensor, sigma: Tensor) -> Tensor:
+        """The model output that the scheduler reads as a flow velocity v at flow states x."""
+        kind, s = self.policy.loop.kind, per_row(sigma, x)
+        if kind in ("flow", "inverted"):
+            return self.policy.loop.traits.sign * v
+        x0, noise = x - s * v, x + (1 - s) * v
+        size = per_row(scale(sigma), x)
+        known = {"epsilon": noise, "sample": x0}
+        known["v_prediction"] = (1 - s) * size * noise - s * size * x0
+        return known[kind]
+
+    def _arguments(self, guidance: float | None) -> dict[str, Any]:
+        c = self.batch.conditioning
+        return self.policy.loop.arguments(c.prompts, self.batch.steps, guidance, c.extras)
+
+    def _call(self, latents: Tensor | None) -> PipelineCall:
+        given = self._arguments(self.policy.loop.traits.trial_guidance)
+        given |= {} if latents is None else {"latents": latents}
+        return PipelineCall(given, self.batch.conditioning.calls())
+
+    def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
+        with torch.no_grad():
+            first = self.policy.loop.driver.first(self._call(latents), draws, own_scale=False)
+        return first.folded(len(self.rows)).sample
+
+    def _try(self, latents: Tensor) -> Tensor | None:
+        try:
+            return self._seen(latents, RecordedNoise(1.0))
+        except FAILURES:
+            return None

@@ -1,0 +1,159 @@
+"""Recipes with scores on the way, of clean samples that the states of a trajectory stand for.
+
+The common rules of `flowrl/recipes/grpo.py` hold here too. `completion` is the number of ODE steps
+that finish a state: null takes all that remain, and 1 is the projection x - sigma v, without an
+evaluation of its own. Costs are in `flowrl plan`.
+"""
+
+from typing import Literal
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.advantages import Clip, Estimator, Standardize, Sum
+from flowrl.credit.intermediate import AbsoluteValue, Discounted, Potential, StepGain, TurningPoint
+from flowrl.errors import UserError
+from flowrl.likelihoods.transition import Transition
+from flowrl.losses.ratio import Surrogate
+from flowrl.recipes.grpo import KlForm, Scale, anchors, named
+from samplers import (
+    CPS,
+    Chain,
+    ConstantSDE,
+    FlowSDE,
+    Frozen,
+    Kernel,
+    Looking,
+    TableSDE,
+    Thinned,
+    Thinning,
+    Tree,
+    Window,
+)
+
+
+def dense_grpo(
+    *, steps: int = 10, group: int = 24, eta: float = 0.7, noise: tuple[float, ...] = (),
+    clip: float = 1e-4, kl: float = 0.04, completion: int | None = None,
+    reward: Literal["gain", "value"] = "gain", scale: Scale = "group",
+    kl_form: KlForm = "published", kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """DenseGRPO, arXiv:2601.20218: each step has the reward that it gained, between clean samples
+    that an ODE makes of the states before and after it, standardised by group and step. SD3.5-M:
+    10 steps, group 24, KL 0.04 (GenEval, OCR) or 0.01 (PickScore), the loss Flow-GRPO's. `noise` is
+    its table of calibrated noise, a number for each step but the last: `flowrl calibrate` finds it,
+    and without it the noise is Flow-GRPO's with `eta`. `reward: value` is its weaker baseline, and
+    by its own ablation `completion: 1` is worse than no dense reward at all.
+
+    Differences: the clip range is Flow-GRPO's, since the paper names none.
+    """
+    if noise and kernel is not None:
+        raise UserError("noise is a table of Flow-SDE's noise, and kernel is another: give one")
+    own: Kernel = TableSDE(noise) if noise else FlowSDE(eta)
+    return Algorithm(
+        steps=steps,
+        plan=Looking(Chain(kernel or own, group), completion, first=reward == "gain"),
+        advantage=Estimator((StepGain(reward == "gain"), Sum(), Standardize(scale), Clip())),
+        likelihood=Transition(kl_form=kl_form),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def turning_point(
+    *, steps: int = 10, group: int = 24, eta: float = 0.7, window: int | None = None,
+    clip: float = 1e-5, kl: float = 0.0, completion: int | None = None,
+    form: Literal["paper", "released"] = "released", bonus: float = 1.0, strict: bool = False,
+    balanced: bool = False, kernel: Literal["cps", "flow_sde"] | Kernel = "cps",
+) -> Algorithm:  # fmt: skip
+    """TurningPoint-GRPO, arXiv:2602.06422: steps after which a trajectory goes where it ends have
+    more reward. SD3.5-M: Flow-CPS with noise 0.7, 10 steps, all but the last noisy; FLUX: 6 steps,
+    noise 0.8; group 24, clip 1e-5, no KL; `window` leaves noise in the first steps alone.
+    `form: released` is that of all released configurations, R_n - R_0 + bonus d_i at turning
+    points, and `paper` that of the paper, d_i but R_n - R_(i-1) at turning points. `strict` and
+    `balanced` are its options.
+
+    Differences: every noisy step has a reward, the last one too.
+    """
+    noise = named(kernel, {"cps": CPS(eta), "flow_sde": FlowSDE(eta)})
+    own = Chain(noise, group) if window is None else Window(noise, group, window, Frozen())
+    turns = TurningPoint(form, bonus, strict, balanced)
+    return Algorithm(
+        steps=steps,
+        plan=Looking(own, completion),
+        advantage=Estimator((turns, Sum(), Standardize("group"), Clip())),
+        likelihood=Transition("cps" if kernel == "cps" else "density"),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def vgpo(
+    *, steps: int = 10, group: int = 24, eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04,
+    gamma: float = 0.9, kappa: float = 0.1, share: float = 0.5,
+    bounds: tuple[float, float] = (0.5, 2.0), completion: int | None = 1,
+    kl_form: KlForm = "published", kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """VGPO, arXiv:2512.12387, by reviews and summaries of the paper: a step's credit is the
+    discounted sum of the rewards of the projections that follow it, with a part that stays where a
+    group has no spread. Needs rewards above 0; KL 0.04, without which aesthetics fall.
+
+    A guess in places: gamma, kappa, where the weight Q_k / mean Q stands, and `bounds` that clip it
+    (ours) are not in the sources. The absolute part counts in the first half of the steps, as
+    reported. DenseGRPO's ablation says that rewards of projections mislead: raise `completion`.
+    """
+    return Algorithm(
+        steps=steps,
+        plan=Looking(Chain(kernel or FlowSDE(eta), group), completion, first=False),
+        advantage=Estimator(
+            (Discounted(gamma), Sum(), AbsoluteValue(kappa, share, bounds), Clip())
+        ),
+        likelihood=Transition(kl_form=kl_form),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def pro_grpo(
+    *, steps: int = 10, start: int = 48, keep: tuple[int, ...] = (24, 12),
+    at: tuple[int, ...] = (5, 7),
+    eta: float = 0.7, clip: float = 1e-4, kl: float = 0.04, scale: Scale = "group",
+    kl_form: KlForm = "published", kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """Pro-GRPO, arXiv:2512.15347, by a detailed summary of its method: a group starts with more
+    samples than are learned from. Before each step of `at` the projections are scored, and those
+    whose rewards vary most go on, `keep` of them. SD3.5-M: 10 steps, 48 to 24 to 12 samples before
+    the steps 5 and 7; Flash 24, 16, 12; SD1.4 with 50 steps 48, 32, 8 before 30 and 40. The samples
+    that are left make the mean, the std and the loss.
+
+    Chosen here: the scale of the advantages is the group's, and the loss Flow-GRPO's. The mean of
+    the samples that are left is not that of the policy.
+    """
+    if not keep:
+        raise UserError("pro_grpo: `keep` needs the sizes that the group shrinks to")
+    own = Chain(kernel or FlowSDE(eta), keep[-1])
+    return Algorithm(
+        steps=steps,
+        plan=Thinned(own, Thinning(at, keep, start)),
+        advantage=Estimator((Standardize(scale), Clip())),
+        likelihood=Transition(kl_form=kl_form),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )
+
+
+def potential_tree(
+    *, steps: int = 16, at: tuple[int, ...] = (0, 3, 6, 9), branch: int = 2, eta: float = 0.3,
+    clip: float = 1e-4, kl: float = 0.0, weight: float = 1.0, completion: int | None = 1,
+    kernel: Kernel | None = None,
+) -> Algorithm:  # fmt: skip
+    """BranchGRPO's tree with a step-wise reward that may abstain, after the potential assessment of
+    PARM, arXiv:2501.13926: a judge of clean images on the way says whether they can still become
+    good, or None where they are not clear enough to judge. Name it in `way_rewards`.
+
+    Ours: PARM selects samples at inference and is known here by its abstract, so the number is our
+    choice. A node's credit is that of its leaves, standardised by depth, plus `weight` times the
+    standardised reward of its own image where there is one.
+    """
+    own = Standardize("group")
+    return Algorithm(
+        steps=steps,
+        plan=Looking(Tree(kernel or ConstantSDE(eta), at, branch), completion, first=False),
+        advantage=Estimator((Sum(), own, Potential(weight), Clip())),
+        likelihood=Transition(),
+        loss=Surrogate(clip, clip, anchors=anchors(kl)),
+    )

@@ -1,0 +1,189 @@
+"""Held-out scores: plain sampling from fixed noise, scored by rewards that training never sees."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from flowrl.media.statistics import Statistics
+from flowrl.models.call_sizes import bounded_call
+from flowrl.models.policy import EvaluationSampler
+from flowrl.prompts import DATA_SET, PromptSet
+from flowrl.run.evaluate.attempts import Attempts
+from flowrl.run.experience.round import decode_samples_of
+from flowrl.run.state.finite import NotFiniteError
+from flowrl.run.state.learner import Learner, evaluated
+from flowrl.run.state.session import score_once
+from rewards import Reward, Samples, Scores, score_all
+from samplers.noise import normal
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Samples of an evaluation: `group` per prompt, from keyed noise."""
+
+    prompts: PromptSet
+    rows: tuple[int, ...]
+    group: int
+    steps: int
+    seed: int
+
+    @classmethod
+    def of(
+        cls, prompts: PromptSet, samples: int, per_prompt: int, steps: int, seed: int
+    ) -> "Trial":
+        """Spread about `samples` samples over prompts, with at least `per_prompt` for each."""
+        count = max(1, min(len(prompts), samples // per_prompt))
+        rows = tuple(i * len(prompts) // count for i in range(count))
+        return cls(prompts, rows, max(per_prompt, samples // count), steps, seed)
+
+    def part(self, share: range) -> "Trial":
+        return Trial(
+            self.prompts, self.rows[share.start : share.stop], self.group, self.steps, self.seed
+        )
+
+    def noise(self, shape: tuple[int, ...]) -> Tensor:
+        """Return the initial latents [n *shape]. Plain diffusers makes the same images of them."""
+        keys = [(self.seed, 0, row, "root", g) for row in self.rows for g in range(self.group)]
+        return normal(keys, shape)
+
+
+class TrialSamples(NamedTuple):
+    samples: Samples
+    statistics: Statistics  # of their media
+
+
+def draw_trial(policy: EvaluationSampler, trial: Trial) -> TrialSamples:
+    """Sample a trial with the policy's present weights."""
+    batch = policy.open(*trial.prompts.take(trial.rows), trial.steps)
+    plan = policy.plain(trial.group)
+    with bounded_call("sampling"):
+        (rollout,) = batch.rollouts(plan, trial.rows, seed=trial.seed, iteration=0)
+    samples = decode_samples_of(batch, rollout, trial.prompts, trial.rows, "the evaluation")
+    return TrialSamples(samples, batch.statistics(rollout, samples.media))
+
+
+@dataclass(frozen=True)
+class HeldOutResult:
+    """Samples of a prompt are contiguous in all columns.
+
+    metrics    means by reward over all processes, and statistics of the media
+    columns    [n] of all processes: scores, NaN where unscored, attempts, and statistics
+    samples    this process's
+    scores     this process's
+    attempts   names of the columns that `flowrl.run.evaluate.attempts` made
+    data_sets  of the n samples, if the prompts come from several
+    """
+
+    metrics: dict[str, float]
+    columns: dict[str, Tensor]
+    samples: Samples
+    scores: Scores
+    attempts: tuple[str, ...] = ()
+    data_sets: tuple[str, ...] = ()
+
+    def by_data_set(self) -> dict[str, dict[str, float]]:
+        """Means of the scores and attempts in each data set; NaN without any."""
+        found: dict[str, dict[str, float]] = {}
+        for label in dict.fromkeys(self.data_sets):
+            rows = torch.tensor([each == label for each in self.data_sets])
+            names = (*self.scores.names, *self.attempts)
+            found[label] = {name: known_mean(self.columns[name][rows]) for name in names}
+        return found
+
+    def spreads(self, base: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Standard deviations of the samples, and standard errors of the paired gains over `base`.
+
+        The noise is the same in every evaluation, so each sample has a partner of the base's.
+        Nothing for fewer than two scored samples.
+        """
+        found: dict[str, float] = {}
+        for name, column in self.columns.items():
+            if len(known := column[~column.isnan()].double()) > 1:
+                found[f"held_out_std/{name}"] = float(known.std())
+            if len(base.get(name, ())) != len(column):  # a resumed run may evaluate more samples
+                continue
+            gains = column - column.new_tensor(base[name])
+            if len(known := gains[~gains.isnan()].double()) > 1:
+                found[f"held_out_gain_error/{name}"] = float(known.std()) / len(known) ** 0.5
+        return found
+
+
+def score_trial(
+    rewards: Mapping[str, Reward], drawn: TrialSamples, attempts: Attempts = Attempts()
+) -> HeldOutResult:
+    scores = score_all(rewards, drawn.samples)
+    return merged_trial(drawn, scores, more=attempts.columns(rewards, drawn.samples, scores))
+
+
+def known_mean(column: Tensor) -> float:
+    """The mean of the values that are not NaN; NaN without any."""
+    known = column[~column.isnan()].double()
+    return float(known.mean()) if len(known) else math.nan
+
+
+def merged_trial(
+    drawn: TrialSamples,
+    scores: Scores,
+    counts: bool = True,
+    more: Mapping[str, Tensor] = MappingProxyType({}),
+) -> HeldOutResult:
+    """Merge results of all processes, without those of one that does not count.
+
+    `more` are further columns [n] of this process's samples.
+    """
+    kept = slice(None if counts else 0)
+    parts = gather_object([drawn.statistics if counts else None])
+    values, scored, statistics = (
+        torch.cat(gather_object([scores.values[kept]])),
+        torch.cat(gather_object([scores.scored[kept]])),
+        [part for part in parts if part is not None],
+    )
+    metrics = {
+        name: float(values[:, i][scored[:, i]].double().mean())
+        if scored[:, i].any()
+        else float("nan")
+        for i, name in enumerate(scores.names)
+    }
+    for name in statistics[0].means:
+        metrics[name] = sum(s.means[name] for s in statistics) / len(statistics)
+    columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
+    known = values.double().masked_fill(~scored, torch.nan)
+    columns |= dict(zip(scores.names, known.unbind(1), strict=True))
+    for name, column in more.items():
+        columns[name] = torch.cat(gather_object([column[kept]]))
+        metrics[name] = known_mean(columns[name])
+    labels = [str(row[DATA_SET]) for row in drawn.samples.meta if DATA_SET in row][kept]
+    sets = tuple(label for part in gather_object([labels]) for label in part)
+    return HeldOutResult(metrics, columns, drawn.samples, scores, tuple(more), sets)
+
+
+def evaluate_held_out(
+    learner: Learner, prompts: PromptSet, judges: Mapping[str, Reward]
+) -> HeldOutResult:
+    """Run the evaluation of a run on held-out prompts, always from the same noise.
+
+    NotFiniteError, on all processes, for a reward whose mean is not a finite number.
+    """
+    e, parallel = learner.run.evaluate, learner.parallel
+    steps = learner.run.evaluation_steps
+    trial = Trial.of(prompts, e.samples, e.per_prompt, steps, e.seed)
+    mine, counts = parallel.share(len(trial.rows))
+    with parallel.together():
+        with learner.policies.using(evaluated(learner.run)):
+            drawn = draw_trial(learner.evaluator, trial.part(mine))
+        scores = score_once(parallel, judges, drawn.samples)
+        more = Attempts.of(e).columns(judges, drawn.samples, scores)
+    result = merged_trial(drawn, scores, counts and parallel.leads, more)
+    for name in result.scores.names:
+        if not math.isfinite(result.metrics[name]):
+            raise NotFiniteError(
+                f"the held-out score {name} is {result.metrics[name]}: the reward scored none of "
+                f"the {len(trial.rows) * trial.group} samples; fix the reward or its settings"
+            )
+    return result

@@ -1,0 +1,1 @@
+"""What an iteration learns from: samples, scores, credit."""

@@ -1,0 +1,69 @@
+"""One iteration's experience, of drawn and of given samples."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.likelihoods.rows import Rows, TokenRows
+from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.state.given_samples import GivenData, GivenRows
+from flowrl.run.state.session import Session
+from rewards import Samples, Scores
+
+
+@dataclass(frozen=True)
+class BothCalls:
+    """The model's call for the prompts of two batches: those from `first` on are the second's.
+
+    Rows of one call are all of one batch, since they were made together.
+    """
+
+    drawn: Any
+    given: Any
+    first: int
+
+    def __call__(self, asked: Tensor | TokenRows, *more: Any) -> Any:
+        prompt = asked.prompt if isinstance(asked, TokenRows) else more[1]
+        if not len(prompt) or int(prompt[0]) < self.first:
+            return self.drawn(asked, *more)
+        if isinstance(asked, TokenRows):
+            return self.given(replace(asked, prompt=prompt - self.first), *more)
+        return self.given(asked, more[0], prompt - self.first)
+
+
+def experience_of(session: Session, iteration: int) -> Experience:
+    """Collect an iteration: samples are drawn, given, or a share of both."""
+    if session.given is None:
+        return collect(session, iteration)
+    given = session.given.rows(iteration)
+    if session.given.settings.share == 1:
+        return _given_alone(session.given, given, iteration)
+    return _joined(session.given, collect(session, iteration), given, iteration)
+
+
+def _given_alone(data: GivenData, given: GivenRows, iteration: int) -> Experience:
+    nothing = Samples(torch.empty(0, 3, 1, 1), [], torch.empty(0, dtype=torch.long))
+    scores = Scores(torch.empty(0, 0), torch.empty(0, 0, dtype=torch.bool), ())
+    metrics = _metrics(data, given, iteration) | {"count/sampling": 0.0, "count/scored": 0.0}
+    return Experience(given.rows, given.draws, given.policy, metrics, nothing, scores)
+
+
+def _joined(data: GivenData, drawn: Experience, given: GivenRows, iteration: int) -> Experience:
+    """Given rows come first, so that their places among the rows do not depend on those drawn."""
+    first = len(drawn.draws)
+    moved: list[Rows] = [replace(each, prompt=each.prompt + first) for each in given.rows]
+    return replace(
+        drawn,
+        rows=(*moved, *drawn.rows),
+        draws=(*drawn.draws, *given.draws),
+        policy=BothCalls(drawn.policy, given.policy, first),
+        metrics=drawn.metrics | _metrics(data, given, iteration),
+    )
+
+
+def _metrics(data: GivenData, given: GivenRows, iteration: int) -> dict[str, float]:
+    """`count/given`, the given samples of the iteration, and `given/epochs`, those so far."""
+    epochs = (iteration + 1) * given.count / len(data.file.rows)
+    return {"count/given": float(given.count * data.file.group), "given/epochs": epochs}

@@ -1,0 +1,67 @@
+"""Scores of the clean samples that states on the way stand for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowrl.models.policy import RolloutLike
+from flowrl.run.state.session import Session, score_once
+from rewards import Samples, Scores
+from rewards.types import WayScores
+from samplers import Rollout
+
+
+def looks_of(rollout: RolloutLike) -> int:
+    """Count the clean samples on the way that a rollout's rewards are asked for."""
+    return sum(len(seen.x0) for seen in rollout.seen) if isinstance(rollout, Rollout) else 0
+
+
+@dataclass(frozen=True)
+class AskedOnWay:
+    """Adds the scores of what a rollout's plan looked at."""
+
+    session: Session
+    iteration: int
+    decode: Callable[[RolloutLike], Samples]
+
+    def __call__(self, rollout: RolloutLike, scores: Scores) -> Scores:
+        session = self.session
+        own = session.way_weights(self.iteration) if session.run.way_rewards else None
+
+        def score(samples: Samples) -> Scores:
+            return score_once(session.parallel, session.way_rewards, samples)
+
+        way = way_scores(rollout, lambda seen: score(self.decode(seen)))
+        return replace(scores, way=None if way is None else way._replace(weights=own))
+
+
+def way_scores(rollout: RolloutLike, score: Callable[[Rollout], Scores]) -> WayScores | None:
+    """Score what a rollout's plan looked at; None if it looked at nothing.
+
+    Each distinct state is scored once. Those of one step are scored together, so that groupwise
+    rewards and judges compare states of one noise level, and one step after the other.
+    """
+    if not isinstance(rollout, Rollout) or not rollout.seen:
+        return None
+    each = [
+        (seen, score(replace(rollout, x0=seen.x0, prompt=seen.prompt, seen=(), edges=())))
+        for seen in rollout.seen
+    ]
+    n, steps, first = len(rollout.prompt), len(rollout.plan.steps), each[0][1]
+    values = first.values.new_zeros(n, steps, len(first.names))
+    known = torch.zeros(n, steps, len(first.names), dtype=torch.bool)
+    for seen, own in each:
+        leaves = n // len(seen.x0)
+        values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
+        known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
+    return WayScores(values, known)
+
+
+def way_metrics(scores: Scores) -> dict[str, float]:
+    """`unscored_way`: the share of the leaves' looked-at states that have no score."""
+    if scores.way is None:
+        return {}
+    looked = scores.way.scored.any(0).any(-1)  # steps: those without any score count as not asked
+    known = scores.way.scored[:, looked].all(-1).double()
+    return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}

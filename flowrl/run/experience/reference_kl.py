@@ -1,0 +1,67 @@
+"""Log-ratios of samples to the start policy, for a KL penalty inside the reward."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from flowrl.likelihoods.rows import Rows, take
+from flowrl.models.policy import RolloutLike
+from flowrl.run.state.finite import refuse
+from flowrl.run.state.learner import Learner
+from samplers.completions import TextRollout
+
+
+@runtime_checkable
+class Whole(Protocol):
+    """A likelihood whose samples have a log-probability: the sum of their entries'."""
+
+    def whole(self, rollout: Any) -> tuple[Rows, Int[Tensor, " b"]]: ...  # and which samples
+
+
+@torch.no_grad()
+def reference_log_ratios(
+    learner: Learner, policy: Any, rollout: RolloutLike
+) -> Float[Tensor, "n t"]:
+    """Return log p(entry | sampling policy) - log p(entry | start), in nats.
+
+    This is the k1 estimate of KL(policy | start), of either sign; a sample's estimate is the sum
+    over its entries. NaN where no entry is the policy's: after the end, in an environment's replies
+    and in samples without rows (greedy ones). NotFiniteError if log-probabilities are not finite.
+
+    Stored log-probabilities are the sampler's. They are computed again where another engine sampled
+    or `train.recompute_old` is set.
+    """
+    likelihood, behaviour = learner.algorithm.likelihood, learner.algorithm.behaviour
+    assert isinstance(likelihood, Whole), "Algorithm refuses others"
+    rows, samples = likelihood.whole(rollout)
+    if rows.old is None or learner.run.recomputes_old:
+        old = _log_probabilities(learner, behaviour, policy, rows)
+    else:
+        old = rows.old.logp
+    log_ratio = (old - _log_probabilities(learner, "ref", policy, rows)).double()
+    if not log_ratio[rows.mask].isfinite().all():
+        refuse("the model's log-probability of a sample")
+    ratios = log_ratio.new_full((len(rollout.prompt), log_ratio.shape[1]), torch.nan)
+    ratios[samples] = log_ratio.masked_fill(~rows.mask, torch.nan)
+    return ratios
+
+
+def _log_probabilities(
+    learner: Learner, name: str, policy: Any, rows: Rows
+) -> Float[Tensor, "b t"]:
+    """Evaluate log-probabilities under the weights of that name."""
+    most = learner.policy.sizes.training
+    assert most is not None  # `load_policy` chose it
+    likelihood = learner.algorithm.likelihood
+    with learner.policies.using(name):
+        chunks = torch.arange(len(rows.prompt), device=rows.prompt.device).split(most)
+        logps = [likelihood.evaluate(policy, take(rows, chunk)).logp for chunk in chunks]
+    return torch.cat(logps)
+
+
+def turns_of(rollout: RolloutLike) -> Int[Tensor, "n t"]:
+    """The turn of each token: only texts have a KL in the reward."""
+    assert isinstance(rollout, TextRollout)
+    return rollout.point

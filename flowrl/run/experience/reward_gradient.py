@@ -1,0 +1,275 @@
+"""The step of gradient methods: from a reward, through the decoder, into the network.
+
+The clean sample of each row is rebuilt with gradients (`flowrl.likelihoods.pathwise`). It is
+decoded and scored with gradients at once, a few samples at a time, and only the slope of its score
+is kept: the decoder's and the rewards' activations never live together with the network's. Here
+alone a reward has a gradient; a likelihood sees none, and a loss calls no model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.likelihoods.pathwise import PathRows, Pathwise, velocities_of
+from flowrl.likelihoods.rows import Evaluation, Rows
+from flowrl.losses.base import Entries
+from flowrl.losses.reward import RewardGradient
+from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.session import Session
+from flowrl.settings.gradients import by_slope
+from rewards import Reward, Samples, Scores
+from rewards.checks.differentiable import GradedScore, graded_score
+from rewards.checks.gradient_test import Agreement, graded_scores, gradient_test, slope_error
+from rewards.checks.self_test import Prompts
+from rewards.types import Kind
+from samplers import Rollout, Velocity
+from samplers.untyped import integers
+
+CHECKED = 32  # samples of the first iteration whose two scores are compared
+NO_GRADIENT = (
+    "its decoded samples have no gradient to the latents, so no reward can train through it: use a "
+    "recipe that compares scores, such as nft or flow_grpo"
+)
+
+
+@dataclass(frozen=True)
+class RewardPath:
+    """The way from clean latents to a score, for the prompts of one batch.
+
+    weights  of the rewards [r]
+    size     samples that are decoded with gradients at one time
+    """
+
+    batch: Painting
+    texts: Sequence[str]
+    meta: Sequence[Mapping[str, Any]]
+    rewards: Mapping[str, GradedScore]
+    weights: Float[Tensor, " r"]
+    size: int
+    decoded: list[int] = field(default_factory=lambda: [0])  # samples, with gradients
+
+    @classmethod
+    def of(
+        cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
+    ) -> "RewardPath | None":
+        """The path of a batch of these prompts (`rows`); None for other than gradient methods."""
+        given = session.rewards, session.weights(iteration)
+        through = session.algorithm.through
+        return cls._open(session, batch, rows, *given) if through else None
+
+    @classmethod
+    def guiding(
+        cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
+    ) -> "RewardPath | None":
+        """The path to the rewards on the way, where their slope guides a plan's steps."""
+        if not by_slope(session.algorithm):
+            return None
+        given = session.way_rewards, session.way_weights(iteration)
+        return cls._open(session, batch, rows, *given)
+
+    @classmethod
+    def _open(
+        cls,
+        session: Session,
+        batch: Any,
+        rows: Sequence[int],
+        rewards: Mapping[str, Reward],
+        weights: Tensor,
+    ) -> "RewardPath":
+        assert isinstance(batch, Painting)
+        texts, meta = session.prompts.take(rows)
+        slicing = session.run.model.vae.slicing
+        return cls(
+            batch,
+            texts,
+            meta,
+            graded_rewards(rewards),
+            weights,
+            1 if slicing else session.learner.policy.sizes.most("decoding", len(texts)),
+        )
+
+    def samples(self, media: Tensor, prompt: Tensor, word: str = "") -> Samples:
+        """Samples of these prompts, behind a word if there is one."""
+        at = integers(prompt)
+        texts = [f"{word} {self.texts[i]}" if word else self.texts[i] for i in at]
+        meta = [self.meta[i] for i in at] if self.meta else ()
+        return Samples(media.detach(), texts, prompt.cpu(), meta)
+
+    def total(self, media: Tensor, prompt: Tensor, word: str = "") -> Float[Tensor, " m"]:
+        """The weighted sum of the rewards, with a gradient to the media."""
+        shown = self.samples(media, prompt, word)
+        parts = [graded_scores(n, r, media, shown).to(media) for n, r in self.rewards.items()]
+        return torch.stack(parts, 1) @ self.weights.to(media)
+
+    def score(
+        self, media: Tensor, prompt: Tensor, rows: PathRows, words: tuple[str, str] | None
+    ) -> Float[Tensor, " m"]:
+        """The score of the loss: the weighted sum, or that of one word less that of another."""
+        if words is None:
+            return self.total(media, prompt)
+        first, second = words[::-1] if rows.swapped else words
+        lead = (1 + rows.strength) * self.total(media, prompt, first)
+        return lead - self.total(media, prompt, second)
+
+    def slopes(
+        self, x0: Float[Tensor, "b *d"], rows: PathRows, kept: Tensor, words: tuple[str, str] | None
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
+        """Scores of the kept rows' samples, and their slopes in x0. No gradient is left behind."""
+        scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
+        for at in kept.split(self.size) if len(kept) else ():
+            prompt = rows.prompt[at]
+            clean = rows.sigmas[-1] == 0 or rows.noise is not None
+            find = partial(self.score, prompt=prompt, rows=rows, words=words)
+            score, slope = self.slope(x0[at], prompt, find, clean)
+            scores.append(score.to(x0))
+            slopes.append(slope)
+        return torch.cat(scores), torch.cat(slopes)
+
+    def slope(
+        self,
+        x0: Float[Tensor, "m *d"],
+        prompt: Tensor,
+        find: Callable[[Tensor], Tensor],
+        clean: bool = True,
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, "m *d"]]:
+        """Scores `find` of the decoded media, and their slopes in x0. `clean`: x0 are what a
+        decoder takes, not states at the schedule's last level."""
+        part = x0.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            latents = part if clean else self.batch.clean(part)
+            media = self.batch.decode(latents, prompt, graded=True)
+            if not media.requires_grad:
+                raise UserError(NO_GRADIENT)
+            score = find(media)
+            if not score.requires_grad:
+                raise UserError(
+                    f"rewards {', '.join(self.rewards)}: `differentiable` has no gradient"
+                )
+            (slope,) = torch.autograd.grad(score.sum(), part)
+        self.decoded[0] += len(part)
+        return score.detach(), slope
+
+    def on_the_way(self, rollout: Rollout) -> Float[Tensor, "n *d"]:
+        """The slopes of the rewards of predicted samples, which guide a plan's steps."""
+        slopes: list[Tensor] = []
+        for at in torch.arange(len(rollout.x0)).split(self.size):
+            prompt = rollout.prompt[at.to(rollout.prompt.device)]
+            x0 = rollout.x0[at.to(rollout.x0.device)]
+            slopes.append(self.slope(x0, prompt, partial(self.total, prompt=prompt))[1])
+        return torch.cat(slopes)
+
+    @torch.no_grad()
+    def agreement(self, samples: Samples, scores: Scores) -> Agreement:
+        """Compare differentiable scores with the plain ones, on samples of the run."""
+        n = min(CHECKED, len(samples.prompts))
+        group, known = len(samples.prompts) // len(self.texts), scores.scored.all(1)
+        prompt = torch.arange(n) // group
+        graded = torch.cat(
+            [
+                self.total(samples.media[:n][at], prompt[at])
+                for at in torch.arange(n).split(self.size)
+            ]
+        )
+        plain = scores.values[:n] @ self.weights.to(scores.values)
+        return Agreement.of(torch.where(known[:n], plain, torch.nan), graded)
+
+    def check(self, samples: Samples, scores: Scores) -> tuple[str, bool]:
+        """A sentence on the agreement in the first iteration, and whether it is close."""
+        near = self.agreement(samples, scores)
+        sentence = f"self-check: rewards with gradients, on the first samples: {near}"
+        return sentence, near.close
+
+
+def graded_rewards(rewards: Mapping[str, Reward]) -> dict[str, GradedScore]:
+    """Rewards as differentiable functions. UserError, naming it, for one without."""
+    try:
+        return {name: graded_score(name, reward) for name, reward in rewards.items()}
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def path_entries(learner: Learner, policy: Velocity, through: RewardPath, rows: Rows) -> Entries:
+    """The loss of rows: states for the anchors first, then the path, the slopes, and the loss."""
+    likelihood, loss = learner.algorithm.likelihood, learner.algorithm.loss
+    assert isinstance(likelihood, Pathwise) and isinstance(loss, RewardGradient)
+    assert isinstance(rows, PathRows)
+    evaluations: dict[str, Evaluation] = {}
+    states = [rows.x]
+    if loss.roles and len(rows.sigmas) > 2:
+        with torch.no_grad():
+            states = likelihood.path(policy, rows).states
+    for role in sorted(loss.roles):
+        with torch.no_grad(), learner.policies.using(role):
+            evaluations[role] = likelihood.at(policy, rows, states)
+    path = likelihood.path(policy, rows)
+    out = velocities_of(path.velocities) if len(rows.sigmas) == 2 else None
+    if loss.roles and out is None:
+        out = likelihood.at(policy, rows, states)
+    kept = rows.mask.any(1).nonzero()[:, 0]
+    score, slope = through.slopes(path.x0, rows, kept, loss.words)
+    zeros = path.x0.detach().flatten(1)[:, 0] * 0
+    value, whole = zeros.index_copy(0, kept, score), torch.zeros_like(path.x0.detach())
+    whole = whole.index_copy(0, kept, slope)
+    moved = ((path.x0 - path.x0.detach()) * whole).flatten(1).sum(1)  # 0, with the gradient
+    evaluations["new"] = Evaluation((value + moved)[:, None], None if out is None else out.out)
+    return loss(likelihood, evaluations, rows)
+
+
+def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
+    """Test the decoder's gradient and the rewards' own, before a run: a sentence for each.
+
+    UserError for those that fail, or a warning where `train.self_test` says so.
+    """
+    run, algorithm = session.run, session.algorithm
+    if not algorithm.through and not by_slope(algorithm):
+        return
+    given = session.rewards if algorithm.through else session.way_rewards
+    rewards = graded_rewards(given)
+    yield decoder_test(session)
+    if run.train.self_test == "off":
+        return
+    shown = Prompts(session.prompts.texts, session.prompts.meta, kind)
+    for name in rewards:
+        try:
+            yield f"reward {gradient_test(name, given[name], shown)}"
+        except ValueError as error:
+            if run.train.self_test == "raise":
+                raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
+            yield f"warning: {error}"
+
+
+def decoder_test(session: Session) -> str:
+    """Decode one sample of noise with gradients. UserError where there is none, or where it is not
+    what finite differences measure."""
+    policy, steps = session.learner.policy, session.algorithm.steps
+    assert isinstance(policy, PipelinePolicy)
+    batch = policy.open(*session.prompts.take([0]), steps)
+    noise = torch.randn(1, *policy.shape(steps), generator=torch.Generator().manual_seed(0))
+    x0 = (0.5 * noise).to(policy.device, policy.arithmetic).requires_grad_()
+    prompt = torch.zeros(1, dtype=torch.long)
+    with torch.enable_grad():
+        media = batch.decode(x0, prompt, graded=True)
+        if not media.requires_grad:
+            raise UserError(f"{policy.name}: {NO_GRADIENT}")
+        weights = torch.linspace(-1, 1, media.numel(), device=media.device).view_as(media)
+        (slope,) = torch.autograd.grad((media * weights).sum(), x0, allow_unused=True)
+
+    def score(x: Tensor, _: Samples) -> Tensor:
+        return (batch.decode(x.to(x0), prompt) * weights).flatten(1).sum(1)
+
+    shown = Samples(x0.detach(), ["noise"], prompt)
+    error = slope_error(score, shown, slope)
+    if not error <= 0.1:
+        raise UserError(
+            f"{policy.name}: the gradient of its decoder differs from finite differences by "
+            f"{error:.0%}: {NO_GRADIENT}"
+        )
+    return f"decoder with gradients: its slope is right to {error:.1%}"

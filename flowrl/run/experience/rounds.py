@@ -1,0 +1,133 @@
+"""The merged rounds of an iteration: scores, gathered columns and rows of all kept draws.
+
+An iteration has one round unless `budget.flat: resample` draws more prompts. Merging, dropping and
+encoding again happen here; credit and the update see one set of draws.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from flowrl.budget.spending import DrawRequest
+from flowrl.likelihoods.rows import Rows, stacked, take
+from flowrl.likelihoods.token import TokenPolicy
+from flowrl.run.experience.round import PlanSamples, Round, sample_round, timed
+from flowrl.run.state.session import Session
+from flowrl.run.state.smaller_calls import with_smaller_calls
+from rewards import Scores
+from samplers import Velocity
+
+ModelCall = Velocity | TokenPolicy  # what a likelihood evaluates: of images, of texts
+
+
+@dataclass(frozen=True)
+class LearnedRows:
+    """Rows to learn from. Their `prompt` is a place in `draws` (ids), which `policy` encoded."""
+
+    rows: tuple[Rows, ...]
+    draws: tuple[int, ...]
+    policy: ModelCall
+    prompts: tuple[int, ...]  # of the draws, as rows of the prompt file
+
+
+@dataclass(frozen=True)
+class Rounds:
+    session: Session
+    each: tuple[Round, ...]
+    kept: Tensor  # [draws of all rounds and processes] bool: False for draws that are left out
+    seconds: dict[str, float] = field(default_factory=dict)  # by phase
+
+    @classmethod
+    def sample(cls, session: Session, iteration: int) -> "Rounds":
+        """Sample rounds until the budget has enough."""
+        s, spending, seconds = session.run, session.spending, dict[str, float]()
+        weights = session.tracker.weights(len(session.prompts))
+        count, seed = s.drawn, s.train.seed
+        request = DrawRequest(session.prompts, count, seed, iteration, weights)
+        each: list[Round] = []
+        while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
+            sample = partial(sample_round, session, iteration, draws, seconds)
+            each.append(with_smaller_calls(session.learner, session.terminal, sample))
+        kept = spending.kept(request, [r.outcome for r in each])
+        return cls(session, tuple(each), kept, seconds)
+
+    @property
+    def first(self) -> Round:
+        return self.each[0]
+
+    @property
+    def merged_groups(self) -> tuple[int, ...]:
+        """Draws of each group that is kept; a group is kept or not as a whole."""
+        counts = [n for r in self.each for n in r.draws.merged]
+        whole = self.kept.split(counts)
+        return tuple(n for n, part in zip(counts, whole, strict=True) if bool(part[0]))
+
+    def scores(self, read: Callable[[PlanSamples], Scores], plan: int) -> Scores:
+        """Join scores of all rounds and processes, in the order of the draws."""
+        return Scores.joined([read(r.parts[plan]) for r in self.each])
+
+    def gathered(self, read: Callable[[PlanSamples], Tensor | None], plan: int) -> Tensor:
+        """Join a column of all rounds and processes, in the order of the draws."""
+        parts = []
+        for r in self.each:
+            gather = self.session.parallel.gatherer(len(r.draws.ids))
+            column = read(r.parts[plan])
+            assert column is not None, "all rollouts of a plan have the same columns"
+            parts.append(gather(column))
+        return torch.cat(parts)
+
+    def own(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
+        """Cut this process's samples of each round out of columns over all samples."""
+        cuts, start = [], 0
+        for r in self.each:
+            share = slice(*((start + end) * group for end in (r.mine.start, r.mine.stop)))
+            cuts.append(tuple(column[share] for column in columns))
+            start += len(r.draws.ids)
+        return cuts
+
+    def merged(self, columns: Sequence[Sequence[tuple[Tensor, ...]]]) -> LearnedRows:
+        """Make the rows of all plans. `columns`: per plan and round, advantages and mask [n k]."""
+        likelihood, unit = self.session.algorithm.likelihood, self.session.algorithm.loss.unit
+        rows: list[list[Rows]] = [[] for _ in self.each]
+        for plan, owns in enumerate(columns):
+            for mine, r, own in zip(rows, self.each, owns, strict=True):
+                if r.counts:
+                    mine += likelihood.rows(r.parts[plan].rollout, *own)
+        first = self.first
+        made = LearnedRows(tuple(rows[0]), first.ids, first.batch.policy, first.prompts)
+        if len(self.each) > 1:
+            made = self._merged(rows)
+        spent = tuple(self.session.spending.rows(each, unit) for each in made.rows)
+        return replace(made, rows=spent)
+
+    def _merged(self, rows: Sequence[Sequence[Rows]]) -> LearnedRows:
+        """Stack the rows of all rounds, without dropped draws, and encode the kept prompts."""
+        session = self.session
+        counts = [len(r.draws.ids) for r in self.each]
+        here = [
+            part[list(r.mine)] & r.counts
+            for part, r in zip(self.kept.split(counts), self.each, strict=True)
+        ]
+        flags = torch.cat(here).tolist()
+        draws = tuple(compress((draw for r in self.each for draw in r.ids), flags))
+        prompts = tuple(compress((row for r in self.each for row in r.prompts), flags))
+        with session.parallel.together(), timed(self.seconds, "encode"):
+            taken = session.prompts.take(prompts or self.first.prompts)
+            policy = session.learner.policy.open(*taken, session.algorithm.steps).policy
+        place = torch.cat(here).cumsum(0) - 1  # of each kept draw of this process
+        places = place.masked_fill(~torch.cat(here), -1).split([len(mine) for mine in here])
+        pairs = [(mine, at) for mine, at in zip(rows, places, strict=True) if mine]
+        moved = [[_moved(each, at) for each in mine] for mine, at in pairs]
+        whole = tuple(stacked(same) for same in zip(*moved, strict=True))
+        return LearnedRows(whole, draws, policy, prompts)
+
+
+def _moved(rows: Rows, place: Tensor) -> Rows:
+    """Keep the rows of draws whose new place is not -1, and point them there."""
+    moved = place.to(rows.prompt.device)[rows.prompt]
+    left = take(rows, (moved >= 0).nonzero()[:, 0])
+    return replace(left, prompt=moved[moved >= 0])

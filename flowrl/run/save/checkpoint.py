@@ -1,0 +1,266 @@
+"""Checkpoints, exported and best weights: folders that are complete or absent."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from flowrl.errors import UserError
+from flowrl.models.policy import Policy
+from flowrl.processes.sharding import load_state, whole_state
+from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
+from flowrl.run.state.finite import NotFiniteError, first_not_finite, refuse
+from flowrl.run.state.learner import Learner, evaluated
+from flowrl.run.state.optimizers import update_settings
+from flowrl.run.state.session import Session
+from flowrl.run.state.smaller_calls import saved_sizes, take_sizes
+from flowrl.run.state.writer import copied
+from flowrl.run.watch.alarms import Alarms
+from flowrl.settings import Run
+from flowrl.settings.run import EVALUATION
+from flowrl.settings.sentences import explain
+
+POLICIES_FILE = "policies.safetensors"
+# errors of a checkpoint with other contents than this run's; a missing key or a wrong type are too
+MISFITS = (
+    *(OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError),
+    *(SafetensorError, UnpicklingError),
+)
+
+
+@dataclass
+class Progress:
+    """Counters and results of a run; every checkpoint holds all of them."""
+
+    iteration: int = 0  # iterations done
+    optimizer_steps: int = 0
+    skipped_in_a_row: int = 0  # optimizer steps without a finite gradient
+    seconds: float = 0.0
+    best: float | None = None
+    best_iteration: int | None = None
+    first: dict[str, float] | None = None  # the base's evaluation
+    last: dict[str, float] | None = None
+    base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+
+
+_PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
+
+
+def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
+    """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
+
+    Only then drop best weights that are no longer the best: the checkpoint before still needs them.
+    All is copied first, since the session's writer may write it while the run goes on.
+    NotFiniteError, and the checkpoint before stays the newest, for weights or an optimizer state
+    that are not finite.
+    """
+    weights = session.learner.policies.state()  # shards are gathered by all processes
+    moments = whole_state(session.learner.optimizer, session.learner.policies.parameters.values())
+    with session.parallel.together():
+        if session.parallel.main:
+            if (bad := first_not_finite([*weights.items(), *_moments(moments)])) is not None:
+                refuse(f"{bad} of checkpoint {progress.iteration}, which was not written,")
+            state = {
+                "progress": asdict(progress),
+                "alarms": alarms.state(),
+                "tracker": session.tracker.state(),
+                "scaler": session.learner.scaler.state_dict(),
+                "origin": session.origin.state() if session.origin else None,
+                "call_sizes": saved_sizes(session.learner),
+            }
+            saved = SavedState(
+                weights, copied(moments), copied(session.spending.state()), json.dumps(state)
+            )
+            keep, reached = session.run.checkpoint.keep, replace(progress)
+            session.writer.check()
+            session.writer.write(lambda: saved.write(session.folder, reached, keep))
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """The contents of a checkpoint, which nothing else changes.
+
+    state   a JSON object, as text
+    """
+
+    weights: Mapping[str, torch.Tensor]
+    moments: Mapping[str, Any]
+    budget: Any
+    state: str
+
+    def write(self, run_folder: Path, progress: Progress, keep: int) -> None:
+        """Write the checkpoint's folder, then remove what no checkpoint needs any more."""
+        parent = run_folder / "checkpoints"
+        write_folder(parent / f"{progress.iteration:06d}", self._fill, listed=True)
+        every = numbered_folders(parent)
+        kept = [old for old in every if int(old.name) <= progress.iteration]
+        for old in {*every} - {*kept[-keep:]}:
+            put_away(old)  # older ones, and damaged later ones that the run came back from
+        drop_other_best(run_folder, progress)
+
+    def _fill(self, folder: Path) -> None:
+        save_file(dict(self.weights), folder / POLICIES_FILE)
+        torch.save(self.moments, folder / "optimizer.pt")
+        torch.save(self.budget, folder / "budget.pt")
+        (folder / "state.json").write_text(self.state)
+
+
+def _moments(state: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of an optimizer's state, with names for messages."""
+    for place, kept in state["state"].items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor):
+                yield f"the optimizer's {name} of weight {place}", value
+
+
+def newest(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
+    """Return the newest whole checkpoint of a run, None if there is none. Warns of damaged ones.
+
+    UserError if there are some, and all of them are damaged.
+    """
+    checkpoints = numbered_folders(folder / "checkpoints")
+    wrong = ""
+    for checkpoint in reversed(checkpoints):
+        wrong = damage(checkpoint)
+        if wrong is None:
+            return checkpoint
+        warn(f"{checkpoint} is damaged ({wrong}); going back to the one before")
+    if checkpoints:
+        raise UserError(
+            f"no intact checkpoint in {folder / 'checkpoints'} ({wrong}); "
+            "remove that folder to train from the start"
+        )
+    return None
+
+
+def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
+    """Restore weights, optimizer and counters. Everything is read before anything is changed.
+
+    UserError where the checkpoint does not fit, or holds weights that are not finite.
+    """
+    try:
+        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+        weights = load_file(checkpoint / POLICIES_FILE)
+        optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+        spent = torch.load(checkpoint / "budget.pt", weights_only=True)
+        progress, seen = _checked(state, checkpoint)
+        bad = first_not_finite(weights.items())
+        if bad is not None:
+            raise NotFiniteError(
+                f"{bad} of {checkpoint} is not finite (NaN or infinity); delete that folder to go "
+                "on from the one before"
+            )
+        parameters = session.learner.policies.parameters.values()
+        session.learner.policies.restore(weights)
+        load_state(session.learner.optimizer, parameters, optimizer)
+        update_settings(session.learner.optimizer, session.run.train)
+        if not alarms.restore(seen):
+            session.terminal.say("the checkpoint is from an older version; alarms start over")
+        session.tracker.restore(state["tracker"])
+        if spent:  # a run that was begun without a budget has nothing to remember
+            session.spending.restore(spent)
+        session.learner.scaler.load_state_dict(state["scaler"])
+        take_sizes(session.learner, state.get("call_sizes"))  # older versions wrote none
+    except NotFiniteError:
+        raise
+    except MISFITS as error:
+        raise UserError(
+            f"{checkpoint} does not fit this run ({reason(error)}); "
+            "delete it to go on from the one before"
+        ) from error
+    return progress
+
+
+def _checked(state: Mapping[str, Any], checkpoint: Path) -> tuple[Progress, Mapping[str, Any]]:
+    """Check the types and the sense of a state's numbers. Returns the progress and the alarms'
+    state, which may be an older version's. ValueError, in words."""
+    alarms: Mapping[str, Any] = state["alarms"]
+    try:
+        progress = _PROGRESS.validate_python(state["progress"])
+        if alarms.keys() == Alarms().state().keys():
+            valid = _ALARMS.validate_python(alarms)
+            valid.check(progress.iteration)
+            alarms = valid.state()  # its numbers are floats now, also those that JSON reads as int
+    except ValidationError as error:
+        raise ValueError(f"state.json: {explain(error)}") from error
+    if progress.iteration != int(checkpoint.name) or not 0 <= progress.seconds < math.inf:
+        raise ValueError(f"state.json: {progress.iteration} iterations, {progress.seconds} seconds")
+    return progress, alarms
+
+
+def check_best(folder: Path, progress: Progress, warn: Callable[[str], None]) -> None:
+    """Forget the best score if its weights are gone or damaged, and say so."""
+    if progress.best_iteration is None:
+        return
+    best = folder / "best" / f"{progress.best_iteration:06d}"
+    listed = (best / CONTENTS).is_file()  # older versions wrote no list
+    wrong = (damage(best) if listed else None) if best.is_dir() else "it is missing"
+    if wrong is not None:
+        warn(f"{best} is damaged ({wrong}); the next evaluation is kept as the best")
+        progress.best = progress.best_iteration = None
+
+
+def drop_other_best(folder: Path, progress: Progress) -> None:
+    """Remove all weights from `best/` that are not those of the best evaluation."""
+    if progress.best_iteration is not None:
+        for old in numbered_folders(folder / "best"):
+            if int(old.name) != progress.best_iteration:
+                put_away(old)
+
+
+def bring(policy: Policy, run: Run, checkpoint: Path) -> None:
+    """Load the weights that evaluations use into a policy that was just opened."""
+    name = "current" if run.evaluate.average is None else EVALUATION
+    try:
+        state = load_file(checkpoint / POLICIES_FILE)
+        with torch.no_grad():
+            for key, parameter in policy.trainable().items():
+                parameter.copy_(state[f"{name}/{key}"])
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{checkpoint} does not fit this run ({reason(error)})") from error
+
+
+def export(learner: Learner, folder: Path, which: str | None = None, listed: bool = False) -> None:
+    """Write what plain diffusers loads: the adapter, or the whole pipeline after full training.
+
+    `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
+    NotFiniteError on all processes, and no file, for weights that are not finite.
+    """
+    parallel = learner.parallel
+    with learner.policies.using(which or evaluated(learner.run)):
+        with parallel.together():
+            bad = first_not_finite(learner.policies.network.items())
+            if bad is not None:
+                refuse(f"the weight {bad} of {folder.name}, which was not written,")
+        with parallel.gathered(), parallel.together():
+            if parallel.main:
+                write_folder(folder, learner.policy.save, listed)
+
+
+def export_last(learner: Learner, run_folder: Path) -> Path:
+    """Export the last weights. If those are an average, also the raw ones, to `adapter_raw`."""
+    folder = run_folder / learner.run.exported
+    export(learner, folder)
+    if evaluated(learner.run) != "current":
+        export(learner, folder.with_name(f"{folder.name}_raw"), "current")
+    return folder
+
+
+def keep_best(learner: Learner, run_folder: Path, progress: Progress, score: float) -> bool:
+    """Export into `best/000010` if the score is the highest so far.
+
+    The older best stays until a checkpoint knows of the new one: see `save_checkpoint`.
+    """
+    if progress.best is not None and not math.isnan(progress.best) and not score > progress.best:
+        return False
+    progress.best, progress.best_iteration = score, progress.iteration
+    export(learner, run_folder / "best" / f"{progress.iteration:06d}", listed=True)
+    return True

@@ -1,0 +1,84 @@
+"""Turns failures into one-sentence errors that say how to resume. Saved files stay whole."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch.distributed
+
+from flowrl.errors import Stopped, UserError
+from flowrl.run.atomic import numbered_folders, reason
+from flowrl.run.state.finite import NotFiniteError
+from flowrl.run.state.live import of_callback
+
+TRACE = "error.txt"
+REWARD = "in reward "  # how `rewards.score_all` notes whose error it is
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Raise `Stopped` for errors inside, and write their traceback to a file of the run's folder.
+
+    Unexpected errors propagate unchanged, with their traceback: they are bugs of this program, or
+    of a callback.
+    User errors do too before the first checkpoint, when there is nothing to resume from.
+    """
+    try:
+        yield
+    except Exception as error:
+        stop = _stop(folder, error)
+        if stop is None:
+            raise
+        raise stop from error
+
+
+def _stop(folder: Path, error: Exception) -> Stopped | None:
+    """None for an error that propagates unchanged."""
+    newest = next(reversed(numbered_folders(folder / "checkpoints")), None)
+    not_finite = isinstance(error, NotFiniteError)
+    text = _sentence(error)
+    if text is None or (isinstance(error, UserError) and newest is None and not not_finite):
+        return None
+    text += _trace(folder, error)
+    if not_finite and numbered_folders(folder / "best"):
+        text += f". The best weights are untouched in {folder / 'best'}"
+    text += f". Checkpoint {newest.name} is whole. " if newest else ". Nothing was trained yet. "
+    text += f"Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
+    return Stopped(f"{text}flowrl train --resume {folder}")
+
+
+def _trace(folder: Path, error: Exception) -> str:
+    if isinstance(error, UserError):
+        return ""
+    with suppress(OSError):  # the disk may be full
+        (folder / TRACE).write_text("".join(traceback.format_exception(error)))
+        return f"; the trace is in {folder / TRACE}"
+    return ""
+
+
+def _sentence(error: Exception) -> str | None:
+    """Describe an expected error in one sentence; None for an unexpected one."""
+    if isinstance(error, Stopped | BrokenPipeError) or of_callback(error):
+        return None
+    notes: list[str] = getattr(error, "__notes__", [])
+    whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)
+    if whose is not None:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return f"the reward {whose} raised {what} ({Path(place.filename).name}, {place.lineno})"
+    if isinstance(error, UserError):
+        return str(error).rstrip(".")
+    if isinstance(error, OSError):
+        return f"a file could not be written or read: {reason(error)}"
+    if _lost(error):
+        return f"another process of this run is gone ({reason(error)[:200]})"
+    return None
+
+
+def _lost(error: Exception) -> bool:
+    """Whether a collective failed because a process died. gloo reports that in words only."""
+    text = str(error).lower()
+    by_name = isinstance(error, torch.distributed.DistError)
+    words = ("connection closed by peer", "connection reset by peer", "connection refused")
+    return by_name or (isinstance(error, RuntimeError) and any(word in text for word in words))

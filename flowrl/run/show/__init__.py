@@ -1,0 +1,1 @@
+"""A run's page, trackers and files of samples."""

@@ -1,0 +1,293 @@
+"""The records of a run for its page, in `report/`, and the page itself: `report.html`
+
+No failure of these ends a run: each is one warning that names the reason.
+"""
+
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowrl.errors import UserError
+from flowrl.media.thumbnails import small_copy
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.pages.records import (
+    MOST_TEXT,
+    AlarmRecord,
+    EvaluationRecord,
+    GivenImage,
+    LevelRecord,
+    SampleRecord,
+    StartRecord,
+    TreeRecord,
+    append_record,
+    cut_back_records,
+    shortened,
+    thin_out,
+    write_record,
+)
+from flowrl.pages.run_page import write_report
+from flowrl.processes.parallel import Parallel
+from flowrl.prompts.prompt_set import IMAGE_COLUMNS
+from flowrl.run.atomic import reason
+from flowrl.run.evaluate.evaluate import HeldOutResult, Trial
+from flowrl.run.experience.collect import Experience
+from flowrl.run.experience.round import totals
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.session import Session
+from rewards import Samples, Scores
+from rewards.perception.files import read_images
+from samplers.completions import TextPlan
+from samplers.picture import describe_plan, describe_text_plan
+
+SAME, EXTREMES, LEAVES = 12, 6, 32  # most samples of a record: the same each time, best, worst
+MOST_GIVEN = 2  # images of a prompt's row beside its sample
+SIDE, VIDEO_SIDE, LEAF_SIDE = 224, 144, 96  # pixels of a copy's longer side
+PACKAGES_SHOWN = ("flowrl", "torch", "diffusers", "transformers", "accelerate", "peft", "numpy")
+
+
+@contextmanager
+def _harmless(session: Session) -> Iterator[None]:
+    """Warn of whatever goes wrong inside: a page is no reason to end hours of training."""
+    try:
+        yield
+    except Exception as error:
+        ours = isinstance(error, OSError | UserError)
+        text = reason(error) if ours else f"{type(error).__name__}: {reason(error)}"
+        session.terminal.warn(f"the run's page was not renewed: {text}")
+
+
+def renew_page(session: Session) -> None:
+    """Write `report.html` from what the folder holds now, on the main process."""
+    if session.accelerator.is_main_process:
+        with _harmless(session):
+            write_report(session.folder)
+
+
+def record_start(session: Session, iteration: int, resumed: bool) -> None:
+    """Remove the records of iterations that are done again, and add this start: the machine and
+    the plan."""
+    if not session.accelerator.is_main_process:
+        return
+    with _harmless(session):
+        cut_back_records(session.folder, iteration if resumed else -1)
+        facts = dict(_facts(session))
+        append_record(session.folder, StartRecord(iteration, facts, _plan_text(session, iteration)))
+
+
+def _facts(session: Session) -> Iterator[tuple[str, str]]:
+    yield "processes", str(session.parallel)
+    yield "model", str(session.learner)
+    yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}"
+    yield "threads", str(torch.get_num_threads())
+    yield "Python", platform.python_version()
+    for name in PACKAGES_SHOWN:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, "not installed"
+    if torch.cuda.is_available():
+        yield "CUDA", str(torch.version.cuda)
+
+
+def _plan_text(session: Session, iteration: int) -> str:
+    """The plan of the next iteration, on the model's own noise levels."""
+    algorithm, levels = session.algorithm, [1.0, 0.0]
+    if isinstance(session.learner.policy, PipelinePolicy):
+        levels = session.learner.policy.schedule(algorithm.steps).sigmas
+    plans = algorithm.plan(levels, iteration, session.run.train.seed)
+    texts = [plan for plan in plans if isinstance(plan, TextPlan)]
+    return describe_text_plan(texts) if texts else describe_plan(plans)  # type: ignore[arg-type]
+
+
+def record_alarms(session: Session, iteration: int, texts: Sequence[str]) -> None:
+    """Add the sentences of the alarms of an iteration, with their numbers."""
+    if texts and session.accelerator.is_main_process:
+        with _harmless(session):
+            for text in texts:
+                append_record(session.folder, AlarmRecord(iteration, text))
+
+
+@dataclass(frozen=True)
+class ShownPlaces:
+    """Places, among the samples of all processes, of those that an evaluation's record shows."""
+
+    same: list[int]
+    best: list[int]
+    worst: list[int]
+
+    @classmethod
+    def of(cls, scores: Tensor, per_prompt: int, most: int) -> "ShownPlaces":
+        """For scores [n] with NaN where unscored; nothing is shown where `most` is 0."""
+        count, order = min(SAME, most, len(scores)), scores.argsort(stable=True).tolist()
+        some = EXTREMES if count else 0
+        known = [i for i in order if not math.isnan(scores[i])]
+        return cls(
+            [i * len(scores) // count for i in range(count)],
+            _of_different_prompts(known[::-1], per_prompt)[:some],
+            _of_different_prompts(known, per_prompt)[:some],
+        )
+
+    @property
+    def every(self) -> set[int]:
+        return {*self.same, *self.best, *self.worst}
+
+
+def record_evaluation(
+    session: Session, result: HeldOutResult, key: str, progress: Progress
+) -> None:
+    """Write an evaluation's scores, and copies of some samples unless `track.images` is 0. All
+    processes call it: each copies its own samples, and the main process writes."""
+    assert session.held_out is not None
+    e, run = session.run.evaluate, session.run
+    trial = Trial.of(session.held_out, e.samples, e.per_prompt, run.evaluation_steps, e.seed)
+    places = ShownPlaces.of(result.columns[key], trial.group, run.track.images)
+    own: dict[int, SampleRecord] = {}
+    with _harmless(session):
+        own = own_samples(session.parallel, result, trial, places.every)
+    shown = {place: each for part in session.parallel.every(own) for place, each in part.items()}
+    if not session.accelerator.is_main_process:
+        return
+    with _harmless(session):
+        texts = [str(text) for text in session.held_out.take(trial.rows)[0]]
+        names = (*result.scores.names, *result.attempts)
+        record = EvaluationRecord(
+            progress.iteration,
+            _kind(result.samples),
+            key,
+            e.seed,
+            [shortened(text, MOST_TEXT // 10) for text in texts],
+            [sha256(text.encode()).hexdigest()[:16] for text in texts],
+            {name: _numbers(result.columns[name]) for name in names},
+            *(
+                [shown[place] for place in each if place in shown]
+                for each in (places.same, places.best, places.worst)
+            ),
+        )
+        write_record(session.folder, record)
+        thin_out(session.folder, session.run.evaluate.every, progress.best_iteration)
+
+
+def own_samples(
+    parallel: Parallel, result: HeldOutResult, trial: Trial, places: Set[int]
+) -> dict[int, SampleRecord]:
+    """Copies of this process's samples at these places, with the images of their rows."""
+    mine, counts = parallel.share(len(trial.rows))
+    first, side = mine.start * trial.group, _side(result.samples)
+    here = [i for i in range(len(result.samples.prompts)) if counts and first + i in places]
+    found = _samples(result.samples, result.scores, here, side)
+    rows = result.samples.meta
+    return {
+        first + i: replace(
+            each, place=first + i, given=images_of_row(rows[i], side) if rows else []
+        )
+        for i, each in zip(here, found, strict=True)
+    }
+
+
+def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
+    """The places in order, the first of each prompt before all others."""
+    first = {i // per_prompt: i for i in reversed(places)}
+    return sorted(places, key=lambda i: first[i // per_prompt] != i)
+
+
+def record_tree(session: Session, experience: Experience, iteration: int) -> None:
+    """Write the tree of one draw, at the first iteration and at those of evaluations."""
+    every, last = session.run.evaluate.every, session.run.train.iterations
+    tree, main = experience.tree, session.accelerator.is_main_process
+    if not main or tree is None or (iteration not in (1, last) and iteration % every):
+        return
+    with _harmless(session):
+        group, samples = len(tree.node), experience.samples
+        shown = min(group, LEAVES if session.run.track.images else 0)
+        leaves = range(tree.start, tree.start + shown)
+        weighted, levels = (
+            totals(experience.scores, session.weights(iteration - 1)),
+            list[LevelRecord](),
+        )
+        for k in range(tree.node.shape[1]):
+            first = _first_leaves(tree.node[:, k])
+            levels.append(
+                LevelRecord(
+                    None if tree.sigmas is None else tree.sigmas[k],
+                    tree.noisy[k],
+                    tree.trained[k],
+                    tree.node[:, k].tolist(),
+                    _numbers(tree.values[first, k]),
+                    _numbers(tree.advantages[first, k]),
+                )
+            )
+        record = TreeRecord(
+            iteration,
+            _kind(samples),
+            shortened(str(samples.prompts[tree.start]), MOST_TEXT // 10),
+            tree.plans,
+            tree.roots,
+            levels,
+            _samples(samples, experience.scores, leaves, LEAF_SIDE),
+            _numbers(weighted[tree.start : tree.start + group]),
+        )
+        write_record(session.folder, record)
+
+
+def _first_leaves(node: Tensor) -> list[int]:
+    places = node.tolist()
+    return [places.index(each) for each in range(max(places) + 1)]
+
+
+def _samples(
+    samples: Samples, scores: Scores, places: Sequence[int], side: int
+) -> list[SampleRecord]:
+    found = []
+    for i in places:
+        each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
+        known = {name: _number(value) if there else None for name, value, there in each}
+        prompt = shortened(str(samples.prompts[i]), MOST_TEXT // 10)
+        found.append(SampleRecord(i, prompt, known, **_media(samples.media[i], side)))
+    return found
+
+
+def images_of_row(row: Mapping[str, Any], side: int) -> list[GivenImage]:
+    """Copies of the images that a prompt's row names, without its videos."""
+    found: list[GivenImage] = []
+    for name, value in row.items():
+        paths = [value] if isinstance(value, str) else value
+        if not isinstance(paths, list) or not IMAGE_COLUMNS.fullmatch(name) or "video" in name:
+            continue
+        images = read_images([path for path in paths if isinstance(path, str)]).media
+        copies = [small_copy(image, side) for image in images if image is not None]
+        found += [GivenImage(name, copy.url, copy.width, copy.height) for copy in copies]
+    return found[:MOST_GIVEN]
+
+
+def _media(media: Any, side: int) -> Mapping[str, Any]:
+    if isinstance(media, str):
+        return {"media": shortened(media)}
+    small = small_copy(media, side)
+    return {
+        "media": small.url, "width": small.width, "height": small.height, "frames": small.frames
+    }  # fmt: skip
+
+
+def _kind(samples: Samples) -> Any:
+    return samples.kind
+
+
+def _side(samples: Samples) -> int:
+    return VIDEO_SIDE if samples.kind == "video" else SIDE
+
+
+def _numbers(column: Tensor) -> list[float | None]:
+    return [_number(value) for value in column.double().tolist()]
+
+
+def _number(value: float) -> float | None:
+    """Six digits are more than a page shows; NaN is no score."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

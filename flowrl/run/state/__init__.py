@@ -1,0 +1,1 @@
+"""The objects of a run: session, learner, policies, writers."""

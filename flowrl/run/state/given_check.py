@@ -1,0 +1,71 @@
+"""Checks of given samples before any weights load."""
+
+from collections.abc import Iterator
+
+from flowrl.algorithm import Algorithm
+from flowrl.errors import UserError
+from flowrl.likelihoods.matching import Matching
+from flowrl.likelihoods.token import Token
+from flowrl.run.state.given_file import GivenFile, check_samples_of
+from flowrl.settings import Run
+from flowrl.settings.budget import BudgetSettings
+from flowrl.settings.given import GivenSettings
+
+
+def check_given(run: Run) -> None:
+    """UserError, before weights load, for given samples that cannot be read or trained on."""
+    if run.given is None:
+        return
+    check_choices(run, run.given)
+    file = GivenFile.read(run)
+    if run.model.pipeline is not None:
+        check_samples_of(file, run.given, (run.model.height, run.model.width))
+
+
+def described_given(run: Run) -> Iterator[str]:
+    """A line on the given samples, if their file can be read."""
+    if run.given is not None:
+        try:
+            yield GivenFile.read(run).described(run.given, run.prompts.per_iteration)
+        except UserError:  # `check_given` names it
+            return
+
+
+def check_choices(run: Run, given: GivenSettings) -> None:
+    """UserError for a kind of given samples that the recipe or the model cannot train on."""
+    algorithm, name = run.algorithm(), run.recipe.name  # type: ignore[attr-defined]
+    _check_recipe(algorithm, given, name)
+    wrong = {"texts": "pipeline", "images": "language"}.get(given.kind)
+    if wrong is not None and getattr(run.model, wrong) is not None:
+        raise UserError(f"given.kind: {given.kind} are not what model.{wrong} makes")
+    if run.model.environment is not None:
+        raise UserError("given: completions of one turn; leave model.environment out")
+    if given.share == 1 and (run.budget != BudgetSettings() or run.steer is not None):
+        place = "steer" if run.steer is not None else "budget"
+        raise UserError(
+            f"given: all samples are given, so that {place} has nothing to choose: leave {place} "
+            "out, or lower given.share"
+        )
+    unused = ("layout", "label") if given.kind != "pairs" else ("media",)
+    for setting in (*unused, *(("layout", "label", "folder") if algorithm.text else ())):
+        if getattr(given, setting) is not None:
+            raise UserError(f"given.{setting} is not for {given.kind} of this model: leave it out")
+
+
+def _check_recipe(algorithm: Algorithm, given: GivenSettings, name: str) -> None:
+    likelihood = algorithm.likelihood
+    pairs, text = given.kind == "pairs", algorithm.text
+    paired = isinstance(likelihood, Matching | Token) and likelihood.paired
+    if pairs and not paired:
+        raise UserError(
+            f"given.kind: pairs need a loss of pairs, and {name} has none: set recipe: "
+            f"{'text_dpo' if text else 'dpo'}"
+        )
+    if not pairs and (not isinstance(likelihood, Matching | Token) or likelihood.unit > 1):
+        raise UserError(
+            f"given.kind: {given.kind} have no density or group that {name} could compare: set "
+            "recipe: {name: text, loss: reinforce}"
+            if text
+            else f"given.kind: {given.kind} need a loss on clean samples, one by one, and {name} "
+            "has none: set recipe: {name: rwr, anchor: 0}, or awm or nft"
+        )

@@ -1,0 +1,94 @@
+"""The policy that a run trains, its optimizer, and the processes that share it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from flowrl.algorithm import Algorithm
+from flowrl.models.adapters import adapter_switch
+from flowrl.models.open import DTYPES, call_sizes, evaluation_policy, open_model
+from flowrl.models.policy import Policy
+from flowrl.models.precision import scaler
+from flowrl.processes import context_parallel
+from flowrl.processes.launch import sharding
+from flowrl.processes.parallel import Parallel
+from flowrl.run.state import optimizers
+from flowrl.run.state.policies import Policies
+from flowrl.run.state.teachers import load_teachers
+from flowrl.settings import Run
+from flowrl.settings.run import EVALUATION
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The part of a run that losses and updates see, without prompts, rewards and folder.
+
+    evaluator   the policy at the guidance and the size of evaluations: the same weights
+    """
+
+    run: Run
+    algorithm: Algorithm
+    parallel: Parallel
+    policy: Policy
+    evaluator: Policy
+    policies: Policies
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # of losses; does nothing unless the network is float16
+
+    @classmethod
+    def open(cls, run: Run, folder: Path, accelerator: Accelerator) -> "Learner":
+        """Load and shard the model. UserError for a model or processes that cannot run."""
+        how = sharding(accelerator)  # before weights are loaded, since it may refuse
+        context_parallel.refuse_model(run.model, accelerator.num_processes)
+        algorithm = run.algorithm()
+        policy = load_policy(run, accelerator.device, folder)
+        teachers = load_teachers(run, policy)  # before sharding, as whole weights
+        evaluator = evaluation_policy(policy, run)  # before sharding: it calls the whole model
+        parallel = Parallel.open(accelerator, policy.roots(), how, run.model.context_parallel)
+        policies = Policies(
+            policy.trainable(),
+            run.averages(algorithm),
+            keep_start="ref" in algorithm.roles,
+            changed=parallel.reshard,
+            switch=None if run.model.compile else adapter_switch(policy.roots().values()),
+            loaded=teachers,
+        )
+        parallel.follow(policies)
+        optimizer = optimizers.build(run.train, policies.parameters.values())
+        losses = scaler(accelerator.device, DTYPES[run.model.dtype])
+        return cls(run, algorithm, parallel, policy, evaluator, policies, optimizer, losses)
+
+    def __str__(self) -> str:
+        """Device, precision and trained parameters in one line."""
+        m, device = self.run.model, self.parallel.device
+        name = f" ({torch.cuda.get_device_name()})" if device == "cuda" else ""
+        trained = sum(p.numel() for p in self.policies.network.values())
+        whole = sum(p.numel() for root in self.policy.roots().values() for p in root.parameters())
+        how = "all weights" if m.lora is None else f"LoRA of rank {m.lora.rank}"
+        return (
+            f"device {device}{name}, {m.dtype}; trained: {how}, {trained / 1e6:.4g} of "
+            f"{whole / 1e6:.4g} million parameters"
+        )
+
+
+def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> Policy:
+    """Load the model, with new adapters or with all weights trained."""
+    m = run.model
+    policy = open_model(run, device, folder)
+    policy.sizes = call_sizes(run, policy.automatic(run.algorithm().steps))
+    if m.lora is None:
+        policy.train_all()
+    else:
+        policy.add_lora(
+            rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
+        )
+    if run.train.gradient_checkpointing:
+        policy.checkpoint_gradients()
+    return policy
+
+
+def evaluated(run: Run) -> str:
+    """Name the policy that evaluations and exports use."""
+    return EVALUATION if run.evaluate.average is not None else "current"

@@ -1,0 +1,171 @@
+"""The objects of a run, built once: the learner, its prompts, its rewards, where results go."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+
+from flowrl.algorithm import Algorithm
+from flowrl.budget import spending
+from flowrl.budget.spending import Spending
+from flowrl.credit.trackers import Tracker
+from flowrl.errors import UserError
+from flowrl.processes.parallel import Parallel
+from flowrl.prompts import PromptSet
+from flowrl.run.state.freed_memory import keep_freed_memory
+from flowrl.run.state.given_samples import GivenData
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.live import NOTHING_LIVE, Live
+from flowrl.run.state.start_record import Origin
+from flowrl.run.state.writer import FileWriter
+from flowrl.run.watch.record import JsonlTracker, Terminal
+from flowrl.settings import RewardSpec, Run
+from rewards import Reward, Samples, Scores, load, score_all
+from rewards.checks.self_test import Prompts, self_test
+from rewards.load import check_sources
+from rewards.types import Kind
+
+_DEVICES = ("auto", "cpu", "cuda", "mps")
+
+
+@dataclass(frozen=True)
+class Session:
+    """All objects of a run, for the loop and for checkpoints. A function that needs the policy
+    alone takes the `Learner`."""
+
+    learner: Learner
+    folder: Path
+    accelerator: Accelerator
+    prompts: PromptSet
+    held_out: PromptSet | None
+    rewards: Mapping[str, Reward]
+    judges: Mapping[str, Reward]  # the rewards of evaluations
+    way_rewards: Mapping[str, Reward]  # those of clean images on the way
+    terminal: Terminal
+    tracker: Tracker
+    spending: Spending
+    origin: Origin | None  # on the main process, which writes it into checkpoints
+    live: Live = NOTHING_LIVE
+    given: GivenData | None = None
+    writer: FileWriter = field(default_factory=FileWriter)
+
+    @property
+    def run(self) -> Run:
+        return self.learner.run
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.learner.algorithm
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.learner.parallel
+
+    def weights(self, iteration: int) -> torch.Tensor:
+        """Return the weights [r] of the rewards."""
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
+
+    def way_weights(self, iteration: int) -> torch.Tensor:
+        """Return the weights [r] of the rewards on the way."""
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.asked_on_way])
+
+
+def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
+    """Score samples. Only the leader of a context-parallel group calls the rewards: its members
+    have the same samples. The others get unscored ones, which `Parallel.every` leaves out."""
+    if parallel.leads:
+        return score_all(rewards, samples)
+    nothing = torch.zeros(len(samples.prompts), len(rewards), dtype=torch.float64)
+    return Scores(nothing, nothing.bool(), tuple(rewards))
+
+
+def check_reward_sources(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> None:
+    """UserError if a reward's model is in no folder or cache and the hub does not answer."""
+    for spec in specs:
+        if spec.label in live.rewards:
+            continue
+        try:
+            check_sources(spec.name, spec.settings)
+        except ValueError as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
+
+
+def load_rewards(specs: Sequence[RewardSpec], live: Live = NOTHING_LIVE) -> dict[str, Reward]:
+    """Load rewards by label; those from Python are there. UserError if one cannot be loaded or
+    reached."""
+    rewards = {}
+    for spec in specs:
+        try:
+            given = live.rewards.get(spec.label)
+            spec.refuse_python(given is not None)
+            rewards[spec.label] = load(spec.name, **spec.settings) if given is None else given
+        except (ValueError, ImportError) as error:
+            raise UserError(f"reward {spec.label}: {error}") from error
+    return rewards
+
+
+def prove_rewards(
+    rewards: Mapping[str, Reward], run: Run, prompts: PromptSet, kind: Kind
+) -> Iterator[str]:
+    """Test rewards on samples of the kind that the model makes: a sentence for each that passes;
+    UserError, or a warning, for others."""
+    if run.train.self_test == "off":
+        return
+    shown = Prompts(prompts.texts, prompts.meta, kind)
+    for name, reward in rewards.items():
+        try:
+            yield f"reward {self_test(name, reward, shown)}"
+        except ValueError as error:
+            if run.train.self_test == "raise":
+                raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
+            yield f"warning: {error}"
+
+
+def open_session(
+    run: Run, folder: Path, accelerator: Accelerator, live: Live = NOTHING_LIVE
+) -> Session:
+    """Load the model, prompts and rewards of a run. UserError if they cannot run."""
+    learner, p = Learner.open(run, folder, accelerator), run.prompts
+    rewards = load_rewards(run.rewards, live)
+    return Session(
+        learner=learner,
+        folder=folder,
+        accelerator=accelerator,
+        prompts=p.read("train"),
+        held_out=None if p.held_out is None else p.read("held_out"),
+        rewards=rewards,
+        judges=load_rewards(run.judges, live),
+        way_rewards=load_rewards(run.way_rewards, live) or rewards,
+        terminal=Terminal(accelerator.is_main_process, run.train.iterations),
+        tracker=learner.algorithm.tracker(),
+        spending=spending.open_spending(run.budget, learner.algorithm.group),
+        origin=Origin.of(run, learner.parallel.processes) if learner.parallel.main else None,
+        live=live,
+        given=GivenData.open(learner),
+    )
+
+
+def on_cpu(run: Run) -> bool:
+    """Whether a run uses the CPU. UserError if `model.device` is unknown or not there."""
+    device, cuda = run.model.device, torch.cuda.is_available()
+    if device not in _DEVICES:
+        raise UserError(
+            f"model.device: {device!r} is not known; one of {', '.join(_DEVICES)} "
+            "(CUDA_VISIBLE_DEVICES chooses among several GPUs)"
+        )
+    there = {"auto": True, "cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
+    if not there[device]:
+        raise UserError(
+            f"model.device: {device} is not available to PyTorch on this machine; set "
+            "model.device: auto, or install PyTorch for it"
+        )
+    return device == "cpu" or (device == "auto" and not cuda)
+
+
+def open_accelerator(run: Run, folder: Path) -> Accelerator:
+    trackers = [JsonlTracker(folder), *run.track.trackers]
+    if on_cpu(run):
+        keep_freed_memory()
+    return Accelerator(cpu=on_cpu(run), log_with=trackers, project_dir=str(folder))

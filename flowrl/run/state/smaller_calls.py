@@ -1,0 +1,98 @@
+"""Repeat work with half the rows per call after an out-of-memory error, or explain the error."""
+
+import gc
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.estimate import memory
+from flowrl.models.call_sizes import CallTooLarge, HasSizes, out_of_memory
+from flowrl.models.policy import Policy
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.live import of_callback
+from flowrl.run.watch.record import Terminal
+from flowrl.settings import Run
+from flowrl.settings.read import dump, override
+
+T = TypeVar("T")
+
+
+def with_smaller_calls(
+    learner: Learner, terminal: Terminal, do: Callable[[], T], policy: Policy | None = None
+) -> T:
+    """Call `do` again, from its start, with fewer rows per call of `policy` while it needs too
+    much memory.
+
+    Results depend on the sizes alone, so a run that is resumed with the lowered sizes of its
+    checkpoint has the same bits. All processes lower and repeat together: `Parallel.together`
+    raises the error on all of them. CallTooLarge where that is impossible (inside a collective
+    call, or after an optimizer step), and where a call has one row.
+    """
+    sizes = (learner.policy if policy is None else policy).sizes
+    while True:
+        before = str(sizes)
+        try:
+            return do()
+        except CallTooLarge as error:
+            agreed = error.agreed or learner.parallel.processes == 1
+            if not (agreed and error.repeatable):
+                raise
+            lowered = [sizes.lower(kind) for kind in sorted(error.kinds)]
+            if False in lowered:
+                raise
+            reason = str(error).split(". ")[0].splitlines()[0][:200]
+        terminal.warn(f"out of memory ({reason}); rows per call: {sizes}, before {before}")
+        _free()
+
+
+def _free() -> None:
+    """Let go of what the failed calls hold: the error that held it is gone."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def saved_sizes(learner: Learner) -> dict[str, Any]:
+    """The sizes as a checkpoint holds them, with the setting that they come from."""
+    policies = {"train": learner.policy, "evaluate": learner.evaluator}
+    found = {name: vars(policy.sizes) for name, policy in policies.items()}
+    return {**found, "setting": _setting(learner)}
+
+
+def take_sizes(learner: Learner, saved: Mapping[str, Any] | None) -> bool:
+    """Take the sizes of a checkpoint; False where it has none, or `train.rows_per_call` has
+    changed since."""
+    if saved is None or saved["setting"] != _setting(learner):
+        return False
+    learner.policy.sizes.take(saved["train"])
+    learner.evaluator.sizes.take(saved["evaluate"])
+    return True
+
+
+def _setting(learner: Learner) -> Any:
+    return dump(learner.run)["train"]["rows_per_call"]
+
+
+@contextmanager
+def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
+    """Turn an out-of-memory error of the run itself into a UserError that names settings to
+    change, from the sizes of calls that the policy has by now. That of a reward, a judge or a
+    callback passes."""
+    try:
+        yield
+    except Exception as error:
+        if of_callback(error) or not out_of_memory(error):
+            raise
+        if policy is not None:
+            now = {kind: rows for kind, rows in vars(policy.sizes).items() if rows is not None}
+            run = override(run, ["--train.rows-per-call", json.dumps(now)] if now else [])
+        needed, changes = memory.estimate(run), memory.advice(run)
+        about = "" if needed is None else f"; the run needs about {memory.size(needed.total)}"
+        rows = "train.rows_per_call lower, train.gradient_checkpointing: true"
+        way = ", ".join(changes) if changes else f"{rows}, model.offload: true"
+        reason = (str(error).strip() or type(error).__name__).split(". ")[0].splitlines()[0]
+        raise UserError(f"out of memory ({reason}){about}: set {way}") from error

@@ -1,0 +1,292 @@
+"""The record of a run's start: settings, base weights, prompts, and source files.
+
+Every checkpoint holds one. A resume compares it with the present files: `flowrl.settings.base` says
+which settings may change. Large files are sampled, so that the check reads a few megabytes.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import rewards
+from flowrl.credit.trackers import NoTracker
+from flowrl.errors import UserError
+from flowrl.models.description import local_folder
+from flowrl.paths import find
+from flowrl.prompts import DataSource, PromptSet, Selection
+from flowrl.settings import Run
+from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.own_parts import is_own
+from flowrl.settings.read import dump, run_from
+from samplers import Plan
+
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+CONFIGURATIONS = (".json", ".txt", ".model", ".jinja")
+BLOCKS, BLOCK = 64, 2**12  # sampled blocks per file, and their bytes
+WHOLE = 2**25  # bytes: smaller files other than weights are read whole
+LONG = 60  # letters: longer values of settings are not printed
+SOURCE = re.compile(r"(.+\.py)(:\w+)?")
+
+
+@dataclass(frozen=True)
+class Origin:
+    settings: dict[str, Any]
+    processes: int
+    revision: str | None  # of a model from the hub
+    base: dict[str, str]  # file of the base model -> digest
+    prompts: dict[str, str]  # setting -> digest
+    sources: dict[str, str]  # source file of a reward, recipe, part or environment -> digest
+    shared_states: bool = False  # evaluated once and dealt together: older versions did not
+
+    @classmethod
+    def of(cls, run: Run, processes: int) -> "Origin":
+        """Take the record now. Files that are not on this machine are left out."""
+        folder = local_folder(run.model.pipeline or run.model.language or "")
+        return cls(
+            settings=dump(run),
+            processes=processes,
+            revision=folder.name if folder and folder.parent.name == "snapshots" else None,
+            base=dict(_base(folder)) if folder else {},
+            prompts=dict(_prompts(run)),
+            sources=source_digests(run),
+            shared_states=True,
+        )
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> "Origin | None":
+        """Read the record of a checkpoint; None where it has none, or one that cannot be read."""
+        try:
+            state = json.loads((checkpoint / "state.json").read_text())["origin"]
+            record = cls(**state)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+        tables = ("settings", "base", "prompts", "sources")
+        sound = all(isinstance(getattr(record, name), dict) for name in tables)
+        return record if sound else None
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def source_digests(run: Run) -> dict[str, str]:
+    """Digests of the source files that a run's file names, and of its rewards."""
+    return {name: _digest(path) for name, path in _sources(run) if path.is_file()}
+
+
+def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
+    """Compare a run with its checkpoint, and return the differences: a sentence each.
+
+    UserError for a change that a run cannot go on with.
+    """
+    before, now = Origin.read(checkpoint), Origin.of(run, processes)
+    iterations = int(checkpoint.name)
+    if run.train.iterations < iterations:
+        raise UserError(
+            f"train.iterations: {run.train.iterations}, but {folder} has done {iterations}; "
+            f"set at least {iterations}"
+        )
+    if before is None:
+        unknown = (
+            f"checkpoint {checkpoint.name} has no record of what the run was begun with, so "
+            "changes of settings and files are not noticed"
+        )
+        return [unknown, *_sharing(False, run)]
+    allowed = [*_settings(before, run, folder), *_files(before, now, run, folder)]
+    lines = [*_sharing(before.shared_states, run)]
+    lines += (
+        [f"changed since checkpoint {checkpoint.name}: {'; '.join(allowed)}"] if allowed else []
+    )
+    if before.processes != processes:
+        lines.append(
+            f"processes: {processes} now, {before.processes} before; sums are taken in another "
+            "order, so results agree to rounding and not to the bit"
+        )
+    return lines
+
+
+def _sharing(before: bool, run: Run) -> Iterator[str]:
+    """A line where an older version evaluated the states of this run's plan once per sample."""
+    plans = [plan for plan in run.algorithm().plans if isinstance(plan, Plan)]
+    if not before and any(plan.shares_states for plan in plans):
+        yield (
+            "the checkpoint is from an older version: samples that continue from one state now "
+            "stay in one optimizer step, so results differ from those of an uninterrupted run"
+        )
+
+
+def _settings(before: Origin, run: Run, folder: Path) -> Iterator[str]:
+    try:
+        old = dump(run_from(before.settings, "checkpoint"))  # fills in settings of later versions
+    except UserError:
+        old = before.settings
+    for path, was, value in _differences(old, dump(run)):
+        name, kind = ".".join(path), on_resume(run, path)
+        if name == "rewards" and run.budget.replay and _labels(was) != _labels(value):
+            raise UserError(
+                f"rewards: {_labels(was)} cannot become {_labels(value)}, since budget.replay has "
+                "stored scores of them; set them back, or begin a new run"
+            )
+        if kind is OnResume.NEVER:
+            raise UserError(
+                f"{name} cannot change in a run: {folder} was begun with {_shown(was)}, and "
+                f"{folder / 'run.yaml'} or the command line has {_shown(value)}; set it back, or "
+                "begin a new run"
+            )
+        if kind is OnResume.SAID:
+            texts = _shown(was), _shown(value)
+            yield name if max(map(len, texts)) > LONG else f"{name} {' -> '.join(texts)}"
+
+
+def _files(before: Origin, now: Origin, run: Run, folder: Path) -> Iterator[str]:
+    changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
+    if changed:
+        revisions = before.revision, now.revision
+        which = f" (revisions {revisions[0]} and {revisions[1]})" if None not in revisions else ""
+        raise UserError(
+            f"the base model {run.model.pipeline or run.model.language} is not the one that "
+            f"{folder} was begun with: {', '.join(sorted(changed)[:3])} differs{which}; bring it "
+            "back, or begin a new run"
+        )
+    if before.base and not now.base:
+        yield "the files of the base model are not on this machine and were not compared"
+    for name, digest in now.prompts.items():
+        if before.prompts.get(name, digest) != digest:
+            if name == "prompts.train" and remembers_prompts(run):
+                raise UserError(
+                    f"{name}: the prompts have changed, and this run remembers scores of prompts "
+                    "by their place; bring them back, or begin a new run"
+                )
+            yield f"the prompts of {name}"
+    for name, digest in now.sources.items():
+        if before.sources.get(name, digest) != digest:
+            yield f"the source {name}"
+
+
+def remembers_prompts(run: Run) -> bool:
+    """Whether the budget or the credit keeps numbers by a prompt's place in the file."""
+    b = run.budget
+    by_rate = b.order == "uncertain" or b.rates is not None or b.repeat > 1 or b.replay > 0
+    return by_rate or run.algorithm().tracker is not NoTracker
+
+
+def on_resume(run: Run, path: tuple[str, ...]) -> OnResume:
+    """Look up whether a setting may change; a part of a run applies to all that is inside it."""
+    kind, place = OnResume.SAID, run
+    for name in path:
+        if isinstance(place, Settings):
+            kind = type(place).ON_RESUME.get(name, kind)
+        place = getattr(place, name, None)
+    return kind
+
+
+def _differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Walk two trees of settings; yield path, old and new value of each leaf that differs."""
+    for name in dict.fromkeys((*new, *old)):
+        was, value = old.get(name), new.get(name)
+        if isinstance(was, Mapping) and isinstance(value, Mapping):
+            yield from _differences(was, value, (*at, name))
+        elif was != value:
+            yield (*at, name), was, value
+
+
+def _labels(specs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [spec["label"] for spec in specs]
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else json.dumps(value)
+
+
+def _base(folder: Path) -> Iterator[tuple[str, str]]:
+    """Digests of a model's configurations and weights, by their names in its folder."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.suffix in (*WEIGHTS, *CONFIGURATIONS) and path.is_file():
+            yield name, _digest(path)
+
+
+def _prompts(run: Run) -> Iterator[tuple[str, str]]:
+    """Digests of the files of prompts, and of the chosen rows of data sets of the hub, which may
+    have a new revision. Those that are not on this machine are left out."""
+    for place in run.prompts.given:
+        parts = []
+        for each in getattr(run.prompts, place):
+            data = each.at(run.prompts.column)
+            if (digest := _data_digest(data, f"prompts.{place}")) is None:
+                break
+            plain = (data.selection, data.split) == (Selection(), None)
+            parts.append(digest if plain else _hash(f"{digest} {data.selection} {data.split}"))
+        else:
+            yield f"prompts.{place}", parts[0] if len(parts) == 1 else _hash("\n".join(parts))
+    if run.given is not None:
+        digest = _data_digest(DataSource(run.given.file), "given.file")
+        yield from [] if digest is None else [("given.file", digest)]
+
+
+def _data_digest(data: DataSource, place: str) -> str | None:
+    path = find(data.source)
+    if path.is_file():
+        return _digest(path)
+    if path.is_dir():
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        return _hash("\n".join(f"{p.relative_to(path).as_posix()} {_digest(p)}" for p in files))
+    try:
+        return PromptSet.of(data, place).digest()
+    except UserError:
+        return None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sources(run: Run) -> Iterator[tuple[str, Path]]:
+    """Find the files of rewards, also of those in a reward's settings, of the recipe, its parts and
+    the levels, of the environment, and the weights of teachers."""
+    for folder in () if run.teachers is None else run.teachers.folders.values():
+        for path in sorted(find(folder).rglob("*.safetensors")):
+            yield str(Path(folder) / path.relative_to(find(folder))), path
+    named: list[Any] = [
+        [spec.name, spec.settings] for spec in (*run.rewards, *run.judges, *run.way_rewards)
+    ]
+    named += [value for value in dict(run.recipe).values() if is_own(value)]
+    named.append(run.model.sigmas)
+    if run.model.environment is not None:
+        named.append(run.model.environment.name)
+    while named:
+        value = named.pop()
+        if isinstance(value, Mapping):
+            named += value.values()
+        elif isinstance(value, list | tuple):
+            named += value
+        elif isinstance(value, str):
+            match = SOURCE.fullmatch(value)
+            builtin = Path(rewards.__file__).parent / "catalogue" / f"{value}.py"
+            if match is not None:
+                yield match[1], find(match[1])
+            elif value.isidentifier() and builtin.is_file():
+                yield f"rewards/{value}.py", builtin
+
+
+def _digest(path: Path) -> str:
+    """Digest a file: whole, or its size, the header of safetensors and BLOCKS sampled blocks."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= BLOCKS * BLOCK or (path.suffix not in WEIGHTS and size <= WHOLE):
+            digest.update(file.read())
+            return digest.hexdigest()
+        if path.suffix == ".safetensors":
+            header = int.from_bytes(file.read(8), "little")  # of JSON that follows
+            digest.update(file.read(min(header, WHOLE)))
+        for place in range(BLOCKS):
+            file.seek(place * (size - BLOCK) // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Optimizer steps on what an iteration learned from."""

@@ -1,0 +1,78 @@
+"""Self-check before the first update: the trainer must see the densities that the sampler saw."""
+
+import torch
+
+from flowrl.errors import UserError
+from flowrl.losses.base import ClipsRatio
+from flowrl.run.experience.collect import Experience
+from flowrl.run.state.learner import Learner
+from flowrl.run.update.minibatches import share_of
+from flowrl.run.watch.record import Terminal
+
+FAR_ABOVE_CLIP = 10.0  # a noise floor of this many clip ranges would train on noise alone
+UNCLIPPED = 0.01  # noise of log-ratios that a loss without a clip range takes without a warning
+
+
+@torch.no_grad()
+def noise_floor(learner: Learner, experience: Experience) -> float | None:
+    """Return the largest |log-ratio| of recomputed to stored densities, over the first step.
+
+    None where rows carry no stored densities: matching losses evaluate old and new together.
+    """
+    largest = None
+    likelihood = learner.algorithm.likelihood
+    for chunk in share_of(learner, experience, 0, 0):
+        rows = chunk.rows()
+        if rows.old is None:  # in a mix, given samples have none
+            continue
+        with learner.policies.using(learner.algorithm.behaviour):
+            again = likelihood.evaluate(experience.policy, rows)
+        difference = float(likelihood.log_ratio(again, rows.old, rows).abs().max())
+        largest = max(difference, largest or 0.0)
+    return largest
+
+
+def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
+    """Print the noise floor and the clip range. Warn above that range, UserError far above it."""
+    if experience.through is not None:
+        sentence, close = experience.through.check(experience.samples, experience.scores)
+        terminal.say(sentence)
+        if not close:
+            terminal.warn(
+                "the gradient is that of a score which differs from the one that is logged: see "
+                "`differentiable` in docs/own_rewards.md"
+            )
+        return None
+    floor = noise_floor(learner, experience)
+    if floor is None:
+        terminal.say("self-check: old and new are computed on the same rows, ratio 1")
+        return None
+    loss, anew = learner.algorithm.loss, learner.run.recomputes_old
+    clip = loss.clip if isinstance(loss, ClipsRatio) else None
+    beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
+    then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
+    terminal.say(
+        f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
+    )
+    if anew:
+        return floor
+    advice = (
+        "set train.recompute_old: true (old log-densities at the training batch's shape), "
+        "or a model.dtype with more digits, or a wider clip"
+    )
+    if clip is None:
+        if floor > UNCLIPPED and "old" in loss.roles:
+            terminal.warn(
+                f"the noise floor {floor:.1e} multiplies ratios that no clip bounds; {advice}"
+            )
+        return floor
+    if floor > FAR_ABOVE_CLIP * min(clip):
+        raise UserError(
+            f"the noise floor of log-densities, {floor:.1e}, is far above the clip range "
+            f"{min(clip):g}: ratios would be noise; {advice}"
+        )
+    if floor > min(clip):
+        terminal.warn(
+            f"the noise floor {floor:.1e} is above the clip range {min(clip):g}; {advice}"
+        )
+    return floor

@@ -1,0 +1,289 @@
+"""From rows to optimizer steps: denominators, evaluations, losses and gradients."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
+from flowrl.losses.averages import TEACHER
+from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
+from flowrl.losses.weights import share_bound
+from flowrl.models.call_sizes import CallTooLarge, bounded_call
+from flowrl.models.evaluation_counter import Meter
+from flowrl.processes.sharding import clip
+from flowrl.run.experience.collect import Experience
+from flowrl.run.experience.reward_gradient import path_entries
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.state.finite import NotFiniteError
+from flowrl.run.state.learner import Learner
+from flowrl.run.state.teachers import judged_by_teachers
+from flowrl.run.update.minibatches import Chunks, shares_of
+from flowrl.run.watch.histograms import IterationValues
+
+SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
+
+
+@dataclass
+class Tally:
+    """Keep sums over masked entries, so that means over chunks, steps, processes are exact."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    highest: dict[str, float] = field(default_factory=dict)
+    lowest: dict[str, float] = field(default_factory=dict)
+    waiting: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)  # on the device
+
+    def add(self, name: str, values: Tensor, mask: Tensor) -> None:
+        """Keep values until `settle`: to read one of them would wait for a GPU."""
+        self.waiting.append((name, values.detach().double().expand(mask.shape), mask))
+
+    def settle(self) -> None:
+        """Bring all values to the CPU in two transfers, and add them up in their order."""
+        if not self.waiting:
+            return
+        names, values, masks = zip(*self.waiting, strict=True)
+        sizes = [each.numel() for each in masks]
+        own = torch.cat([each.flatten() for each in values]).cpu().split(sizes)
+        kept = torch.cat([each.flatten() for each in masks]).cpu().split(sizes)
+        self.waiting = []
+        for name, part, mask in zip(names, own, kept, strict=True):
+            self._add(name, part[mask])
+
+    def _add(self, name: str, kept: Tensor) -> None:
+        if len(kept) == 0:
+            return
+        self.sums[name] = self.sums.get(name, 0.0) + float(kept.sum())
+        self.counts[name] = self.counts.get(name, 0.0) + len(kept)
+        self.highest[name] = max(self.highest.get(name, -math.inf), float(kept.max()))
+        self.lowest[name] = min(self.lowest.get(name, math.inf), float(kept.min()))
+
+    def means(self) -> dict[str, float]:
+        """Means over all processes, the extremes of `ratio` and the largest `mismatch`. Processes
+        that share rows report equal sums, so means stay right."""
+        self.settle()
+        total = Tally()
+        for part in gather_object([self]):
+            for name in part.sums:
+                total.sums[name] = total.sums.get(name, 0.0) + part.sums[name]
+                total.counts[name] = total.counts.get(name, 0.0) + part.counts[name]
+                total.highest[name] = max(total.highest.get(name, -math.inf), part.highest[name])
+                total.lowest[name] = min(total.lowest.get(name, math.inf), part.lowest[name])
+        means = {name: total.sums[name] / total.counts[name] for name in total.sums}
+        if "ratio" in means:
+            means |= {"ratio_max": total.highest["ratio"], "ratio_min": total.lowest["ratio"]}
+        if "mismatch" in means:
+            means["mismatch_max"] = total.highest["mismatch"]
+        return means
+
+
+def update(
+    learner: Learner,
+    experience: Experience,
+    progress: Progress,
+    seen: IterationValues | None = None,
+) -> dict[str, float]:
+    """Take the iteration's optimizer steps and return metrics over all processes.
+
+    NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
+    them, over iterations and resumed runs. `seen` keeps the values of entries for histograms.
+    """
+    tally = Tally()
+    meter = Meter(frozen=experience.reference_evaluations)
+    experience = replace(experience, policy=meter(experience.policy))
+    if learner.run.recomputes_old:
+        experience = replace(experience, rows=tuple(map(without_old, experience.rows)))
+    shares = shares_of(learner, experience, progress.iteration)
+    with (
+        learner.parallel.together(),
+        bounded_call("training"),
+    ):  # only the first may wait for the weights that sampled
+        shares[1:] = [with_old(learner, experience, share) for share in shares[1:]]
+    shares = with_uncertain(learner, experience, shares)
+    equal = set.intersection(*learner.parallel.every(learner.policies.equal_to_current()))
+    norms: list[float] = []
+    for share in shares:
+        try:
+            before = None if share is not shares[0] else frozenset(equal)
+            add_gradients(learner, experience, share, before, tally, seen)
+        except CallTooLarge as error:
+            error.repeatable = not norms  # a step has changed the weights that sampled
+            raise
+        norms.append(optimizer_step(learner, progress))
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
+    decoded = 0 if experience.through is None else experience.through.decoded[0]
+    if total := sum(learner.parallel.every(decoded)):
+        scale["count/decoded_graded"] = float(total)
+    return {
+        **tally.means(),
+        **scale,
+        "count/training": meter.total(learner.parallel.every, "graded"),
+        "count/frozen": meter.total(learner.parallel.every, "frozen"),
+        "grad_norm": sum(finite) / len(finite) if finite else math.nan,
+        "skipped": float(len(norms) - len(finite)),
+    }
+
+
+def add_gradients(
+    learner: Learner,
+    experience: Experience,
+    share: Chunks,
+    equal: frozenset[str] | None,
+    tally: Tally,
+    seen: IterationValues | None,
+) -> None:
+    """Add the gradients of one optimizer step's chunks, and their metrics to `tally` and `seen`.
+    `equal`: see `chunk_loss`; None for later steps than the iteration's first."""
+    counts = denominators(learner, share)
+    with learner.parallel.together(), bounded_call("training"):
+        for chunk in share:
+            rows = chunk.rows()
+            entries, mask = chunk_loss(learner, experience, rows, equal)
+            learner.parallel.backward(learner.scaler.scale(reduced(entries, mask, counts)))
+            tally.add("loss", entries.value, mask)
+            for name, values in entries.metrics.items():
+                tally.add(name, values, mask)
+            if seen is not None:
+                seen.add(rows, entries.metrics)
+
+
+@torch.no_grad()
+def with_old(learner: Learner, experience: Experience, chunks: Chunks) -> Chunks:
+    """Evaluate the policy that sampled, for rows without its evaluation."""
+    if "old" not in learner.algorithm.loss.roles:
+        return chunks
+    likelihood = learner.algorithm.likelihood
+    with learner.policies.using(learner.algorithm.behaviour):
+        return [
+            chunk
+            if chunk.has_old
+            else replace(chunk, old=likelihood.evaluate(experience.policy, chunk.rows()))
+            for chunk in chunks
+        ]
+
+
+@torch.no_grad()
+def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks]) -> list[Chunks]:
+    """Mark the iteration's tokens of highest entropy under the policy that sampled, where the loss
+    trains on a share of them: once, so that neither chunks nor processes change the choice."""
+    part = entropy_share(learner.algorithm.loss)
+    if part is None:
+        return shares
+    chunks = [chunk for share in shares for chunk in share]
+    using = learner.policies.using(learner.algorithm.behaviour)
+    with learner.parallel.together(), bounded_call("training"), using:
+        values = [_entropies(learner, experience, chunk.rows()) for chunk in chunks]
+    own = [column[chunk.mask].cpu() for chunk, column in zip(chunks, values, strict=True)]
+    every = torch.cat(learner.parallel.every(torch.cat([torch.empty(0), *own])))
+    if len(every) == 0:
+        return shares
+    bound = share_bound(every, part)
+    pairs = zip(chunks, values, strict=True)
+    marked = iter([replace(chunk, uncertain=column >= bound) for chunk, column in pairs])
+    return [[next(marked) for _ in share] for share in shares]
+
+
+def _entropies(learner: Learner, experience: Experience, rows: Rows) -> Tensor:
+    """Those of `old` where it was recomputed, and a new evaluation's where it was stored."""
+    if rows.old is not None and rows.old.out is not None:
+        return rows.old.out
+    return entropies(learner.algorithm.likelihood.evaluate(experience.policy, rows))
+
+
+def chunk_loss(
+    learner: Learner, experience: Experience, chunk: Rows, equal: frozenset[str] | None = None
+) -> tuple[Entries, Tensor]:
+    """Return the loss on a chunk: evaluate every role that the loss reads, the trained one last.
+
+    equal: the policies whose weights are still the trained ones; None once an optimizer step was
+           taken since the samples were drawn. They are not evaluated: they share the trained one's
+    """
+    algorithm, policies = learner.algorithm, learner.policies
+    likelihood, loss = algorithm.likelihood, algorithm.loss
+    if experience.through is not None:
+        velocity: Any = experience.policy  # `Algorithm` refuses gradient methods of texts
+        entries = path_entries(learner, velocity, experience.through, chunk)
+        return entries, chunk.mask
+    evaluations: dict[str, Evaluation] = {}
+    same = {"current", *(equal or ())}
+    shared = loss.roles & same
+    for role in sorted(loss.roles - {"old", TEACHER} - shared):
+        with torch.no_grad(), policies.using(role):
+            evaluations[role] = likelihood.evaluate(experience.policy, chunk)
+    if TEACHER in loss.roles:
+        evaluations[TEACHER] = judged_by_teachers(
+            learner, experience.policy, chunk, experience.tasks
+        )
+    fresh = algorithm.behaviour in same and chunk.old is None
+    if "old" in loss.roles and not fresh:
+        with torch.no_grad(), policies.using(algorithm.behaviour):
+            evaluations["old"] = chunk.old or likelihood.evaluate(experience.policy, chunk)
+    new = evaluations["new"] = likelihood.evaluate(experience.policy, chunk)
+    if fresh:  # before the first step the policy is the one that sampled: no second evaluation
+        shared |= {"old"}
+    for role in sorted(shared & loss.roles):
+        out = None if new.out is None else new.out.detach()
+        evaluations[role] = Evaluation(new.logp.detach(), out)
+    entries = loss(likelihood, evaluations, chunk)
+    if "old" in evaluations:
+        stored = (
+            equal is not None and algorithm.behaviour == "current" and not learner.run.budget.replay
+        )
+        own = mismatch_metric(chunk, evaluations, stored)
+        entries = entries._replace(metrics=own | entries.metrics)
+    return entries, chunk.mask
+
+
+def mismatch_metric(
+    chunk: Rows, evaluations: Mapping[str, Evaluation], stored: bool
+) -> dict[str, Tensor]:
+    """`mismatch`: |log p_trainer - log p_sampler| of each entry, in nats, under the weights that
+    sampled.
+
+    stored: compare log-probabilities that rows carry as `old` with the trained weights, which are
+    still those that sampled
+    """
+    if (sampled := sampled_elsewhere(chunk)) is not None:
+        difference = evaluations["old"].logp - sampled
+    elif stored and chunk.old is not None:
+        difference = evaluations["new"].logp.detach() - chunk.old.logp
+    else:
+        return {}
+    return {"mismatch": difference.abs().nan_to_num(0.0)}
+
+
+def denominators(learner: Learner, share: Chunks) -> Counts:
+    """Count what sums are divided by, over the whole optimizer step and all processes."""
+    own = Counts.of([chunk.mask for chunk in share])
+    return Counts(*torch.tensor(learner.parallel.every(tuple(own))).sum(0).tolist())
+
+
+def optimizer_step(learner: Learner, progress: Progress) -> float:
+    """Sum gradients over processes, clip and step. A norm that is not finite skips the step."""
+    parameters, scale = learner.policies.parameters, learner.scaler.get_scale()
+    learner.parallel.sum_gradients(parameters)
+    learner.scaler.unscale_(learner.optimizer)
+    norm = float(clip(parameters.values(), learner.run.train.max_grad_norm))
+    if math.isfinite(norm):
+        learner.scaler.step(learner.optimizer)
+        learner.policies.publish()
+    learner.scaler.update()
+    learner.optimizer.zero_grad(set_to_none=True)
+    progress.skipped_in_a_row = _skipped(progress.skipped_in_a_row, norm, scale)
+    if progress.skipped_in_a_row >= SKIPPED_STEPS:  # all processes have this norm, and stop here
+        raise NotFiniteError(
+            "no finite gradient in three optimizer steps; lower train.lr or use model.dtype: "
+            "float32"
+        )
+    return norm
+
+
+def _skipped(before: int, norm: float, scale: float) -> int:
+    """Count skipped steps in a row, with this one. An overflow at a loss scale above 1 does not
+    count: the scale falls instead."""
+    return 0 if math.isfinite(norm) else before + (scale <= 1)

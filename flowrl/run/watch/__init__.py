@@ -1,0 +1,1 @@
+"""Records, the panel and alarms: they read what an iteration made."""

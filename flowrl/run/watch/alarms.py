@@ -1,0 +1,284 @@
+"""Alarms: signs in a run's metrics of collapse, reward hacking or lost scores.
+
+docs/alarms.md has the reasons, the runs that the thresholds were chosen on, and what to do.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pvariance
+from typing import Any, NamedTuple
+
+from flowrl.run.watch.unscored import TILTS, Evidence, differing
+
+Metrics = Mapping[str, float]
+DIVERSITY = ("image/diversity", "text/distinct")
+LOOKS = ("image/brightness", "image/saturation", "image/edges", "image/entropy", "image/diversity")
+STATISTICS = (*LOOKS, "text/distinct", "text/length", "text/stopped")
+_KEPT = ("reward", "reward_std", "unscored_share", *STATISTICS)
+_ERROR = "held_out_gain_error/"
+_ITERATION = "iteration"
+
+
+class Sign(NamedTuple):
+    name: str  # each is raised once
+    text: str  # a clause
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    window: int = 5  # iterations over which training metrics are averaged
+    fall: float = 0.15  # of a held-out score, in standard deviations of the samples
+    errors: float = 3.0  # the same fall, in standard errors of the paired difference
+    slip: float = 0.1  # the first, where the training reward rises
+    slip_errors: float = 3.0  # the second, likewise
+    rise: float = 0.3  # of the training reward, in its spreads at the start
+    gain: float = 2.0  # standard errors of a held-out gain that excuses changed statistics
+    shift: float = 0.75  # of a statistic, in standard deviations of the base's samples
+    shifted: int = 2  # statistics that have to shift
+    speed: float = 0.09  # of an image's statistics on average, in such spreads per iteration
+    speed_errors: float = 2.0  # the same change, in standard errors of a held-out score
+    change: float = 0.5  # relative, of a training statistic in a run without held-out prompts
+    alike: float = 0.6  # of the diversity at the start
+    stopped: float = 0.5  # of the share of texts that ended by themselves at the start
+    reward_fall: float = 0.33  # below its best, in spreads of the start
+    unscored: float = 0.1  # share of samples
+    p: float = 1e-3  # error probability of the test of unscored samples
+
+
+class Gain(NamedTuple):
+    """A held-out score against the base's."""
+
+    name: str
+    base: float
+    now: float
+    size: float  # in standard deviations of the samples, the larger of the base's and today's
+    errors: float  # in standard errors of the paired difference
+    error: float  # that standard error, in the same standard deviations
+
+
+@dataclass
+class Alarms:
+    """Compares evaluations with the base's, and training with its start and best state.
+
+    The state is plain numbers, for checkpoints.
+    """
+
+    at: Thresholds = Thresholds()
+    base: dict[str, float] = field(default_factory=dict)  # the first evaluation
+    last: dict[str, float] = field(default_factory=dict)  # the last one, and its iteration
+    start: list[dict[str, float]] = field(default_factory=list)  # the first iterations
+    recent: list[dict[str, float]] = field(default_factory=list)  # the last ones
+    best: list[float] = field(default_factory=list)  # rewards of the window with the highest mean
+    raised: list[str] = field(default_factory=list)
+    flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
+    evidence: dict[str, list[float]] = field(default_factory=dict)  # of unscored samples
+
+    def constant(self, metrics: Metrics) -> list[str]:
+        """Names of rewards with a single score for `window` iterations; each is returned once.
+
+        Reads `reward_std/NAME` and `reward/NAME`.
+        """
+        names = []
+        for key, spread in metrics.items():
+            name = key.removeprefix("reward_std/")
+            if name == key:
+                continue
+            none = spread <= 1e-9 * max(1.0, abs(metrics[f"reward/{name}"]))
+            self.flat[name] = self.flat.get(name, 0) + 1 if none else 0
+            if self.flat[name] >= self.at.window and key not in self.raised:
+                self.raised.append(key)
+                names.append(name)
+        return names
+
+    def unscored(self, metrics: Metrics, evidence: Evidence) -> list[str]:
+        """Add the unscored samples of an iteration, before `watch`; return new signs as clauses."""
+        for name, bets in evidence.items():
+            before = self.evidence.get(name, [0.0] * len(bets))
+            self.evidence[name] = [a + b for a, b in zip(before, bets, strict=True)]
+        shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
+        share = fmean([*shares, metrics.get("unscored_share", 0.0)])
+        signs = [
+            Sign(
+                f"unscored/{name}",
+                f"{'higher' if above else 'lower'} {name} of unscored samples than of scored ones",
+            )
+            for name, above in differing(self.evidence, self.at.p)
+        ]
+        if share > self.at.unscored:
+            signs.append(Sign("unscored", f"{100 * share:.0f} % of the samples have no score"))
+        return self._new(signs)
+
+    def watch(self, metrics: Metrics, iteration: int) -> list[str]:
+        """Add an iteration of training; return the new signs, each as a clause.
+
+        Without a reward, where all samples are given, there is nothing to compare.
+        """
+        if "reward" not in metrics:
+            return []
+        row = {name: metrics[name] for name in _KEPT if name in metrics}
+        row.setdefault("unscored_share", 0.0)
+        self.start = [*self.start, row][: self.at.window]
+        self.recent = [*self.recent, row][-self.at.window :]
+        if len(self.recent) < self.at.window:
+            return []
+        rewards = [row["reward"] for row in self.recent]
+        if not self.best or fmean(rewards) > fmean(self.best):
+            self.best = rewards
+        fall = [] if self._just_gained(iteration) else self._reward_fall(rewards)
+        return self._new([*fall, *self._training_shifts()])
+
+    def compare(self, metrics: Metrics, iteration: int) -> list[str]:
+        """Add the evaluation after some iterations, to be compared with the first and the last one;
+        return the new signs as clauses."""
+        now = {name: value for name, value in metrics.items() if name.startswith("held_out")}
+        before, self.last = self.last, now | {_ITERATION: float(iteration)}
+        if not self.base:
+            self.base = now
+            return []
+        gains = [self._gain(name, now) for name in self._judges(now)]
+        signs = [sign for gain in gains for sign in self._fall(gain)]
+        if not any(gain.errors > self.at.gain for gain in gains):
+            signs += [*self._shifts(now), *self._speed(before, gains)]
+        return self._new(signs + self._alike(_unprefixed(self.base), _unprefixed(now)))
+
+    def _new(self, signs: Sequence[Sign]) -> list[str]:
+        fresh = [sign for sign in signs if sign.name not in self.raised]
+        self.raised += [sign.name for sign in fresh]
+        return [sign.text for sign in fresh]
+
+    def _judges(self, now: Metrics) -> list[str]:
+        """Held-out rewards that the base was scored by too; a resumed run may have others."""
+        names = [name.removeprefix(_ERROR) for name in now if name.startswith(_ERROR)]
+        return [name for name in names if f"held_out_std/{name}" in self.base]
+
+    def _gain(self, name: str, now: Metrics) -> Gain:
+        key, std = f"held_out/{name}", f"held_out_std/{name}"
+        gain, spread = now[key] - self.base[key], max(self.base[std], now[std])
+        error = now[_ERROR + name]
+        size, errors = _ratio(gain, spread), _ratio(gain, error)
+        return Gain(name, self.base[key], now[key], size, errors, _ratio(error, spread))
+
+    def _just_gained(self, iteration: int) -> bool:
+        """Whether a held-out score was above the base's within the last `window` iterations. A plan
+        that moves over the run, like a window's, changes what training samples score."""
+        if not self.last or iteration - self.last[_ITERATION] > self.at.window:
+            return False
+        return any(self._gain(name, self.last).size > 0 for name in self._judges(self.last))
+
+    def _fall(self, gain: Gain) -> list[Sign]:
+        at = self.at
+        text = f"the held-out score {gain.name} fell from {gain.base:.3f} to {gain.now:.3f}"
+        if gain.size < -at.fall and gain.errors < -at.errors:
+            return [Sign(f"held_out/{gain.name}", text)]
+        if gain.size < -at.slip and gain.errors < -at.slip_errors and self._rises():
+            return [Sign(f"held_out/{gain.name}", f"the reward rises, but {text}")]
+        return []
+
+    def _rises(self) -> bool:
+        if not self.start:
+            return False
+        first, last = _means(self.start), _means(self.recent)
+        return last["reward"] - first["reward"] > self.at.rise * first["reward_std"]
+
+    def _shifts(self, now: Metrics) -> list[Sign]:
+        """Statistics of held-out samples, where no held-out score is above the base's."""
+        shifted = []
+        for name in STATISTICS:
+            key, spread = f"held_out/{name}", self.base.get(f"held_out_std/{name}")
+            if spread and abs(now[key] - self.base[key]) > self.at.shift * spread:
+                shifted.append(f"{name} went from {self.base[key]:.3f} to {now[key]:.3f}")
+        if len(shifted) < self.at.shifted:
+            return []
+        return [Sign("shifts", f"held-out scores gain nothing, and {', '.join(shifted)}")]
+
+    def _speed(self, before: Metrics, gains: Sequence[Gain]) -> list[Sign]:
+        """Statistics of held-out images since the evaluation `before`, where no score gains."""
+        moved = [
+            abs(self.last[f"held_out/{name}"] - before[f"held_out/{name}"]) / spread
+            for name in LOOKS
+            if (spread := self.base.get(f"held_out_std/{name}"))
+        ]
+        iterations = self.last[_ITERATION] - before[_ITERATION]
+        # the first step of Adam is as long as its learning rate, whatever the gradient
+        pace = self.at.speed * max(2, iterations)
+        # few samples move by chance; the scores' paired differences say by how much
+        noise = self.at.speed_errors * max((gain.error for gain in gains), default=0.0)
+        if not moved or fmean(moved) <= max(pace, noise):
+            return []
+        share = 100 * fmean(moved) / iterations
+        text = f"images change by {share:.0f} % of their spread per iteration"
+        return [Sign("speed", f"held-out scores gain nothing, and {text}")]
+
+    def _training_shifts(self) -> list[Sign]:
+        if self.base:  # evaluations are compared instead: a plan may move over the run
+            return []
+        first, last = _means(self.start), _means(self.recent)
+        signs = self._alike(first, last)
+        shifted = [
+            f"{name} went from {first[name]:.3f} to {last[name]:.3f}"
+            for name in STATISTICS
+            if name in first and abs(last[name] - first[name]) > self.at.change * abs(first[name])
+        ]
+        if len(shifted) < self.at.shifted:
+            return signs
+        return [*signs, Sign("shifts", f"the samples have changed: {', '.join(shifted)}")]
+
+    def _alike(self, first: Metrics, last: Metrics) -> list[Sign]:
+        """Samples of a group that become alike, and texts that no longer end by themselves."""
+        least = dict.fromkeys(DIVERSITY, self.at.alike) | {"text/stopped": self.at.stopped}
+        return [
+            Sign(name, f"{name} fell from {first[name]:.3f} to {last[name]:.3f}")
+            for name, share in least.items()
+            if name in first and last[name] < share * first[name]
+        ]
+
+    def _reward_fall(self, rewards: Sequence[float]) -> list[Sign]:
+        best, now, spread = fmean(self.best), fmean(rewards), _means(self.start)["reward_std"]
+        error = math.sqrt((pvariance(rewards) + pvariance(self.best)) / len(rewards))
+        if best - now <= max(self.at.reward_fall * spread, self.at.errors * error):
+            return []
+        return [Sign("reward", f"the reward fell from {best:.3f} to {now:.3f}")]
+
+    def state(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "at"}
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Take up a checkpoint's state; False, and nothing, for that of an older version."""
+        if state.keys() != self.state().keys():
+            return False
+        for name, value in state.items():
+            setattr(self, name, value)
+        return True
+
+    def check(self, iteration: int) -> None:
+        """ValueError for a state after `iteration` whose parts contradict each other."""
+        if len({frozenset(row) for row in (*self.start, *self.recent)}) > 1:
+            raise ValueError("state.json: alarms have iterations of different statistics")
+        if any(len(bets) != len(TILTS) for bets in self.evidence.values()):
+            raise ValueError(f"state.json: alarms.evidence has other than {len(TILTS)} numbers")
+        for name in self.base:
+            if name.startswith("held_out_std/") and _held_out(name) not in self.base:
+                raise ValueError(f"state.json: alarms.base has {name} without a score")
+            if name.removeprefix("held_out_std/") in LOOKS and _held_out(name) not in self.last:
+                raise ValueError(f"state.json: alarms.last has no {_held_out(name)}")
+        if self.base and not 0 <= self.last.get(_ITERATION, -1) <= iteration:
+            raise ValueError("state.json: alarms.last has no iteration before the checkpoint")
+
+
+def _held_out(std: str) -> str:
+    return std.replace("held_out_std/", "held_out/", 1)
+
+
+def _unprefixed(held_out: Metrics) -> dict[str, float]:
+    return {name.removeprefix("held_out/"): value for name, value in held_out.items()}
+
+
+def _ratio(number: float, unit: float) -> float:
+    if unit > 0:
+        return number / unit
+    return math.copysign(math.inf, number) if number else 0.0
+
+
+def _means(rows: Sequence[Metrics]) -> dict[str, float]:
+    return {name: fmean(row[name] for row in rows) for name in rows[0]}

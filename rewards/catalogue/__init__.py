@@ -1,0 +1,1 @@
+"""Rewards by name: every module here is one."""

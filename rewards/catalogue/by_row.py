@@ -1,0 +1,95 @@
+"""Each row's own reward, by a column of the prompt file: for prompts of several data sets.
+
+    {name: by_row, rewards: {gsm8k: exact_answer, code: {name: code_tests}}, weights: {code: 2}}
+
+`data_set` is the column that flowrl adds where `prompts.train` lists several data sets; files of
+verl have `data_source`. A value without a reward is an error, unless `otherwise` is its score.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.checks.self_test import ChecksPrompts
+from rewards.combine import scored
+from rewards.types import Reports, Reward, Samples, cell
+
+
+@dataclass(frozen=True)
+class ByRow:
+    rewards: Mapping[str, Reward]
+    weights: Mapping[str, float]
+    column: str
+    otherwise: float | None
+    seen: dict[str, list[float]] = field(default_factory=dict)  # sum and count since a report
+
+    @property
+    def parts(self) -> Mapping[str, Reward]:
+        return self.rewards
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        rows = self._rows(samples.prompts, samples.meta)
+        start = torch.nan if self.otherwise is None else self.otherwise
+        found = torch.full((len(samples.prompts),), start, dtype=torch.float64)
+        for value, some in rows.items():
+            own = scored(value, self.rewards[value], samples.take(some))
+            found[some] = own * self.weights.get(value, 1.0)
+            known = own[~own.isnan()]
+            past = self.seen.get(value, [0.0, 0.0])
+            self.seen[value] = [past[0] + float(known.sum()), past[1] + len(known)]
+        return found
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """ValueError for a row without a reward, or that its reward cannot score."""
+        for value, some in self._rows(prompts, meta).items():
+            reward = self.rewards[value]
+            if isinstance(reward, ChecksPrompts):
+                reward.check_prompts([prompts[i] for i in some], [meta[i] for i in some])
+
+    def report(self) -> dict[str, float]:
+        """The mean score of each value, before its weight, and what its reward reports."""
+        found = {value: total / count for value, (total, count) in self.seen.items() if count}
+        self.seen.clear()
+        for value, reward in self.rewards.items():
+            if isinstance(reward, Reports):
+                found |= {f"{value}/{name}": number for name, number in reward.report().items()}
+        return found
+
+    def _rows(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
+    ) -> dict[str, list[int]]:
+        """The rows of each value that has a reward."""
+        found: dict[str, list[int]] = {}
+        for row, columns in enumerate(meta or [{} for _ in prompts]):
+            value = str(cell(columns, self.column))
+            if value in self.rewards:
+                found.setdefault(value, []).append(row)
+            elif self.otherwise is None:
+                raise ValueError(
+                    f"by_row: row {row + 1} (prompt {prompts[row][:60]!r}) has {value!r} in the "
+                    f"column {self.column!r}, but the rewards are for {', '.join(self.rewards)}: "
+                    "add one, or set `otherwise` to the score of such rows"
+                )
+        return found
+
+
+def load(
+    rewards: Mapping[str, Reward],
+    weights: Mapping[str, float] | None = None,
+    column: str = "data_set",
+    otherwise: float | None = None,
+) -> Reward:
+    """rewards    value of the column -> reward of its rows
+    weights    value -> factor of its scores; 1 for others
+    column     names a row's data set, or what else rows differ in
+    otherwise  score of rows with other values
+    """
+    if not rewards:
+        raise ValueError("by_row: name a reward for at least one value of the column")
+    if wrong := [value for value in weights or () if value not in rewards]:
+        raise ValueError(f"by_row: weights: {wrong[0]!r} has no reward")
+    return ByRow(rewards, weights or {}, column, otherwise)

@@ -1,0 +1,232 @@
+"""A rule-based checker for edits of images of coloured shapes.
+
+An instruction names one change: "make the red circle blue", "move the red circle to the left" (or
+"to the right", "up", "down"), "add a green triangle", "remove the red circle". The objects of the
+source image and of the result are found by `rewards.catalogue.shapes` and compared. Two parts are
+scored:
+
+* the change, in 0..1: the named object has the other colour, where it was; is farther in the named
+  direction; is there; is gone;
+* the rest, in 0..1: every other object keeps its colour, shape, place and size.
+
+*graded* is change * (1/4 + 3/4 rest), times 0.7 for each further object in the result, so the
+unchanged source has 0. *strict* is 1 where graded is exactly 1, otherwise 0.
+
+It looks at objects alone. What is smaller than `rewards.catalogue.shapes.LEAST_AREA` is none: a
+removed object may leave a speck, and a small new one costs nothing. A background far from the
+world's own counts as an object too many.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.catalogue.shapes import (
+    BACKGROUND,
+    COLOURS,
+    EXTRA,
+    SHAPES,
+    DetectedShape,
+    ShapesKind,
+    detect,
+)
+from rewards.perception.media import each_size, expect
+from rewards.perception.references import check_image_column, column_images
+from rewards.types import Reward, Samples, Share, cell
+
+EditKind = Literal["recolour", "move", "add", "remove"]
+DIRECTIONS = {  # x runs to the right, y down
+    "to the right": (1, 0),
+    "to the left": (-1, 0),
+    "up": (0, -1),
+    "down": (0, 1),
+}
+# lengths are shares of the image's side
+SAME_PLACE = 0.07  # an object that is kept or recoloured may be this far away
+LEAST_MOVE = 0.15
+MOST_ASIDE = 0.09  # of a moved object, across its direction
+SAME_SIZE = 0.6  # least ratio of the smaller area to the larger one
+REST_FLOOR = 0.25  # of a right change where nothing else was kept
+SHAPE_SHARE, PLACE_SHARE, SIZE_SHARE = 0.4, 0.4, 0.2  # of an object that is compared
+
+_THING = rf"({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
+_RECOLOUR = re.compile(rf"make the {_THING} ({'|'.join(COLOURS)})")
+_MOVE = re.compile(rf"move the {_THING} ({'|'.join(DIRECTIONS)})")
+_ADD = re.compile(rf"add an? {_THING}")
+_REMOVE = re.compile(rf"remove the {_THING}")
+
+
+@dataclass(frozen=True)
+class ShapeEdit:
+    """One change. `to` is the colour of a recolouring or the direction of a move."""
+
+    kind: EditKind
+    colour: str
+    shape: str
+    to: str | None = None
+
+
+def parse_edit(instruction: str) -> ShapeEdit | None:
+    """Read an instruction; None for any other text, and for a colour that would stay.
+
+    Capitals, spaces and a full stop at the end do not matter.
+    """
+    text = " ".join(instruction.lower().split()).rstrip(".")
+    patterns = zip(get_args(EditKind), (_RECOLOUR, _MOVE, _ADD, _REMOVE), strict=True)
+    for kind, pattern in patterns:
+        if match := pattern.fullmatch(text):
+            edit = ShapeEdit(kind, *match.groups())
+            return None if edit.colour == edit.to else edit
+    return None
+
+
+def grade_edit(
+    source: Sequence[DetectedShape], result: Sequence[DetectedShape], edit: ShapeEdit
+) -> float | None:
+    """Partial credit in 0..1; exactly 1 if the edit was made and nothing else changed.
+
+    None where the source does not have the named object exactly once: then nothing can be asked.
+    """
+    named = [thing for thing in source if (thing.colour, thing.shape) == (edit.colour, edit.shape)]
+    if edit.kind != "add" and len(named) != 1:
+        return None
+    subject = None if edit.kind == "add" else named[0]
+    others, left = [thing for thing in source if thing is not subject], list(result)
+    rest = [_kept(thing, left) for thing in others]
+    change = _added(edit, left) if subject is None else _changed(edit, subject, left)
+    kept = sum(rest) / len(rest) if rest else 1.0
+    score = 1.0 if kept == 1 else REST_FLOOR + (1 - REST_FLOOR) * kept
+    return change * score * EXTRA ** len(left)
+
+
+def _kept(thing: DetectedShape, left: list[DetectedShape]) -> float:
+    """Credit of an object that must stay; its match is taken from those left."""
+    found = _take(thing, left, thing.colour)
+    if found is None:
+        return 0.0
+    return _likeness(thing, found, _distance(thing, found) <= SAME_PLACE)
+
+
+def _changed(edit: ShapeEdit, subject: DetectedShape, left: list[DetectedShape]) -> float:
+    """Credit of the named change of an object; its match is taken from those left."""
+    if edit.kind == "remove":
+        return float(_take(subject, left, subject.colour) is None)
+    if edit.kind == "recolour":
+        found = _take(subject, left, edit.to)
+        if found is None:
+            return 0.0
+        return _likeness(subject, found, _distance(subject, found) <= SAME_PLACE)
+    found = _take(subject, left, subject.colour)
+    if found is None or edit.to is None:
+        return 0.0
+    dx, dy = found.x - subject.x, found.y - subject.y
+    towards = DIRECTIONS[edit.to]
+    along, aside = dx * towards[0] + dy * towards[1], abs(dx * towards[1] + dy * towards[0])
+    moved = min(1.0, max(0.0, (along - SAME_PLACE) / (LEAST_MOVE - SAME_PLACE)))
+    return moved * _likeness(subject, found, aside <= MOST_ASIDE)
+
+
+def _added(edit: ShapeEdit, left: list[DetectedShape]) -> float:
+    """Credit of an object that was asked for; its match is taken from those left."""
+    own = [thing for thing in left if thing.colour == edit.colour]
+    found = max(own, key=lambda thing: (thing.shape == edit.shape, thing.area), default=None)
+    if found is None:
+        return 0.0
+    left.remove(found)
+    return 1.0 if found.shape == edit.shape else 1 - SHAPE_SHARE
+
+
+def _take(
+    thing: DetectedShape, left: list[DetectedShape], colour: str | None
+) -> DetectedShape | None:
+    """Take the nearest object of a colour from those left."""
+    own = [each for each in left if each.colour == colour]
+    found = min(own, key=lambda each: _distance(thing, each), default=None)
+    if found is not None:
+        left.remove(found)
+    return found
+
+
+def _likeness(thing: DetectedShape, found: DetectedShape, placed: bool) -> float:
+    """Share in 0..1 of shape, place and size that are right; exactly 1 if all are."""
+    small, large = sorted((thing.area, found.area))
+    facts = found.shape == thing.shape, placed, small >= SAME_SIZE * large
+    if all(facts):
+        return 1.0
+    shares = (SHAPE_SHARE, PLACE_SHARE, SIZE_SHARE)
+    return sum((share for share, fact in zip(shares, facts, strict=True) if fact), 0.0)
+
+
+def _distance(a: DetectedShape, b: DetectedShape) -> float:
+    return ((a.x - b.x) ** 2 + (a.y - b.y) ** 2) ** 0.5
+
+
+def _square(colour: tuple[int, int, int]) -> Float[Tensor, "3 32 32"]:
+    image = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(1, 32, 32)
+    image[:, 9:23, 9:23] = (torch.tensor(colour) / 255).view(3, 1, 1)
+    return image
+
+
+@dataclass(frozen=True)
+class EditShapesReward:
+    """One number per image; NaN where instruction or source cannot be read."""
+
+    kind: ShapesKind = "graded"
+    column: str = "image"
+    iou: float = 0.80
+    aspect: float = 0.75
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "edit_shapes", "image")
+        return each_size(samples, self._score)
+
+    def _score(self, samples: Samples) -> Float[Tensor, " n"]:
+        sources = self._sources(samples)
+        results = detect(samples.media, self.iou, self.aspect)
+        known: dict[int, list[DetectedShape]] = {}  # samples of a prompt share their source
+        scores: list[float] = []
+        for source, result, prompt in zip(sources, results, samples.prompts, strict=True):
+            if source is not None and id(source) not in known:
+                (known[id(source)],) = detect(source[None], self.iou, self.aspect)
+            edit = parse_edit(prompt)
+            if source is None or edit is None:
+                scores.append(float("nan"))
+                continue
+            score = grade_edit(known[id(source)], result, edit)
+            scores.append(float("nan") if score is None else self._number(score))
+        return torch.tensor(scores)
+
+    def _sources(self, samples: Samples) -> list[Tensor | None]:
+        """The source image [3 h w] of each sample: from its file, or a tensor as it is."""
+        found = [cell(row, self.column) for row in samples.meta]
+        if found and all(isinstance(source, Tensor) for source in found):
+            return found
+        return column_images("edit_shapes", samples, self.column)
+
+    def examples(self) -> Samples:
+        """A red square that became blue, and one that did not."""
+        source, edited = (_square(COLOURS[colour]) for colour in ("red", "blue"))
+        meta = [{self.column: source}] * 2
+        prompts = ["make the red square blue"] * 2
+        return Samples(torch.stack([edited, source]), prompts, torch.zeros(2).long(), meta)
+
+    def _number(self, score: float) -> float:
+        return score if self.kind == "graded" else float(score == 1)
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, object]]) -> None:
+        check_image_column("edit_shapes", self.column, prompts, meta)
+
+
+def load(
+    kind: ShapesKind = "graded", column: str = "image", iou: Share = 0.80, aspect: Share = 0.75
+) -> Reward:
+    """column: of the prompt file, with the path of the source image.
+
+    A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes.
+    """
+    return EditShapesReward(kind, column, iou, aspect)

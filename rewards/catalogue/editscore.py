@@ -1,0 +1,133 @@
+"""EditScore, arXiv:2509.23909: how well an image was edited, by a generative judge behind a server.
+
+Serve EditScore-7B (a LoRA, which is merged into Qwen2.5-VL first) or its Qwen3-VL kin with vLLM.
+Two questions: one about the source and the edit, whose answer is [success, no over-editing], one
+about the edit alone, [naturalness, no artifacts], each 0 to 25.
+
+    following = min(first two) / 2.5    quality = min(last two) / 2.5
+    overall   = mean over passes of sqrt(following * quality), 0 to 10
+
+`kind: average_first` is sqrt(mean success * mean quality), which their code has too; the others
+are its parts. A pass whose numbers cannot be read, or lie outside 0..25, does not count: the
+authors' batch code takes the middle of the range instead. `votes` is their number of passes (4 or
+8 in training). The two texts are the authors' and do not come with flowrl. Tried with answers of a
+stand-in only, not with the published weights.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.judging import chat
+from rewards.judging.panel import Messages, Panel, PanelSettings
+from rewards.judging.published_texts import PublishedText
+from rewards.perception.media import expect, items
+from rewards.perception.references import check_image_column, column_images
+from rewards.serving.requests import Unparsable
+from rewards.types import Inline, Reward, Samples
+
+EditPart = Literal["overall", "average_first", "prompt_following", "consistency", "quality"]
+HIGHEST = 25
+SEED = 42
+SAMPLING: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_tokens": 512}
+_SOURCE = "editscore/vie_prompts.py of github.com/VectorSpaceLab/EditScore"
+FOLLOWING_QUESTION = PublishedText(
+    "EditScore's question about an edit", 1524, "2fbb018b0e448b2d", _SOURCE, scale=HIGHEST, parts=3
+)
+QUALITY_QUESTION = PublishedText(
+    "EditScore's question about quality", 1196, "8249deba103d112d", _SOURCE, scale=HIGHEST, parts=3
+)
+_PAIR = re.compile(
+    r"\"score\"\s*:\s*\[\s*(-?\d++(?:\.\d++)?+)\s*,\s*(-?\d++(?:\.\d++)?+)\s*\]", re.IGNORECASE
+)
+
+
+def two_scores_in(answer: chat.Completion) -> tuple[float, float]:
+    """The two numbers of the last `"score": [a, b]`, 0 to 25; also in JSON with stray quotes."""
+    found = _PAIR.findall(answer.text)
+    pair = tuple(map(float, found[-1])) if found else (-1.0, -1.0)
+    if not all(0 <= score <= HIGHEST for score in pair):
+        raise Unparsable(f"no two scores from 0 to {HIGHEST}")
+    return pair[0], pair[1]
+
+
+@dataclass(frozen=True)
+class EditScore:
+    panel: Panel
+    following: str
+    quality: str
+    part: EditPart
+    column: str
+    labels: bool
+    one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "editscore", "image")
+        sources = column_images("editscore", samples, self.column)
+        rows = [row for row, source in enumerate(sources) if source is not None]
+        found = torch.full((len(sources),), torch.nan, dtype=torch.float64)
+        media = items(samples)
+        both: list[Messages] = []
+        alone: list[Messages] = []
+        for row in rows:
+            question = self.following.replace("<instruction>", samples.prompts[row])
+            both.append(self._message(question, [sources[row], media[row]]))
+            alone.append(self._message(self.quality, [media[row]]))
+        if rows:
+            found[rows] = self._scores(both, alone)
+        return found
+
+    def _message(self, question: str, images: Sequence[Any]) -> Messages:
+        parts: list[Any] = []
+        for number, image in enumerate(images, 1):
+            parts += [f"<img{number}>: "] * self.labels + [chat.image_part(image)]
+        return chat.user(*parts, question)
+
+    def _scores(self, both: list[Messages], alone: list[Messages]) -> Float[Tensor, " m"]:
+        if self.part == "prompt_following":
+            return self._votes(both, lambda success, _: success).nanmean(1)
+        if self.part == "consistency":
+            return self._votes(both, lambda _, kept: kept).nanmean(1)
+        quality = self._votes(alone, min)
+        if self.part == "quality":
+            return quality.nanmean(1)
+        if self.part == "average_first":
+            success = self._votes(both, lambda success, _: success)
+            return (success.nanmean(1) * quality.nanmean(1)).sqrt()
+        return (self._votes(both, min) * quality).sqrt().nanmean(1)
+
+    def _votes(
+        self, about: list[Messages], of: Callable[[float, float], float]
+    ) -> Float[Tensor, "m v"]:
+        def read(answer: chat.Completion) -> float:
+            return of(*two_scores_in(answer)) / (HIGHEST / 10)
+
+        return self.panel.each_vote(about, read, SAMPLING, SEED)
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        check_image_column("editscore", self.column, prompts, meta)
+
+
+def load(
+    server: Inline[PanelSettings],
+    following: str | None = None,
+    quality: str | None = None,
+    kind: EditPart = "overall",
+    column: str = "source",
+    base: Literal["qwen2.5", "qwen3"] = "qwen2.5",
+) -> Reward:
+    """following, quality: files with the two texts, or the authors' `vie_prompts.py` for both.
+
+    column: of the prompt file, with the path of the source image. base: of the served model; the
+    Qwen2.5 form labels the images, the Qwen3 form does not.
+    """
+    first = FOLLOWING_QUESTION.read("editscore", "following", following)
+    second = QUALITY_QUESTION.read("editscore", "quality", quality)
+    return EditScore(server.open(), first, second, kind, column, base == "qwen2.5")

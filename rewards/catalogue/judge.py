@@ -1,0 +1,143 @@
+"""A vision-language model as a judge, behind any server that speaks OpenAI's chat completions.
+
+vLLM and SGLang do. `load` is a pointwise reward, `judge` a judge of pairs for `win_rate`. A sample
+without a readable answer after all tries is unscored and counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rewards.judging import answers, chat
+from rewards.judging.checklist import Checklist
+from rewards.judging.panel import (
+    LONG_ANSWER,
+    SHORT_ANSWER,
+    AnswerReader,
+    Messages,
+    Panel,
+    PanelSettings,
+)
+from rewards.perception.media import items
+from rewards.types import Inline, Judge, Reward, Samples
+
+SCORINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
+    "score": (chat.SCORE, answers.score_in, LONG_ANSWER),
+    "expected": (chat.EXPECTED, answers.expected_in, SHORT_ANSWER),
+    "yes_no": (chat.YES_NO, answers.yes_in, SHORT_ANSWER),
+}
+COMPARINGS: dict[str, tuple[str, AnswerReader, dict[str, Any]]] = {
+    "verdict": (chat.VERDICT, answers.verdict_in, LONG_ANSWER),
+    "probability": (chat.WHICH, answers.which_in, SHORT_ANSWER),
+}
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """One question per sample, answered in 0..1. last: the question comes after the sample."""
+
+    panel: Panel
+    template: str
+    read: AnswerReader
+    body: Mapping[str, Any]
+    last: bool = False
+    one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        kind, frames = samples.kind, self.panel.frames
+        about: list[Messages] = []
+        for prompt, item in zip(samples.prompts, items(samples), strict=True):
+            question = chat.fill(self.template, kind, prompt)
+            shown = chat.message_parts(item, kind, frames)
+            about.append(chat.user(*shown, question) if self.last else chat.user(question, *shown))
+        return self.panel.values(about, self.read, self.body)
+
+    def examples(self) -> Samples:
+        return self.panel.examples()
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """P(a is better). With `both_orders` each pair is judged twice, with the places swapped.
+
+    The mean of P(a first wins) and 1 - P(b first wins) cancels a preference for the first place; a
+    pair needs both verdicts.
+    """
+
+    panel: Panel
+    template: str
+    read: AnswerReader
+    body: Mapping[str, Any]
+    both_orders: bool = True
+
+    def __call__(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
+        first, second = (a, b) if not self.both_orders else (torch.cat([a, b]), torch.cat([b, a]))
+        p = self.panel.values(self._about(samples, first, second), self.read, self.body)
+        verdicts = float((~p.isnan()).sum())
+        self.panel.note({"first_wins": float(p.nansum()), "verdicts": verdicts})
+        if not self.both_orders:
+            return p
+        return (p[: len(a)] + 1 - p[len(a) :]) / 2
+
+    def _about(
+        self, samples: Samples, first: Int[Tensor, " q"], second: Int[Tensor, " q"]
+    ) -> list[Messages]:
+        kind, prompts = samples.kind, list(samples.prompts)
+        used = set(first.tolist()) | set(second.tolist())
+        media = items(samples)
+        shown = {row: chat.message_parts(media[row], kind, self.panel.frames) for row in used}
+        name = kind.capitalize()
+        return [
+            chat.user(
+                chat.fill(self.template, kind, prompts[i]),
+                f"{name} 1:",
+                *shown[i],
+                f"{name} 2:",
+                *shown[j],
+            )
+            for i, j in zip(first.tolist(), second.tolist(), strict=True)
+        ]
+
+    def examples(self) -> Samples:
+        return self.panel.examples()
+
+
+def load(
+    server: Inline[PanelSettings],
+    kind: Literal["score", "expected", "yes_no", "checklist"] = "score",
+    question: str | None = None,
+) -> Reward:
+    """Scores in 0..1. Settings of the server: see `PanelSettings`.
+
+    kind: score reads `Score: N` in 1..5 from a reasoned answer; expected takes the mean digit under
+    the model's probabilities; yes_no P(yes); checklist the share of yes over questions.
+    question: replaces the built-in question; {prompt} is the prompt.
+    """
+    if question is not None and kind == "checklist":
+        raise ValueError("judge: a checklist writes its own questions; leave out question")
+    panel = server.open()
+    if kind == "checklist":
+        return Checklist(panel)
+    template, read, request = SCORINGS[kind]
+    return Pointwise(panel, question or template, read, request)
+
+
+def judge(
+    server: Inline[PanelSettings],
+    kind: Literal["verdict", "probability"] = "verdict",
+    question: str | None = None,
+    both_orders: bool = True,
+) -> Judge:
+    """A judge of pairs. kind: verdict reads `<answer>Image 1 is better</answer>`; probability takes
+    the model's probability of 1 and 2. The other settings are those of `load`.
+    """
+    template, read, request = COMPARINGS[kind]
+    return Pairwise(server.open(), question or template, read, request, both_orders)

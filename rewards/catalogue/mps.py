@@ -1,0 +1,224 @@
+"""MPS, the multi-dimensional preference score, arXiv:2405.14705: human preference by a CLIP whose
+image tokens look at the words of the prompt.
+
+All text tokens (77) and image tokens (257) of a CLIP ViT-H/14 are projected to its embedding. Four
+layers of cross attention, each with a parallel block of rotary self attention, read the text from
+the image tokens. Text tokens count whose similarity to a fixed list of words, CONDITION, is above
+`threshold` times the largest one: 0.3, as in the published evaluation (`threshold: 0.01` is the
+forward call of the training code).
+
+    score = exp(logit scale) * cos(end token of the text, first token of the image after the layers)
+
+One sample at a time: the largest similarity would otherwise be that of the batch. Networks run in
+float32; the authors' mask and images are in half precision.
+
+`checkpoint` is MPS_overall_checkpoint.pth, which is a pickled module. Its tensors are read without
+running its code (`rewards.perception.pickled_module`); a safetensors file with the same names will
+do. `clip` names the tokenizer, the image processor and the configuration.
+
+Not tried on the published file. The networks follow Kwai-Kolors/MPS (eval_overall_mps_on_hpdv2.py
+at ae290c23) and a copy of its trainer/models; the file's names follow from them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rewards.perception.embedding import (
+    Placement,
+    image_processor,
+    in_batches,
+    pil_images,
+    tokenize,
+)
+from rewards.perception.hub import HubName, model_path
+from rewards.perception.image_model import ImageModelSettings
+from rewards.perception.pickled_module import tensors_of
+from rewards.perception.qwen import weights_of_file
+from rewards.types import Inline, Reward, Samples, Share
+
+CONDITION = (
+    "light, color, clarity, tone, style, ambiance, artistry, shape, face, hair, hands, limbs, "
+    "structure, instance, texture, quantity, attributes, position, number, location, word, things."
+)
+ATTENTION_WIDTH = 64
+CLIP_PART, CROSS_PART = "model.", "cross_model."
+
+
+class CrossBlock(nn.Module):
+    """Multi-query attention of image tokens to the text, with a parallel gated network; then a
+    block of rotary self attention with one, both added to what they read."""
+
+    def __init__(self, width: int, inner: int, spread: int) -> None:
+        super().__init__()
+        self.norm, self.own_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.to_q = nn.Linear(width, inner, bias=False)
+        self.to_kv = nn.Linear(width, 2 * ATTENTION_WIDTH, bias=False)
+        self.to_out = nn.Linear(inner, width, bias=False)
+        self.ff_in = nn.Linear(width, 2 * spread, bias=False)
+        self.ff_out = nn.Linear(spread, width, bias=False)
+        self.fused = nn.Linear(width, inner + 2 * ATTENTION_WIDTH + 2 * spread, bias=False)
+        self.own_out = nn.Linear(inner, width, bias=False)
+        self.own_ff = nn.Linear(spread, width, bias=False)
+        self.split = (inner, ATTENTION_WIDTH, ATTENTION_WIDTH, 2 * spread)
+
+    def forward(
+        self, image: Float[Tensor, "i w"], text: Float[Tensor, "t w"], mask: Float[Tensor, " t"]
+    ) -> Float[Tensor, "i w"]:
+        x = self.norm(image)
+        k, v = self.to_kv(text).chunk(2, -1)
+        seen = self.to_out(attended(self.to_q(x), k, v, mask))
+        image = image + seen + self.ff_out(gated(self.ff_in(x)))
+        q, k, v, inner = self.fused(self.own_norm(image)).split(self.split, -1)
+        heads = q.unflatten(-1, (-1, ATTENTION_WIDTH)).transpose(0, 1)
+        q = rotated(heads).transpose(0, 1).flatten(1)
+        none = torch.zeros(len(k), device=k.device, dtype=k.dtype)
+        own = self.own_out(attended(q, rotated(k), v, none))
+        return image + own + self.own_ff(gated(inner))
+
+
+def attended(
+    q: Float[Tensor, "i h"],
+    k: Float[Tensor, "t d"],
+    v: Float[Tensor, "t d"],
+    mask: Float[Tensor, " t"],
+) -> Float[Tensor, "i h"]:
+    """Attention of several heads of q to one head of k and v; the mask is added."""
+    heads = q.unflatten(-1, (-1, ATTENTION_WIDTH)).transpose(0, 1) * ATTENTION_WIDTH**-0.5
+    return ((heads @ k.T + mask).softmax(-1) @ v).transpose(0, 1).flatten(1)
+
+
+def gated(x: Float[Tensor, "n w"]) -> Float[Tensor, "n v"]:
+    """SwiGLU: the first half times the SiLU of the second."""
+    value, gate = x.chunk(2, -1)
+    return functional.silu(gate) * value
+
+
+def rotated(x: Float[Tensor, "*h n d"]) -> Float[Tensor, "*h n d"]:
+    """Rotary positions 0 to n - 1, in halves."""
+    n, width = x.shape[-2:]
+    steps = torch.arange(0, width, 2, device=x.device).float() / width
+    angles = torch.arange(n, device=x.device)[:, None] / 10000**steps
+    angles = torch.cat([angles, angles], -1)
+    first, second = x.chunk(2, -1)
+    return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+NAMES = {  # in a layer of the file: in CrossBlock
+    **{
+        f"0.fn.{name}": name for name in ("norm.weight", "norm.bias", "to_q.weight", "to_kv.weight")
+    },
+    **{"0.fn.to_out.weight": "to_out.weight", "0.fn.ff.0.weight": "ff_in.weight"},
+    **{"0.fn.ff.2.weight": "ff_out.weight", "1.fn.norm.weight": "own_norm.weight"},
+    **{"1.fn.norm.bias": "own_norm.bias", "1.fn.fused_attn_ff_proj.weight": "fused.weight"},
+    **{"1.fn.attn_out.weight": "own_out.weight", "1.fn.ff_out.1.weight": "own_ff.weight"},
+}
+IGNORED = ("1.fn.rotary_emb.inv_freq", "1.fn.pos_emb")  # computed
+
+
+@dataclass(frozen=True)
+class Mps:
+    clip: Any
+    layers: nn.ModuleList
+    tokenizer: Any
+    processor: Any
+    place: Placement
+    threshold: float
+    condition: str
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        pairs = list(zip(pil_images(samples), samples.prompts, strict=True))
+        return in_batches(lambda one: self._score(*one[0])[None], pairs, 1)
+
+    @torch.no_grad()
+    def _score(self, image: Image.Image, prompt: str) -> Float[Tensor, ""]:
+        (words, condition), ends = self._texts([prompt, self.condition])
+        likeness = (words @ condition.T).amax(1)
+        mask = torch.where(likeness / likeness.max() > self.threshold, 0.0, -torch.inf)
+        pixels = self.processor(image, return_tensors="pt")["pixel_values"]
+        pixels = pixels.to(self.place.device, self.place.dtype)
+        states = self.clip.vision_model(pixel_values=pixels).last_hidden_state
+        seen = self.clip.visual_projection(states)[0]
+        for layer in self.layers:
+            seen = layer(seen, words, mask.to(seen.dtype))
+        cosine = functional.cosine_similarity(ends[0].float(), seen[0].float(), dim=0)
+        return self.clip.logit_scale.exp().float() * cosine
+
+    def _texts(self, texts: list[str]) -> tuple[Float[Tensor, "k t e"], Float[Tensor, "k e"]]:
+        """Projected states of all tokens, padding too as in the authors' call, and of the ends."""
+        limit = self.clip.config.text_config.max_position_embeddings
+        ids = tokenize(self.tokenizer, texts, limit, self.place.device)["input_ids"]
+        read = self.clip.text_model(input_ids=ids)
+        project = self.clip.text_projection
+        return project(read.last_hidden_state), project(read.pooler_output)
+
+
+def cross_layers(state: dict[str, Tensor], place: str) -> nn.ModuleList:
+    """The cross model of a file's entries. ValueError for others."""
+    start = f"{CROSS_PART}layers."
+    own = {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}
+    numbers = sorted({int(name.partition(".")[0]) for name in own})
+    layers = nn.ModuleList()
+    for number in numbers:
+        given = {k.partition(".")[2]: v for k, v in own.items() if k.startswith(f"{number}.")}
+        given = {k: v for k, v in given.items() if k not in IGNORED}
+        if set(given) != set(NAMES):
+            odd = ", ".join(sorted(set(given) ^ set(NAMES))[:4])
+            raise ValueError(f"mps: {place}: the cross model differs from MPS in {odd}")
+        inner, width = given["0.fn.to_q.weight"].shape
+        block = CrossBlock(width, inner, given["0.fn.ff.2.weight"].shape[1])
+        block.load_state_dict({NAMES[name]: value for name, value in given.items()})
+        layers.append(block)
+    if not layers:
+        raise ValueError(f"mps: {place} has no entries {start}*, as MPS has")
+    return layers
+
+
+def clip_of(state: dict[str, Tensor], folder: str, place: str) -> Any:
+    from transformers import CLIPConfig, CLIPModel
+
+    model = CLIPModel(CLIPConfig.from_pretrained(folder))
+    own = {k.removeprefix(CLIP_PART): v for k, v in state.items() if k.startswith(CLIP_PART)}
+    own = {k: v for k, v in own.items() if not k.endswith("position_ids")}
+    try:
+        model.load_state_dict(own)
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"mps: {place} has a CLIP other than {folder}: {why}") from error
+    return model
+
+
+def load(
+    checkpoint: str,
+    clip: HubName = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    threshold: Share = 0.3,
+    condition: str = CONDITION,
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
+) -> Reward:
+    """checkpoint: MPS_overall_checkpoint.pth, or its tensors as safetensors.
+
+    condition: words by which tokens of the prompt are chosen. `batch` has no effect.
+    """
+    file, folder, place = Path(checkpoint), model_path(clip), common.place
+    if not file.is_file():
+        raise ValueError(f"mps: no such file: {checkpoint}")
+    pickled = file.suffix != ".safetensors"
+    state = tensors_of("mps", file) if pickled else weights_of_file("mps", file)
+    from transformers import AutoTokenizer
+
+    reward = Mps(
+        place.put(clip_of(state, folder, checkpoint)),
+        place.put(cross_layers(state, checkpoint)),
+        AutoTokenizer.from_pretrained(folder),
+        image_processor(folder),
+        place,
+        threshold,
+        condition,
+    )
+    return common.over_frames("mps", reward)

@@ -1,0 +1,25 @@
+"""PickScore: people's choice between two images for a prompt, arXiv:2305.01569.
+
+A CLIP ViT-H/14. The score is the trained scale times the cosine (`kind: logit`), about 18 to 26 on
+real samples; Flow-GRPO divides it by 26, MixGRPO takes (score - 18) / 8, DanceGRPO the plain
+cosine (`kind: cosine`). The processor is that of the CLIP it was fine-tuned from, as in the
+authors' example.
+"""
+
+from typing import Literal
+
+from rewards.perception.embedding import Cosine, transformers_towers
+from rewards.perception.hub import HubName
+from rewards.perception.image_model import ImageModelSettings
+from rewards.types import Inline, Reward
+
+
+def load(
+    model: HubName = "yuvalkirstain/PickScore_v1",
+    processor: HubName = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+    kind: Literal["logit", "cosine"] = "logit",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
+) -> Reward:
+    towers = transformers_towers(model, common.place, processor)
+    factor = towers.scale if kind == "logit" else 1.0
+    return common.over_frames("pickscore", Cosine(towers, factor, batch=common.batch))

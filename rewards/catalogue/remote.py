@@ -1,0 +1,167 @@
+"""A reward or judge in another process or on another machine: `flowrl serve-reward NAME`.
+
+Groups are sent whole, so that a groupwise reward may be served too. Samples that the server could
+not score, and those of a request that failed after all its tries, are unscored (NaN) and counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rewards.serving import wire
+from rewards.serving.client import Client
+from rewards.serving.codec import ImageFormat, VideoFormat
+from rewards.serving.requests import Ask, Failure, Malformed, Patience
+from rewards.types import Inline, Judge, OneOrMore, Reward, Samples
+
+
+@dataclass(frozen=True)
+class RemoteReward:
+    """One number per sample from the server, NaN where it has none."""
+
+    client: Client
+    batch: int = 16
+    pictures: ImageFormat = "png"
+    videos: VideoFormat = "frames"
+    one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        parts = list(whole_groups(samples.group.tolist(), self.batch))
+        asks = [self._ask("/score", samples.take(rows)) for rows in parts]
+        return _gather(self.client, asks, parts)
+
+    def examples(self) -> Samples | None:
+        """Examples of the served reward, if it has some."""
+        known = self.client.get("/examples")
+        if known is None:
+            return None
+        return wire.decode_samples(wire.WireSamples.model_validate(known))
+
+    def _ask(self, path: str, samples: Samples, **more: list[int]) -> Ask:
+        body = wire.encode_samples(samples, self.pictures, self.videos) | more
+        return Ask(path, body, {"path": path, "values": len(more.get("a", samples.prompts))})
+
+
+@dataclass(frozen=True)
+class RemoteJudge:
+    """P(a is preferred) for each pair. An image is sent once for all its pairs."""
+
+    remote: RemoteReward
+
+    def __call__(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
+        pairs = list(zip(a.tolist(), b.tolist(), strict=True))
+        parts = list(few_samples(pairs, self.remote.batch))
+        asks: list[Ask] = []
+        for part in parts:
+            rows = sorted({row for i in part for row in pairs[i]})
+            place = {row: at for at, row in enumerate(rows)}
+            first = [place[pairs[i][0]] for i in part]
+            second = [place[pairs[i][1]] for i in part]
+            asks.append(self.remote._ask("/judge", samples.take(rows), a=first, b=second))
+        return _gather(self.remote.client, asks, parts)
+
+    def examples(self) -> Samples | None:
+        return self.remote.examples()
+
+
+def _gather(client: Client, asks: list[Ask], parts: list[list[int]]) -> Float[Tensor, " m"]:
+    """Values of all requests, in the rows of their parts; NaN for requests that failed."""
+    values = torch.full((sum(map(len, parts)),), torch.nan, dtype=torch.float64)
+
+    def read(ask: Ask, body: Any) -> list[float | None]:
+        answer = wire.read_answer(body, ask.note["values"])
+        if answer is None:
+            raise Malformed
+        return answer
+
+    for outcome, part in zip(client.ask(asks, read), parts, strict=True):
+        if not isinstance(outcome, Failure):
+            given = [torch.nan if value is None else value for value in outcome]
+            values[part] = torch.tensor(given, dtype=torch.float64)
+    return values
+
+
+def whole_groups(group: list[int], most: int) -> Iterator[list[int]]:
+    """Rows in parts of whole groups, with at most `most` rows unless one group is larger."""
+    part: list[int] = []
+    start = 0
+    while start < len(group):
+        end = start
+        while end < len(group) and group[end] == group[start]:
+            end += 1
+        if part and len(part) + end - start > most:
+            yield part
+            part = []
+        part = [*part, *range(start, end)]
+        start = end
+    if part:
+        yield part
+
+
+def few_samples(pairs: list[tuple[int, int]], most: int) -> Iterator[list[int]]:
+    """Indices of pairs in order, in parts that have at most `most` samples (or one pair)."""
+    part: list[int] = []
+    seen: set[int] = set()
+    for i, pair in enumerate(pairs):
+        if part and len(seen | set(pair)) > most:
+            yield part
+            part, seen = [], set()
+        part.append(i)
+        seen |= set(pair)
+    if part:
+        yield part
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """Settings of a served reward or judge. Images travel without loss, in the format `pictures`.
+
+    key: name of an environment variable with the token. batch: samples per request; more only if
+    one group is larger. videos: frames as images, or a lossy MP4. timeout: seconds per try.
+    at_once: most requests in flight. log: a file for one JSON line per request.
+    """
+
+    url: str
+    key: str | None = None
+    batch: OneOrMore = 16
+    pictures: ImageFormat = "png"
+    videos: VideoFormat = "frames"
+    timeout: float = 60.0
+    tries: int = 7
+    at_once: int = 8
+    log: str | None = None
+
+    def open(self, does: str) -> RemoteReward:
+        """ValueError unless a reward server of our format answers and `does` this."""
+        patience = Patience(self.timeout, self.tries, self.at_once)
+        client = Client(self.url, self.key, patience, self.log)
+        try:
+            health = client.get("/health")
+        except ValueError as error:
+            raise ValueError(
+                f"remote: {error}; start one with `flowrl serve-reward NAME --port PORT`, or fix "
+                "url"
+            ) from error
+        if not isinstance(health, dict) or health.get("format") != wire.FORMAT:
+            raise ValueError(f"remote: {client.url} is not a reward server of format {wire.FORMAT}")
+        if not health.get(does):
+            raise ValueError(f"remote: {health.get('reward')} at {client.url} has no {does}")
+        return RemoteReward(client, self.batch, self.pictures, self.videos)
+
+
+def load(server: Inline[ServerSettings]) -> Reward:
+    """The reward of a server."""
+    return server.open("scores")
+
+
+def judge(server: Inline[ServerSettings]) -> Judge:
+    """The judge behind a server; every served reward is one too."""
+    return RemoteJudge(server.open("judges"))

@@ -1,0 +1,170 @@
+"""Score of a text by a transformers sequence-classification model: the reward models of RLHF.
+
+The prompt and the text are the two turns of the tokenizer's chat template, or without a template
+the two parts of a pair (BERT's [SEP] between them, nothing for GPT-2). The score is the model's
+only logit, or the logit of a `label`. Rows are padded on the right and masked, so the batch has no
+effect. Weights without a trained head are an error: their scores would be random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.perception.embedding import DtypeName, Placement
+from rewards.perception.hub import HubName, model_path
+from rewards.perception.media import expect
+from rewards.types import OneOrMore, Reward, Samples
+
+HeadKind = Literal["logit", "softmax", "sigmoid"]
+Long = Literal["unscored", "cut_start", "cut_end"]
+Encoded = dict[str, list[int]]  # input_ids, and token_type_ids where the model has them
+
+
+@dataclass
+class SequenceClassifier:
+    model: Any
+    tokenizer: Any
+    place: Placement
+    label: int
+    kind: HeadKind
+    most: int | None  # tokens of prompt and text together
+    long: Long
+    batch: int
+    met: dict[str, int] = field(default_factory=lambda: {"long": 0})
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "sequence_classifier", "text")
+        rows = [self._encode(*pair) for pair in zip(samples.prompts, samples.media, strict=True)]
+        scores = torch.full((len(rows),), torch.nan)
+        kept = [i for i, row in enumerate(rows) if row is not None]
+        kept.sort(key=lambda i: len(rows[i]["input_ids"]))  # type: ignore[index]
+        for start in range(0, len(kept), self.batch):
+            part = kept[start : start + self.batch]
+            scores[part] = self._scores([row for i in part if (row := rows[i]) is not None])
+        return scores
+
+    def _encode(self, prompt: str, text: str) -> Encoded | None:
+        """The tokens, or None for a text that cannot be scored: empty or too long."""
+        if self.tokenizer.chat_template is None:
+            types = getattr(self.model.config, "type_vocab_size", 0) > 1
+            # lists, since an empty text alone is not taken for the second part of a pair
+            pair = self.tokenizer([prompt], [text], return_token_type_ids=types, verbose=False)
+            given = {name: ids[0] for name, ids in pair.items()}
+        else:
+            pairs = zip(("user", "assistant"), (prompt, text), strict=True)
+            turns = [{"role": role, "content": content} for role, content in pairs]
+            given = self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)
+        row = {k: list(v) for k, v in given.items() if k in ("input_ids", "token_type_ids")}
+        length = len(row["input_ids"])
+        if self.most is not None and length > self.most:
+            self.met["long"] += 1
+            if self.long == "unscored":
+                return None
+            part = slice(-self.most, None) if self.long == "cut_start" else slice(self.most)
+            row = {name: ids[part] for name, ids in row.items()}
+        return row if length else None
+
+    @torch.no_grad()
+    def _scores(self, rows: Sequence[Encoded]) -> Float[Tensor, " m"]:
+        config = self.model.config.get_text_config()
+        published = config.pad_token_id
+        pad = _unused(rows) if published is None else published
+        width = max(len(row["input_ids"]) for row in rows)
+        given = {
+            name: [
+                row[name] + [pad * (name == "input_ids")] * (width - len(row[name])) for row in rows
+            ]
+            for name in rows[0]
+        }
+        given["attention_mask"] = [
+            [1] * len(row["input_ids"]) + [0] * (width - len(row["input_ids"])) for row in rows
+        ]
+        tensors = {k: torch.tensor(v, device=self.place.device) for k, v in given.items()}
+        config.pad_token_id = pad  # decoders look for the last token that is not this one
+        try:
+            logits = self.model(**tensors).logits.float().cpu()
+        finally:
+            config.pad_token_id = published
+        if self.kind == "softmax":
+            return logits.softmax(-1)[:, self.label]
+        return logits[:, self.label].sigmoid() if self.kind == "sigmoid" else logits[:, self.label]
+
+    def report(self) -> dict[str, float]:
+        """`long`: the number of samples with more tokens than the model reads."""
+        long, self.met["long"] = self.met["long"], 0
+        return {"long": float(long)}
+
+
+def _unused(rows: Sequence[Encoded]) -> int:
+    """A token that none of the rows has, and which can therefore pad them."""
+    used = {token for row in rows for token in row["input_ids"]}
+    return next(token for token in range(len(used) + 1) if token not in used)
+
+
+def limit_of(model: Any, tokenizer: Any, most: int | None) -> int | None:
+    """Most tokens that the model reads; None if neither it nor its tokenizer has a limit.
+
+    ValueError for a `most` beyond that.
+    """
+    known = [getattr(model.config.get_text_config(), "max_position_embeddings", None)]
+    known += [tokenizer.model_max_length if tokenizer.model_max_length < 10**9 else None]
+    known = [size for size in known if size is not None and size > 0]
+    own = min(known, default=None)
+    if most is not None and (most < 1 or (own is not None and most > own)):
+        room = f"at most {own}" if own is not None else "at least 1"
+        raise ValueError(f"sequence_classifier: `most` must be {room} tokens, not {most}")
+    return own if most is None else most
+
+
+def label_index(model: Any, label: int | str | None) -> int:
+    """Index of a label's logit. ValueError if it is required, or is none of the model's."""
+    names = model.config.id2label
+    if label is None and len(names) == 1:
+        return 0
+    places = {str(name).casefold(): int(place) for place, name in names.items()}
+    if isinstance(label, int) and 0 <= label < len(names):
+        return label
+    if isinstance(label, str) and label.casefold() in places:
+        return places[label.casefold()]
+    listed = ", ".join(f"{place} ({name})" for place, name in names.items())
+    raise ValueError(f"sequence_classifier: `label` must be one of {listed}, not {label!r}")
+
+
+def load(
+    model: HubName,
+    label: int | str | None = None,
+    kind: HeadKind = "logit",
+    most: int | None = None,
+    long: Long = "unscored",
+    batch: OneOrMore = 16,
+    device: str = "auto",
+    dtype: DtypeName = "float32",
+) -> Reward:
+    """model  a folder or hub name, its tokenizer with it
+    label  index or name of a logit; not needed if there is only one
+    kind   the logit, its softmax among the labels, or its sigmoid
+    most   tokens of prompt, text and template; by default all that the model reads
+    long   longer samples: unscored, or cut at the start (which loses the prompt and the template
+           first) or at the end (useless for decoders, which score at the last token)
+    batch  samples per call; it has no effect on scores
+    """
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    place, source = Placement.of(device, dtype), model_path(model)
+    loaded, info = AutoModelForSequenceClassification.from_pretrained(
+        source, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        raise ValueError(
+            f"sequence_classifier: {model} has no trained {', '.join(sorted(info['missing_keys']))}"
+            ": it is not a classifier, so its scores would be random"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    limit = limit_of(loaded, tokenizer, most)
+    return SequenceClassifier(
+        place.put(loaded), tokenizer, place, label_index(loaded, label), kind, limit, long, batch
+    )

@@ -1,0 +1,316 @@
+"""A rule-based checker for images of coloured shapes, like GenEval, arXiv:2310.11513.
+
+A prompt names objects, colours, a number and a relation. The checker finds the objects of the image
+and compares them, without a neural network. It has two scores of the same facts:
+
+* strict is 1 if the image shows exactly what the prompt names and nothing else, otherwise 0;
+* graded is in 0..1, with partial credit for each part that is right.
+
+graded == 1 exactly where strict == 1. To read a curve: the demo model before RL has 0.76 strict on
+held-out prompts (10 steps, no guidance); drawn scenes have 0.996 strict, their copies through its
+autoencoder 0.98, drawn scenes with a wrong prompt of the same kind 0.0004.
+
+How objects are found: each pixel takes its nearest palette colour if one is near; connected pixels
+of one colour are an object; its mask is compared with a circle, a square and an upright triangle
+that fill the same box. A large area of no palette colour counts as an object without colour, so
+that a smudge is an extra object. All lengths are shares of the image's size.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.perception.media import each_size, expect
+from rewards.types import Reward, Samples, Share
+
+COLOURS = {  # sRGB, 0..255
+    "red": (220, 40, 40),
+    "green": (40, 170, 70),
+    "blue": (40, 80, 225),
+    "yellow": (245, 205, 40),
+    "purple": (150, 60, 200),
+    "black": (25, 25, 25),
+}
+BACKGROUND = (244, 244, 240)
+SHAPES = ("circle", "square", "triangle")
+RELATIONS = ("left of", "right of", "above", "below")
+NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
+
+NEAR_COLOUR = 0.275  # a pixel has a colour if it is nearer than this to it (L2, RGB in 0..1)
+LEAST_AREA = 14 / 1024  # smaller objects are specks; share of the image's area
+LEAST_OFFSET = 1 / 16  # of the image's size: objects closer than this are in no relation
+DIAGONAL = 0.8  # |offset along the relation's axis| >= this times |offset across it|
+LONGEST_SIDE = 64  # larger images are downscaled first
+EXTRA = 0.7  # factor of the graded score for each object too many
+OBJECTS_SHARE = 0.6  # of the graded score of a prompt with a relation; the relation has the rest
+
+_THING = rf"({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
+_ONE = re.compile(rf"an? {_THING}")
+_TWO = re.compile(rf"an? {_THING} (?:to the )?({'|'.join(RELATIONS)}) an? {_THING}")
+_MANY = re.compile(rf"({'|'.join(NUMBER_WORDS)}) {_THING}s")
+
+ColouredShape = tuple[str, str]  # colour, shape
+ShapesKind = Literal["graded", "strict"]
+
+
+@dataclass(frozen=True)
+class WantedShapes:
+    """The objects of a prompt; the first has `relation` to the second."""
+
+    things: tuple[ColouredShape, ...]
+    relation: str | None = None
+
+    @property
+    def kind(self) -> Literal["single", "two", "count"]:
+        if self.relation is not None:
+            return "two"
+        return "single" if len(self.things) == 1 else "count"
+
+
+@dataclass(frozen=True)
+class DetectedShape:
+    """An object of an image. x to the right, y down, both in 0..1; area as a share of the image."""
+
+    colour: str | None  # None: not a palette colour
+    shape: str | None  # None: no template fits
+    x: float
+    y: float
+    area: float
+
+
+def parse_shapes(prompt: str) -> WantedShapes | None:
+    """Read "a red circle", "a red circle left of a blue square" or "three green triangles".
+
+    Capitals, spaces and a full stop at the end do not matter. None for anything else.
+    """
+    text = " ".join(prompt.lower().split()).rstrip(".")
+    if match := _ONE.fullmatch(text):
+        return WantedShapes(((match[1], match[2]),))
+    if match := _TWO.fullmatch(text):
+        return WantedShapes(((match[1], match[2]), (match[4], match[5])), match[3])
+    if match := _MANY.fullmatch(text):
+        return WantedShapes(((match[2], match[3]),) * NUMBER_WORDS[match[1]])
+    return None
+
+
+@lru_cache(maxsize=4096)
+def templates(height: int, width: int) -> tuple[np.ndarray, ...]:
+    """Masks [m h w] of circles, a square and upright triangles that fill a box of h x w pixels.
+
+    A shape reaches up to a pixel beyond the box of the pixels that it colours (those that it covers
+    by more than half), so circle and triangle come in two sizes.
+    """
+    y, x = np.mgrid[0:height, 0:width]
+    u, v = (x + 0.5) / width * 2 - 1, (y + 0.5) / height * 2 - 1
+    right, down = 1 + 0.8 / width, 1 + 0.8 / height
+    circles = [u * u + v * v <= 1, (u / right) ** 2 + (v / down) ** 2 <= 1]
+    triangles = [np.abs(u) <= (v + 1) / 2 + slack for slack in (0.06, 0.8 / width)]
+    return np.stack(circles), np.ones((1, height, width), bool), np.stack(triangles)
+
+
+@lru_cache(maxsize=4096)
+def _areas(height: int, width: int) -> tuple[np.ndarray, ...]:
+    """Pixels [m] of each of `templates`."""
+    return tuple(masks.sum((1, 2)) for masks in templates(height, width))
+
+
+def detect(
+    images: Float[Tensor, "n 3 h w"], iou: float = 0.80, aspect: float = 0.75
+) -> list[list[DetectedShape]]:
+    """The objects of each image (0..1); about 0.2 ms per image of 32 x 32 in a batch.
+
+    iou: least overlap of an object's mask with its best template (intersection over union).
+    aspect: least ratio of its box's sides; a mask that fails either has shape None.
+    The objects of the last images are kept by a digest of their bytes, so that the graded and the
+    strict score of the same samples look once.
+    """
+    if len(images) == 0:
+        return []
+    plain = images.detach().cpu().contiguous()
+    digest = hashlib.blake2b(plain.view(torch.uint8).numpy().data).digest()
+    key = (digest, plain.dtype, plain.shape, iou, aspect)
+    known, found = _LAST.get("found", ((), ()))
+    if known != key:
+        found = tuple(map(tuple, _detect(plain, iou, aspect)))
+        _LAST["found"] = key, found
+    return [list(things) for things in found]
+
+
+_LAST: dict[str, tuple[tuple[Any, ...], tuple[tuple[DetectedShape, ...], ...]]] = {}
+
+
+def _detect(
+    images: Float[Tensor, "n 3 h w"], iou: float, aspect: float
+) -> list[list[DetectedShape]]:
+    from scipy import ndimage
+
+    masks = _masks(images)  # [n c h w]; one plane a colour, the last one without colour
+    n, planes, height, width = masks.shape
+    in_plane = np.zeros((3, 3, 3), bool)
+    in_plane[1] = ndimage.generate_binary_structure(2, 1)
+    labels = np.zeros((n * planes, height, width), np.int32)
+    ndimage.label(masks.reshape(labels.shape), structure=in_plane, output=labels)
+    names = (*COLOURS, None)
+    detected: list[list[DetectedShape]] = [[] for _ in range(n)]
+    for label, box in enumerate(ndimage.find_objects(labels), start=1):
+        mask = labels[box][0] == label
+        area = mask.sum() / (height * width)
+        if area < LEAST_AREA:
+            continue
+        image, plane = divmod(box[0].start, planes)
+        rows, columns = np.nonzero(mask)
+        detected[image].append(
+            DetectedShape(
+                colour=names[plane],
+                shape=_shape(mask, iou, aspect),
+                x=float(columns.mean() + box[2].start + 0.5) / width,
+                y=float(rows.mean() + box[1].start + 0.5) / height,
+                area=float(area),
+            )
+        )
+    return detected
+
+
+def _masks(images: Float[Tensor, "n 3 h w"]) -> np.ndarray:
+    """Masks of the colours [n len(COLOURS)+1 h w]; the last plane is pixels of no colour."""
+    from scipy import ndimage
+
+    images = images.detach().float().cpu().nan_to_num(0.5).clamp(0, 1)
+    shrink = LONGEST_SIDE / max(images.shape[-2:])
+    if shrink < 1:
+        size = [max(1, round(side * shrink)) for side in images.shape[-2:]]
+        images = functional.interpolate(images, size, mode="bilinear", antialias=True)
+    palette = torch.tensor([*COLOURS.values(), BACKGROUND]) / 255
+    # |a - b|^2 = |a|^2 - 2 a.b + |b|^2 needs no [n c 3 h w] tensor
+    cross = torch.einsum("nkhw,ck->nchw", images, palette)
+    squared = images.square().sum(1, keepdim=True) - 2 * cross
+    squared = (squared + palette.square().sum(1)[:, None, None]).numpy()
+    nearest, known = squared.argmin(1), squared.min(1) < NEAR_COLOUR**2
+    planes = [known & (nearest == colour) for colour in range(len(COLOURS))]
+    # every drawn edge has a thin seam of mixed colour: only a core of 3 x 3 pixels is an object
+    smudge = ndimage.binary_opening(~known, np.ones((1, 3, 3), bool))
+    return np.stack([*planes, smudge], 1)
+
+
+def _shape(mask: np.ndarray, iou: float, aspect: float) -> str | None:
+    height, width = mask.shape
+    if min(height, width) < aspect * max(height, width):
+        return None
+    area, overlaps = mask.sum(), []
+    for masks, areas in zip(templates(height, width), _areas(height, width), strict=True):
+        both = (masks & mask).sum((1, 2))
+        overlaps.append((both / (areas + area - both)).max())
+    best = int(np.argmax(overlaps))
+    return SHAPES[best] if overlaps[best] >= iou else None
+
+
+def in_relation(a: DetectedShape, b: DetectedShape, relation: str) -> bool:
+    """Whether a's centre has the relation to b's, and is farther along its axis than across it."""
+    dx, dy = b.x - a.x, b.y - a.y
+    along, across = {
+        "left of": (dx, dy),
+        "right of": (-dx, dy),
+        "above": (dy, dx),
+        "below": (-dy, dx),
+    }[relation]
+    return along > LEAST_OFFSET and along >= DIAGONAL * abs(across)
+
+
+def grade_shapes(found: Sequence[DetectedShape], wanted: WantedShapes) -> float:
+    """Partial credit in 0..1; exactly 1 if the image shows the wanted objects and nothing else.
+
+    Each wanted object is matched with one detected object: the same colour and shape for 1, the
+    colour for 1/2, the shape for 1/4, none for 0. With a relation the mean of these counts 0.6 and
+    the relation 0.4, which needs both colours. Each unmatched object multiplies the score by 0.7.
+    """
+    credit, taken = _match(found, wanted)
+    score = sum(credit) / len(credit)
+    if wanted.relation is not None:
+        first, second = taken
+        holds = (
+            min(credit) >= 0.5
+            and first is not None
+            and second is not None
+            and in_relation(first, second, wanted.relation)
+        )
+        score = OBJECTS_SHARE * score + (1 - OBJECTS_SHARE) * holds
+    extra = len(found) - sum(thing is not None for thing in taken)
+    return score * EXTRA**extra
+
+
+def _match(
+    found: Sequence[DetectedShape], wanted: WantedShapes
+) -> tuple[list[float], list[DetectedShape | None]]:
+    """Credit and matched object of each wanted object; the best matches are made first."""
+    left = list(found)
+    credit = [0.0] * len(wanted.things)
+    taken: list[DetectedShape | None] = [None] * len(wanted.things)
+    for worth, colour_counts, shape_counts in (
+        (1.0, True, True),
+        (0.5, True, False),
+        (0.25, False, True),
+    ):
+        for place, (colour, shape) in enumerate(wanted.things):
+            for thing in left if taken[place] is None else ():
+                right_colour = thing.colour == colour or not colour_counts
+                if right_colour and (thing.shape == shape or not shape_counts):
+                    credit[place], taken[place] = worth, thing
+                    left.remove(thing)
+                    break
+    return credit, taken
+
+
+def is_exact(found: Sequence[DetectedShape], wanted: WantedShapes) -> bool:
+    """Whether objects, colours, shapes and number are the same, in the wanted relation."""
+    if Counter((thing.colour, thing.shape) for thing in found) != Counter(wanted.things):
+        return False
+    if wanted.relation is None:
+        return True
+    first, second = sorted(found, key=lambda f: (f.colour, f.shape) != wanted.things[0])
+    return in_relation(first, second, wanted.relation)
+
+
+@dataclass(frozen=True)
+class ShapesReward:
+    """One number per image; NaN for a prompt that `parse_shapes` cannot read."""
+
+    kind: ShapesKind = "graded"
+    iou: float = 0.80
+    aspect: float = 0.75
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "shapes", "image")
+        return each_size(samples, self._score)
+
+    def _score(self, samples: Samples) -> Float[Tensor, " n"]:
+        score = grade_shapes if self.kind == "graded" else is_exact
+        found = detect(samples.media, self.iou, self.aspect)
+        wanted = [parse_shapes(prompt) for prompt in samples.prompts]
+        return torch.tensor(
+            [
+                float("nan") if want is None else float(score(things, want))
+                for things, want in zip(found, wanted, strict=True)
+            ]
+        )
+
+    def examples(self) -> Samples:
+        """A red square, with its own prompt and with another."""
+        image = (torch.tensor(BACKGROUND) / 255).view(3, 1, 1).repeat(1, 32, 32)
+        image[:, 9:23, 9:23] = (torch.tensor(COLOURS["red"]) / 255).view(3, 1, 1)
+        media = torch.stack([image, image])
+        return Samples(media, ["a red square", "a blue circle"], torch.arange(2))
+
+
+def load(kind: ShapesKind = "graded", iou: Share = 0.80, aspect: Share = 0.75) -> Reward:
+    """A larger `iou` (0.85) and `aspect` (0.8) make a stricter judge of shapes."""
+    return ShapesReward(kind, iou, aspect)

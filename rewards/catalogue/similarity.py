@@ -1,0 +1,94 @@
+"""Similarity of an image to a reference image, for edits: the cosine of two embeddings.
+
+A column of the prompt file names the reference file. kind clip compares CLIP's image vectors
+(semantic content; CLIP-I), dino the class tokens of a DINO or DINOv2 (identity and appearance of
+the subject; DINO-I): both from DreamBooth, arXiv:2208.12242. 1 is the same image.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.perception.embedding import (
+    Placement,
+    image_processor,
+    in_batches,
+    pil_images,
+    transformers_towers,
+)
+from rewards.perception.files import read_images
+from rewards.perception.hub import HubName, model_path
+from rewards.perception.image_model import ImageModelSettings
+from rewards.perception.media import to_pil
+from rewards.types import Inline, Reward, Samples, cell
+
+MODELS = {"clip": "openai/clip-vit-large-patch14", "dino": "facebook/dinov2-base"}
+Embed = Callable[[Sequence[Image.Image]], Float[Tensor, "n e"]]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Cosine to the reference; NaN for samples without one, or whose reference cannot be read."""
+
+    embed: Embed
+    column: str
+    batch: int
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        score = torch.full((len(samples.prompts),), torch.nan)
+        paths = [cell(row, self.column) for row in samples.meta] or [None] * len(score)
+        named = [path for path in dict.fromkeys(paths) if path]
+        files = read_images(named)
+        for sentence in files.broken.values():
+            warnings.warn(f"similarity: {sentence}; its samples are unscored", stacklevel=2)
+        there = {
+            path: pixels
+            for path, pixels in zip(named, files.media, strict=True)
+            if pixels is not None
+        }
+        rows = [row for row, path in enumerate(paths) if path in there]
+        if not rows:
+            return score
+        shown = [to_pil(pixels) for pixels in there.values()]
+        references = in_batches(self.embed, shown, self.batch)
+        own = in_batches(self.embed, pil_images(samples.take(rows)), self.batch)
+        place = {path: number for number, path in enumerate(there)}
+        score[rows] = (own * references[[place[paths[row]] for row in rows]]).sum(-1)
+        return score
+
+
+def dino(model: str, place: Placement) -> Embed:
+    """Function from images to the unit class tokens of the last layer, after its norm."""
+    from transformers import AutoModel
+
+    loaded, processor = place.put(AutoModel.from_pretrained(model)), image_processor(model)
+
+    @torch.no_grad()
+    def embed(images: Sequence[Image.Image]) -> Float[Tensor, "n e"]:
+        pixels = processor(list(images), return_tensors="pt")["pixel_values"]
+        out = loaded(pixel_values=pixels.to(place.device, place.dtype)).last_hidden_state
+        return functional.normalize(out[:, 0].float(), dim=-1)
+
+    return embed
+
+
+def load(
+    kind: Literal["clip", "dino"] = "clip",
+    model: HubName | None = None,
+    column: str = "reference",
+    common: Inline[ImageModelSettings] = ImageModelSettings(),
+) -> Reward:
+    """`column` holds the path of each prompt's reference image."""
+    model = model or MODELS[kind]
+    if kind == "clip":
+        embed = transformers_towers(model, common.place).images
+    else:
+        embed = dino(model_path(model), common.place)
+    return common.over_frames("similarity", Similarity(embed, column, common.batch))

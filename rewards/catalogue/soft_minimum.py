@@ -1,0 +1,43 @@
+"""Smooth minimum of several rewards.
+
+score = -T log( mean_i exp(-s_i / T) ) over the members i: their minimum for T -> 0, their mean for
+T -> infinity, and s if all are s. A gain in the worst member is worth more than the same gain in a
+better one: the weight of member i in the gradient is softmax(-s / T)_i.
+
+Members must be on one scale, as in `ensemble`. A sample unscored by any member is unscored.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.catalogue.ensemble import member_scores
+from rewards.types import Positive, Reward, Samples
+
+
+@dataclass(frozen=True)
+class SoftMinimum:
+    rewards: tuple[Reward, ...]
+    temperature: float
+    concurrent: ClassVar[bool] = True
+
+    @property
+    def parts(self) -> Mapping[str, Reward]:
+        return {f"member {i}": reward for i, reward in enumerate(self.rewards)}
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        members = member_scores(self.rewards, samples)
+        total = torch.logsumexp(-members / self.temperature, 0) - math.log(len(members))
+        return -self.temperature * total
+
+
+def load(rewards: Sequence[Reward], temperature: Positive = 0.1) -> Reward:
+    """`temperature` is in units of the members' scores."""
+    if len(rewards) < 2:
+        raise ValueError(f"soft_minimum: at least two rewards are needed, not {len(rewards)}")
+    return SoftMinimum(tuple(rewards), temperature)

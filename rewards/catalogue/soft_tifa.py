@@ -1,0 +1,124 @@
+"""Soft-TIFA, the score of GenEval 2 (arXiv:2512.16853): probabilities of the right answers.
+
+The column `vqa_list` has a prompt's questions with their answers, `[["How many cats ...?",
+"two"], ...]`. Each question, with ` Answer in one word.` behind it, is asked about the image. The
+score of an answer is the summed probability of the first tokens of its forms: of a number the
+word, the word with a capital, both behind a blank, the digit, and the digit behind a blank; of all
+others Yes, yes, ` yes` and ` Yes`. `kind: arithmetic` is the mean over the questions (AM),
+`geometric` the geometric mean (GM), 0 if one of them is 0. GenEval 2 reports 100 times the mean
+over prompts.
+
+As published, and so here: in Qwen's vocabulary the first token of ` 2` is a blank, so the blank
+counts for every number; forms with the same first token count twice, so a score may pass 1.
+Not certain: which questions ask for a number; here those that hold `How many`. Tried with answers
+of a stand-in only, not with the published judge.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.judging import chat
+from rewards.judging.panel import SHORT_ANSWER, Messages, Panel, PanelSettings
+from rewards.judging.token_mass import first_token_mass
+from rewards.perception.hub import HubName, model_path
+from rewards.perception.media import expect, items
+from rewards.types import Inline, Reward, Samples, cell
+
+ONE_WORD = " Answer in one word."
+YES = ("Yes", "yes", " yes", " Yes")
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def forms_of(question: str, answer: str) -> tuple[str, ...]:
+    """The forms of the right answer, in the authors' order."""
+    if "How many" not in question:
+        return YES
+    word = answer.strip()
+    forms = (word, word.capitalize(), f" {word}", f" {word.capitalize()}")
+    if word.lower() in NUMBERS:
+        digit = str(NUMBERS.index(word.lower()))
+        return (*forms, digit, f" {digit}")
+    return forms
+
+
+@dataclass(frozen=True)
+class SoftTifa:
+    """The mean over a prompt's questions; unscored unless all of them were answered."""
+
+    panel: Panel
+    tokenizer: Any
+    geometric: bool
+    column: str
+    one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        kind = expect(samples, "soft_tifa", "image", "video")
+        rows: list[int] = []
+        about: list[Messages] = []
+        forms: list[tuple[str, ...]] = []
+        for row, item in enumerate(items(samples)):
+            shown = chat.message_parts(item, kind, self.panel.frames)
+            for question, right in _questions(samples, row, self.column):
+                rows.append(row)
+                about.append(chat.user(*shown, question + ONE_WORD))
+                forms.append(tuple(self._first_token(form) for form in forms_of(question, right)))
+        mass, at = self._mass(about, forms), torch.tensor(rows, dtype=torch.long)
+        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+        for row in set(rows):
+            own = mass[at == row]
+            found[row] = own.log().mean().exp() if self.geometric else own.mean()
+        return found
+
+    def _mass(self, about: list[Messages], forms: list[tuple[str, ...]]) -> Float[Tensor, " q"]:
+        """The probability of each question's forms; questions with equal forms share a call."""
+        found = torch.full((len(about),), torch.nan, dtype=torch.float64)
+        for own in dict.fromkeys(forms):
+            where = [place for place, other in enumerate(forms) if other == own]
+            read = partial(first_token_mass, forms=own)
+            found[where] = self.panel.values([about[p] for p in where], read, SHORT_ANSWER)
+        return found
+
+    def _first_token(self, form: str) -> str:
+        ids = self.tokenizer(form, add_special_tokens=False)["input_ids"]
+        return self.tokenizer.decode(ids[:1])
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """ValueError, naming the row, for a prompt without questions."""
+        whole = Samples([""] * len(prompts), prompts, torch.zeros(len(prompts)).long(), meta)
+        for row in range(len(prompts)):
+            if not _questions(whole, row, self.column):
+                raise ValueError(
+                    f"soft_tifa: row {row + 1} of the prompts has no questions in its column "
+                    f"{self.column!r}: a list of pairs [question, answer], as in "
+                    "geneval2_data.jsonl"
+                )
+
+
+def _questions(samples: Samples, row: int, column: str) -> list[tuple[str, str]]:
+    value = cell(samples.meta[row], column) if samples.meta else None
+    pairs = value if isinstance(value, list) else []
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise ValueError(
+            f"soft_tifa: row {row + 1}: {column} must be pairs [question, answer], not {value!r}"
+        )
+    return [(str(question), str(answer)) for question, answer in pairs]
+
+
+def load(
+    server: Inline[PanelSettings],
+    kind: Literal["arithmetic", "geometric"] = "geometric",
+    tokenizer: HubName = "Qwen/Qwen3-VL-8B-Instruct",
+    column: str = "vqa_list",
+) -> Reward:
+    """`tokenizer` is that of the served model, which names the first tokens of the answers."""
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(model_path(tokenizer))
+    return SoftTifa(server.open(), words, kind == "geometric", column)

@@ -1,0 +1,148 @@
+"""UnifiedReward's family behind a server: 1.0 and 2.0 (arXiv:2503.05236), Think (arXiv:2505.03318),
+Edit, Flex.
+
+`load` scores one sample, `judge` compares two for `win_rate`. Images go as JPEG of quality 95,
+before the text, in one turn, at temperature 0, as in the authors' clients; of a video go `frames`
+images at int(i total / n). The question is a file: each release has its own, and none comes with
+flowrl. `{prompt}` stands for the prompt (the authors' f-strings have the caption or the
+instruction there). No digest of these texts is known here, so none is checked.
+
+Answers that are read, each with its own range (`rewards.judging.answers`): `Final Score: 3.4`
+(1 to 5; videos 1 to 10), three axes such as `Alignment Score (1-5): 3.1`, `Image 1 is better.`,
+`<answer>Image 2 is better</answer>` behind reasoning, two shares per axis, two signed numbers
+(Edit), `winner` of a JSON object (Flex). `axis` takes one axis instead of their mean.
+
+With `column`, which names the source image of an edit, the source is shown first. EditScore's JSON,
+which UnifiedReward-Edit has for single edits, is the reward `editscore`. Tried with answers of the
+published forms only, not with the published weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rewards.judging import answers, chat
+from rewards.judging.panel import AnswerReader, Messages, Panel, PanelSettings
+from rewards.perception.media import expect, items
+from rewards.perception.references import check_image_column, column_images
+from rewards.types import Inline, Judge, Kind, Reward, Samples
+
+JPEG_QUALITY = 95
+REQUEST: Mapping[str, Any] = {"max_tokens": 4096}
+Axis = Literal["all", "alignment", "coherence", "style", "physics"]
+
+
+@dataclass(frozen=True)
+class Questioner:
+    """Builds the messages: the source, the samples, and the text last."""
+
+    panel: Panel
+    question: str
+    read: AnswerReader
+    column: str | None
+
+    def messages(self, samples: Samples, rows: Sequence[tuple[int, ...]]) -> list[Messages | None]:
+        """A message for each choice of rows; None where the source cannot be read."""
+        kind = expect(samples, "unified_reward", "image", "video")
+        media, count = items(samples), self.panel.frames
+        sources = column_images("unified_reward", samples, self.column) if self.column else []
+        used = sorted({row for chosen in rows for row in chosen})
+        shown = {row: _parts(media[row], kind, count) for row in used}
+        made: list[Messages | None] = []
+        for chosen in rows:
+            text = chat.fill(self.question, kind, samples.prompts[chosen[0]])
+            parts = [part for row in chosen for part in shown[row]]
+            source = sources[chosen[0]] if sources else None
+            if source is not None:
+                parts = [chat.image_part(source, JPEG_QUALITY), *parts]
+            made.append(None if self.column and source is None else chat.user(*parts, text))
+        return made
+
+    def values(self, samples: Samples, rows: Sequence[tuple[int, ...]]) -> Float[Tensor, " q"]:
+        found = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+        about = self.messages(samples, rows)
+        asked = [place for place, message in enumerate(about) if message is not None]
+        if asked:
+            whole = [message for message in about if message is not None]
+            found[asked] = self.panel.values(whole, self.read, REQUEST)
+        return found
+
+
+def _parts(item: Tensor, kind: Kind, frames: int) -> list[str | dict[str, Any]]:
+    if kind == "video":
+        taken = min(frames, len(item))
+        item = item[[int(i * len(item) / taken) for i in range(taken)]]
+    return chat.message_parts(item, kind, frames, JPEG_QUALITY)
+
+
+@dataclass(frozen=True)
+class UnifiedScore:
+    """One question per sample, answered in 0..1."""
+
+    ask: Questioner
+    one_call: ClassVar[bool] = True
+    waits: ClassVar[bool] = True
+    concurrent: ClassVar[bool] = True
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        return self.ask.values(samples, [(row,) for row in range(len(samples.prompts))])
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        if self.ask.column is not None:
+            check_image_column("unified_reward", self.ask.column, prompts, meta)
+
+
+@dataclass(frozen=True)
+class UnifiedPreference:
+    """P(a is better); the mean of both orders with `both_orders`, NaN unless both were read."""
+
+    ask: Questioner
+    both_orders: bool
+
+    def __call__(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
+        pairs = list(zip(a.tolist(), b.tolist(), strict=True))
+        swapped = [(second, first) for first, second in pairs] if self.both_orders else []
+        p = self.ask.values(samples, [*pairs, *swapped])
+        if not self.both_orders:
+            return p
+        return (p[: len(pairs)] + 1 - p[len(pairs) :]) / 2
+
+
+def load(
+    server: Inline[PanelSettings], question: str, axis: Axis = "all", column: str | None = None
+) -> Reward:
+    """Scores in 0..1: (x - 1) / 4, of videos in 1..10 (x - 1) / 9. `question` is a file."""
+    read = answers.score_in if axis == "all" else partial(answers.axis_in, axis=axis)
+    return UnifiedScore(Questioner(server.open(), _read(question), read, column))
+
+
+def judge(
+    server: Inline[PanelSettings],
+    question: str,
+    both_orders: bool = True,
+    column: str | None = None,
+) -> Judge:
+    """P(first is better). The other settings are those of `load`."""
+    ask = Questioner(server.open(), _read(question), answers.verdict_in, column)
+    return UnifiedPreference(ask, both_orders)
+
+
+def _read(question: str) -> str:
+    path = Path(question)
+    if not path.is_file():
+        raise ValueError(
+            f"unified_reward: question: no such file: {question}; copy the text of your release's "
+            "client, from github.com/CodeGoat24/UnifiedReward, with {prompt} for the prompt"
+        )
+    text = path.read_text(encoding="utf-8")
+    if "{prompt}" not in text:
+        raise ValueError(f"unified_reward: question: {question} has no {{prompt}} in it")
+    return text

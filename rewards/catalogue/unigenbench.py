@@ -1,0 +1,130 @@
+"""UniGenBench (arXiv:2510.18701): a judge checks each test point of a prompt, yes or no.
+
+The columns `testpoints` and `testpoint_descriptions` list what a prompt is tested for, such as
+`Attribute - Color` with "a red hat"; the suite `unigenbench:FILE` reads them from the official
+prompt files. All points of a sample are one request: the authors' question with the prompt, the
+points, a definition of each, and the descriptions. The answer has two lists, `<analysis>` and
+`<score>`; both need an entry per point, otherwise it is asked again (`tries`, in their code until
+it fits), and then the sample is unscored. A point that scores 1 is right, all else is wrong.
+
+    score = share of the prompt's points that are right
+
+An evaluation also reports, as published, the accuracy of each test point and of each of the ten
+primary dimensions, where every (sample, point) counts once. Their mean, the leaderboard's overall
+number, is from memory: the authors' scripts print none.
+
+`question` is one of the authors' scripts (eval/qwenvl_72b_en_eval.py and the like), read and not
+run. Their judges are UniGenBench-EvalModel behind vLLM, which gets a JPEG of quality 95 before the
+text, and Gemini 2.5 Pro, which gets the text before the image file (`image: last`). Requests have
+temperature 0 here, where theirs take the server's default.
+"""
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.catalogue.unified_reward import JPEG_QUALITY
+from rewards.judging import chat
+from rewards.judging.checkpoint_question import CheckpointQuestion
+from rewards.judging.panel import LONG_ANSWER, Messages, Panel, PanelSettings
+from rewards.judging.tally import AnswerTally
+from rewards.perception.media import expect, items
+from rewards.serving.requests import Malformed
+from rewards.types import Inline, Reward, Samples, cell
+
+POINTS, DESCRIPTIONS = "testpoints", "testpoint_descriptions"
+
+
+def points_in(answer: chat.Completion, size: int) -> list[float]:
+    """1 or 0 of each test point. Lists of another size are Malformed, hence asked again."""
+    analysis, score = (_list_in(answer.text, tag) for tag in ("analysis", "score"))
+    if len(analysis) != size or len(score) != size:
+        raise Malformed
+    return [float(type(value) is int and value == 1) for value in score]
+
+
+def _list_in(text: str, tag: str) -> list[Any]:
+    found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    try:
+        value = ast.literal_eval(found[1].strip()) if found else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        raise Malformed from error
+    if not isinstance(value, list):
+        raise Malformed
+    return value
+
+
+@dataclass(frozen=True)
+class UniGenBench:
+    panel: Panel
+    question: CheckpointQuestion
+    image_first: bool
+    one_call: ClassVar[bool] = True
+    tally: AnswerTally = field(default_factory=lambda: AnswerTally(overall=True), repr=False)
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        expect(samples, "unigenbench", "image")
+        found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
+        rows, about, points = [], [], []
+        for row, item in enumerate(items(samples)):
+            own, texts = _points(samples.meta[row] if samples.meta else {}, row, self.question)
+            if own:
+                text = self.question.fill(samples.prompts[row], own, texts)
+                about.append(self._message(text, item))
+                rows.append(row)
+                points.append(own)
+        answers = self.panel.lists(about, points_in, [len(own) for own in points], LONG_ANSWER)
+        for row, own, right in zip(rows, points, answers, strict=True):
+            if right:
+                found[row] = sum(right) / len(right)
+                for point, value in zip(own, right, strict=True):
+                    self.tally.add(point, value)
+        return found
+
+    def _message(self, text: str, image: Tensor) -> Messages:
+        if self.image_first:
+            return chat.user(chat.image_part(image, JPEG_QUALITY), text)
+        return chat.user(text, chat.image_part(image))
+
+    def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
+        """ValueError, naming the row, for a prompt without test points."""
+        for row in range(len(prompts)):
+            if not _points(meta[row] if meta else {}, row, self.question)[0]:
+                raise ValueError(
+                    f"unigenbench: row {row + 1} of the prompts has no column {POINTS!r}: read the "
+                    "official file as a suite, flowrl suites unigenbench:FILE --out prompts.jsonl"
+                )
+
+
+def _points(
+    row: Mapping[str, Any], number: int, question: CheckpointQuestion
+) -> tuple[list[str], list[str]]:
+    points, texts = cell(row, POINTS) or [], cell(row, DESCRIPTIONS) or []
+    place = f"unigenbench: row {number + 1}"
+    if not isinstance(points, list) or not isinstance(texts, list) or len(points) != len(texts):
+        raise ValueError(f"{place}: {POINTS} and {DESCRIPTIONS} must be two lists of one length")
+    if unknown := [point for point in points if point not in question.definitions]:
+        known = ", ".join(question.definitions)
+        raise ValueError(
+            f"{place}: the question defines no test point {unknown[0]!r}; it has {known}: take the "
+            "script of the prompts' language"
+        )
+    return list(map(str, points)), list(map(str, texts))
+
+
+def load(
+    server: Inline[PanelSettings], question: str, image: Literal["first", "last"] = "first"
+) -> Reward:
+    """Scores in 0..1. question: one of the authors' scripts, in the language of the prompts.
+
+    Settings of the server: see `PanelSettings`.
+    """
+    return UniGenBench(
+        server.open(), CheckpointQuestion.read("unigenbench", question), image == "first"
+    )

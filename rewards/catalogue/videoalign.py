@@ -1,0 +1,255 @@
+"""VideoReward of VideoAlign: quality, motion and text alignment of a video, arXiv:2501.13918.
+
+A Qwen2-VL-2B reads the frames, an instruction and the prompt, with a special token behind each of
+three parts; a linear layer maps each token's state to three numbers, of which the i-th counts for
+the i-th token. VQ and MQ stand before the prompt, so only TA depends on it. Each is normalised by
+the mean and standard deviation of the checkpoint's `inference_config`; overall is their sum.
+
+A checkpoint is a folder: `model_config.json` and `checkpoint-<step>/model.pth` (the highest step),
+whose adapter is stored beside the weights and merged here in float32: W + alpha / r * B A. The
+authors run it unmerged in bfloat16, so figures differ by that rounding; they also round rotary
+frequencies to bfloat16, which is not imitated. The form that splits the adapter off lacks the rows
+of the three tokens and is refused.
+
+Scores depend on the frame rate: `video_fps` is that of the samples. 2 frames per second are taken
+(the checkpoint's `fps`), at least 4. The authors read an mp4, a lossy step that is left out.
+The network needs 4.4 GB in bfloat16. Not tried on the published weights. From memory: the
+base's chat template; not to be found out: fields of the released `model_config.json` beyond those
+that are read, and whether each has the name that its training script implies.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from rewards.judging.published_texts import PublishedText
+from rewards.perception.embedding import in_batches
+from rewards.perception.hub import HubName, hub_reachable, model_path
+from rewards.perception.media import expect, items
+from rewards.perception.qwen import (
+    VIDEO,
+    QwenBackbone,
+    QwenSettings,
+    Turn,
+    open_backbone,
+    refuse_others,
+    split_names,
+    video_patches,
+    weights_of_file,
+)
+from rewards.types import Inline, Positive, Reward, Samples
+
+HUB_FOLDER = "KwaiVGI/VideoReward"
+TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+DIMENSIONS = ("VQ", "MQ", "TA")
+LEAST_PIXELS = 128 * 28 * 28
+LEAST_FRAMES, MOST_FRAMES = 4, 768
+WRAPPED = "base_model.model."
+VIDEO_HEAD = "rm_head.weight"
+VideoPart = Literal["overall", "visual_quality", "motion_quality", "text_alignment"]
+COLUMNS: dict[str, tuple[int, ...]] = {
+    "overall": (0, 1, 2),
+    "visual_quality": (0,),
+    "motion_quality": (1,),
+    "text_alignment": (2,),
+}
+VIDEO_INSTRUCTION = PublishedText(
+    "VideoAlign's instruction",
+    3997,
+    "fdb6309bac618dd0",
+    "prompt_template.py of github.com/KwaiVGI/VideoAlign",
+    "https://raw.githubusercontent.com/KwaiVGI/VideoAlign/"
+    "3e5ebc600aebc4d28300e9132b0a23ee8e1bc47c/prompt_template.py",
+)
+
+
+class DataFields(BaseModel):
+    fps: float
+    max_frame_pixels: int
+    sample_type: Literal["uniform"]
+    eval_dim: tuple[Literal["VQ"], Literal["MQ"], Literal["TA"]]
+    prompt_template_type: Literal["detailed_special"]
+    num_frames: int | None = None
+
+
+class ModelFields(BaseModel):
+    model_name_or_path: str
+    output_dim: Literal[3]
+    use_special_tokens: Literal[True]
+
+
+class AdapterFields(BaseModel):
+    lora_r: int
+    lora_alpha: float
+    use_rslora: bool = False
+
+
+class ModelConfig(BaseModel):
+    """The fields of `model_config.json` that the score depends on."""
+
+    data_config: DataFields
+    model_config_: ModelFields
+    peft_lora_config: AdapterFields
+    inference_config: dict[str, float] | None = None
+
+
+def config_of(folder: Path) -> ModelConfig:
+    """ValueError, naming the field, for a checkpoint of another kind."""
+    file = folder / "model_config.json"
+    if not file.is_file():
+        raise ValueError(f"videoalign: {folder} has no model_config.json")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"videoalign: {file} is not a JSON object: {error}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"videoalign: {file} is not a JSON object")
+    try:
+        return ModelConfig.model_validate({**raw, "model_config_": raw.get("model_config")})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])).replace("config_.", "config.")
+        raise ValueError(f"videoalign: {file}: {field}: {first['msg']}") from error
+
+
+def frame_places(total: int, video_fps: float, data: DataFields) -> list[int]:
+    """Indices of the frames that are shown, an even number of them, first and last among them."""
+    most = min(MOST_FRAMES, total) // 2 * 2
+    if most < 2:
+        raise ValueError(f"videoalign: a video needs at least 2 frames, not {total}")
+    wanted = data.num_frames or min(max(total / video_fps * data.fps, LEAST_FRAMES), most)
+    count = min(2 * round(wanted / 2), most)
+    return torch.linspace(0, total - 1, count).round().long().tolist()
+
+
+def merged_adapter(state: Mapping[str, Tensor], adapter: AdapterFields) -> dict[str, Tensor]:
+    """The state of the model without its peft wrapping: W = base + scale * B A, in float32."""
+    rank = adapter.lora_r
+    scale = adapter.lora_alpha / (rank**0.5 if adapter.use_rslora else rank)
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        plain = name.removeprefix(WRAPPED)
+        if ".lora_A." in plain or ".lora_B." in plain:
+            continue
+        if plain.endswith(".base_layer.weight"):
+            module = name.removesuffix(".base_layer.weight")
+            a, b = (state.get(f"{module}.lora_{part}.default.weight") for part in "AB")
+            if a is None or b is None or a.shape[0] != rank:
+                raise ValueError(
+                    f"videoalign: the adapter of {module} is missing or not of r {rank}"
+                )
+            value = (value.float() + scale * (b.float() @ a.float())).to(value.dtype)
+        found[plain.replace(".base_layer.", ".")] = value
+    return found
+
+
+def checkpoint_file(folder: Path) -> Path:
+    """`model.pth` of the highest step. ValueError for the form that splits the adapter off."""
+    steps = {
+        int(path.name.removeprefix("checkpoint-")): path
+        for path in folder.glob("checkpoint-*")
+        if path.name.removeprefix("checkpoint-").isdigit()
+    }
+    if not steps:
+        raise ValueError(f"videoalign: {folder} has no checkpoint-<step>")
+    file = steps[max(steps)] / "model.pth"
+    if not file.is_file():
+        raise ValueError(
+            f"videoalign: {file} does not exist; an adapter alone (adapter_model.safetensors) has "
+            "no rows for the three tokens, so take the whole state"
+        )
+    return file
+
+
+@dataclass(frozen=True)
+class VideoAlign:
+    backbone: QwenBackbone
+    head: Float[Tensor, "3 e"]
+    instruction: str
+    data: DataFields
+    video_fps: float
+    mean: Float[Tensor, " 3"]
+    std: Float[Tensor, " 3"]
+    part: VideoPart
+    batch: int
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        if not samples.prompts:
+            return torch.zeros(0)
+        expect(samples, "videoalign", "video")
+        pairs = list(zip(items(samples), samples.prompts, strict=True))
+        scores = (in_batches(self.dimensions, pairs, self.batch) - self.mean) / self.std
+        return scores[:, COLUMNS[self.part]].sum(1)
+
+    def dimensions(self, pairs: Sequence[tuple[Tensor, str]]) -> Float[Tensor, "m 3"]:
+        """VQ, MQ and TA before the normalisation: the diagonal of tokens and outputs."""
+        turns = []
+        for video, prompt in pairs:
+            places = frame_places(len(video), self.video_fps, self.data)
+            shown = video_patches(video[places].cpu(), LEAST_PIXELS, self.data.max_frame_pixels)
+            text = self.instruction.replace(PublishedText.field, prompt)
+            turns.append(Turn((shown,), text, VIDEO))
+        return torch.einsum("nke,ke->nk", self.backbone.hidden(turns).cpu(), self.head)
+
+
+def load(
+    video_fps: Positive,
+    kind: VideoPart = "overall",
+    checkpoint: str | None = None,
+    base: HubName | None = None,
+    instruction: str | None = None,
+    normalise: bool = True,
+    common: Inline[QwenSettings] = QwenSettings(),
+) -> Reward:
+    """video_fps: frames per second of the samples. checkpoint: a folder; by default the hub's.
+
+    base: a hub name or folder with the base's configuration and tokenizer; by default the one that
+    `model_config.json` names. instruction: a file with the text. normalise: by the checkpoint's
+    means and standard deviations.
+    """
+    folder = _folder(checkpoint)
+    config = config_of(folder)
+    known = config.inference_config
+    if normalise and known is None:
+        raise ValueError(f"videoalign: {folder} has no inference_config; set normalise: false")
+    mean, std = (
+        torch.tensor([known[f"{d}_{what}"] if normalise and known else default for d in DIMENSIONS])
+        for what, default in (("mean", 0.0), ("std", 1.0))
+    )
+    text = VIDEO_INSTRUCTION.read("videoalign", "instruction", instruction)
+    where = model_path(base or config.model_config_.model_name_or_path)
+    state = merged_adapter(
+        weights_of_file("videoalign", checkpoint_file(folder)), config.peft_lora_config
+    )
+    network, others = split_names(state)
+    refuse_others("videoalign", others, VIDEO_HEAD)
+    if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != 3:
+        raise ValueError(f"videoalign: {folder} has no {VIDEO_HEAD} with three outputs")
+    backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
+    head = others[VIDEO_HEAD].float()
+    return VideoAlign(
+        backbone, head, text, config.data_config, video_fps, mean, std, kind, common.batch
+    )
+
+
+def _folder(checkpoint: str | None) -> Path:
+    if checkpoint is not None:
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"videoalign: no such folder: {checkpoint}")
+        return Path(checkpoint)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(HUB_FOLDER, local_files_only=not hub_reachable()))
+    except OSError as error:
+        raise ValueError(
+            f"videoalign: {HUB_FOLDER} is not in the cache and could not be fetched; name its "
+            f"folder with `checkpoint` ({error})"
+        ) from error

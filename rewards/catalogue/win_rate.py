@@ -1,0 +1,67 @@
+"""Scores from comparisons within a group: Pref-GRPO, arXiv:2508.20751.
+
+A win rate ranks the samples of a group but cannot show that groups improve: its mean is one half by
+construction. Add a pointwise reward, held out or with weight 0, to see a run improve. Both orders
+and several votes are settings of the judge.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rewards.checks.self_test import Exemplary
+from rewards.combine import ByScore
+from rewards.judging.pairs import Design, PairBudget, bradley_terry, win_rates
+from rewards.types import Judge, Positive, Reward, Samples
+
+PairScore = Literal["win_rate", "bradley_terry"]
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """One number per sample from the verdicts of its pairs; NaN without any verdict.
+
+    A pair is judged once, the earlier sample first. A pair without a verdict is left out; the
+    authors' code counts half a win for both: return 0.5 for that.
+    """
+
+    judge: Judge
+    budget: PairBudget
+    score: PairScore = "win_rate"
+    prior: float = 0.5
+    one_call: ClassVar[bool] = True  # judges cost money
+
+    def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
+        a, b = self.budget.pairs(samples)
+        n = len(samples.prompts)
+        p = self.judge(samples, a, b) if len(a) else torch.zeros(0)
+        if self.score == "win_rate":
+            return win_rates(n, a, b, p)
+        return bradley_terry(n, a, b, p, self.prior)
+
+    def examples(self) -> Samples | None:
+        """Examples of the judge, or of the reward that it is made of, as one group."""
+        source = self.judge.reward if isinstance(self.judge, ByScore) else self.judge
+        known = source.examples() if isinstance(source, Exemplary) else None
+        if known is None:
+            return None
+        return Samples(known.media, known.prompts, torch.zeros_like(known.group), known.meta)
+
+
+def load(
+    judge: Judge,
+    pairs: Design = "all",
+    count: int = 0,
+    score: PairScore = "win_rate",
+    prior: Positive = 0.5,
+    seed: int = 0,
+) -> Reward:
+    """pairs: all, each or anchors; count: pairs of each sample, or anchors of a group.
+
+    score: win_rate is 0..1; bradley_terry is a log-strength that weighs the strength of opponents,
+    and is the fairer of the two if not all pairs are judged. prior: see `rewards.judging.pairs`.
+    """
+    return Tournament(judge, PairBudget(pairs, count, seed), score, prior)

@@ -1,0 +1,1 @@
+"""Tests of a reward before a run: its scores, and its gradient."""

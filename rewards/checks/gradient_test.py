@@ -1,0 +1,121 @@
+"""A test of a reward's gradient before a run: the same scores, and the slope of these scores.
+
+The plain score sees 8-bit images and PIL's resizing, the differentiable one floats. Both must rank
+a group of images alike, and the gradient must be what finite differences measure.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from rewards.checks.differentiable import GradedScore, graded_score
+from rewards.checks.self_test import Prompts
+from rewards.combine import scored
+from rewards.types import Kind, Reward, Samples
+
+ALIKE, SLOPES = 64, 4  # images of the group, and those of them whose gradient is tested
+SIDE, PATCHES, FRAMES = 64, 6, 8  # pixels, patches along a side, frames of a video
+RANKS = 0.999  # least rank correlation of the two scores in the group
+LARGEST_GAP = 0.05  # largest difference of the two scores, in standard deviations within the group
+SLOPE = 0.05  # largest relative error of the gradient against finite differences
+NUDGES = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the differences, in the norm of an image's change
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The distance of differentiable scores from the plain ones of the same samples."""
+
+    ranks: float  # Spearman's correlation
+    gap: float  # the largest difference, in standard deviations of the plain scores
+
+    @classmethod
+    def of(cls, plain: Float[Tensor, " n"], graded: Float[Tensor, " n"]) -> "Agreement":
+        """Compare the samples with a plain score; perfect where there are fewer than two."""
+        known = ~plain.isnan()
+        a, b = plain[known].double().cpu(), graded.detach()[known.to(graded.device)].double().cpu()
+        if len(a) < 2:
+            return cls(1.0, 0.0)
+        x, y = (each.argsort(stable=True).argsort().double() for each in (a, b))
+        ranks = 1 - 6 * (x - y).square().sum() / (len(a) * (len(a) ** 2 - 1))
+        spread = a.std(correction=0).clamp(min=torch.finfo(torch.float64).tiny)
+        return cls(float(ranks), float(((a - b).abs() / spread).max()))
+
+    @property
+    def close(self) -> bool:
+        return self.ranks >= RANKS and self.gap <= LARGEST_GAP
+
+    def __str__(self) -> str:
+        return f"rank correlation {self.ranks:.4f}, differences up to {self.gap:.1%} of the spread"
+
+
+def group_of(kind: Kind, prompts: Prompts) -> Samples:
+    """Smooth patches of colours as one group with one prompt; videos of them move to the right."""
+    grids = torch.rand(ALIKE, 3, PATCHES, PATCHES, generator=torch.Generator().manual_seed(0))
+    media = functional.interpolate(grids, (SIDE, SIDE), mode="bicubic").clamp(0.02, 0.98)
+    if kind == "video":
+        media = torch.stack([media.roll(2 * frame, -1) for frame in range(FRAMES)], 1)
+    meta = [prompts.meta[0]] * ALIKE if prompts.meta else ()
+    return Samples(media, [prompts.texts[0]] * ALIKE, torch.zeros(ALIKE, dtype=torch.long), meta)
+
+
+def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
+    """Test the gradient of a reward and return a sentence. ValueError, naming it, if it fails.
+
+    Failures: no gradient is offered, or none reaches the media; the two scores rank the group
+    otherwise or differ by more than 5 % of its spread; finite differences measure another slope.
+    """
+    score = graded_score(name, reward)
+    samples = group_of("image" if prompts is None else prompts.kind, prompts or Prompts())
+    plain = scored(name, reward, samples)
+    with torch.no_grad():
+        near = Agreement.of(plain, graded_scores(name, score, samples.media, samples))
+    if not near.close:
+        raise ValueError(
+            f"reward {name}: `differentiable` is not the reward's own score: {near} (at least "
+            f"{RANKS} and at most {LARGEST_GAP:.0%} are wanted)"
+        )
+    some = samples.take(range(SLOPES))
+    media = some.media.clone().requires_grad_()
+    graded = graded_scores(name, score, media, some)
+    if not graded.requires_grad:
+        raise ValueError(f"reward {name}: `differentiable` has no gradient to the media")
+    (slope,) = torch.autograd.grad(graded.sum(), media, allow_unused=True)
+    error = slope_error(score, some, slope)
+    if not error <= SLOPE:
+        raise ValueError(
+            f"reward {name}: its gradient differs from finite differences of its own scores by "
+            f"{error:.0%}: is a part of it detached?"
+        )
+    return f"{name} with gradients: {near}; its slope is right to {error:.1%}"
+
+
+def graded_scores(
+    name: str, score: GradedScore, media: Tensor, samples: Samples
+) -> Float[Tensor, " n"]:
+    """Call a differentiable reward. ValueError, naming it, for another result than n floats."""
+    found: object = score(media, samples)
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(found, Tensor) or shape != (len(media),) or not found.is_floating_point():
+        raise ValueError(
+            f"reward {name}: `differentiable` must return a float tensor [{len(media)}], not "
+            f"{shape}"
+        )
+    return found
+
+
+def slope_error(score: GradedScore, samples: Samples, slope: Tensor | None) -> float:
+    """The relative error of the slope along itself, by the best of several steps; NaN for none."""
+    if slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any()):
+        return float("nan")
+    sizes = slope.flatten(1).norm(dim=1)
+    unit = slope / sizes.clamp(min=1e-30).view(-1, *[1] * (slope.ndim - 1))
+    media, errors = samples.media, []
+    with torch.no_grad():
+        for step in NUDGES:
+            up, down = (score(media + way * step * unit, samples) for way in (1, -1))
+            measured = ((up - down).double() / (2 * step)).sum()
+            errors.append(abs(float(measured / sizes.double().sum()) - 1))
+    return min(errors)
