@@ -31,7 +31,8 @@ from flowrl.run.state.live import Event, Moment
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.state.smaller_calls import explained, with_smaller_calls
-from flowrl.run.update.update import ratio_check, update
+from flowrl.run.update import ratio_check
+from flowrl.run.update.update import update
 from flowrl.run.watch import record
 from flowrl.run.watch.alarms import Alarms
 from flowrl.run.watch.histograms import IterationValues

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from flowrl.run.experience.experience import score_parts
+from flowrl.run.experience import score_parts
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate

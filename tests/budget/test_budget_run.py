@@ -14,8 +14,9 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.update.update import minibatches as deal
-from flowrl.run.update.update import ratio_check, update
+from flowrl.run.update import minibatches as deal
+from flowrl.run.update import ratio_check
+from flowrl.run.update.update import update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs, text_runs, tiny_lm
 

@@ -92,7 +92,7 @@ def test_the_hubs_parser_reads_the_card(run, out):
 def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
     run, capsys, tmp_path, monkeypatch
 ):
-    from flowrl.models.diffusers.lora.lora import lora_keys
+    from flowrl.models.diffusers.lora import lora_keys
 
     monkeypatch.setattr(lora_keys, "RULES", {})
     assert flowrl("export", run[0], "--formats", "kohya", "--out", tmp_path / "a") == 2

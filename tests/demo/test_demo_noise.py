@@ -14,7 +14,7 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline
 from flowrl.demo import world
 from flowrl.paths import PROJECT
 from flowrl.run.experience.collect import collect
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.settings.read import dump, read_run
 from rewards.catalogue.shapes import detect, is_exact
 from samplers.adapt import flow_velocity, level

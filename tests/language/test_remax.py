@@ -15,7 +15,7 @@ from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from rewards import Scores
 from samplers import Columns

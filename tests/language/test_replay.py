@@ -15,7 +15,7 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from tests.budget.test_budget_run import EVERYTHING, equal
 from tests.language.test_kl_in_reward import NEAR, agree, by_hand, move, plus

@@ -23,7 +23,7 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from rewards import Scores

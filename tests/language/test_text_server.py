@@ -14,7 +14,7 @@ from flowrl.likelihoods.token import Token
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import CorrectionSettings
 from samplers.generate import Sampler, TokenRequest

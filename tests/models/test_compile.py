@@ -12,7 +12,7 @@ from flowrl.paths import PROJECT
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, read_run
 from tests.support import runs

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.call import columns
-from flowrl.models.diffusers.lora.lora import lora
+from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.recipes import RECIPES
 from tests.support.driving import PROMPTS, STEPS, learn

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flowrl.models.diffusers import kept_encodings
+from flowrl.models.diffusers import encoding_cache as kept_encodings
 from flowrl.models.diffusers.encoding_cache import KeptEncodings, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save import checkpoint

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.lora.lora import lora, lora_formats
+from flowrl.models.diffusers.lora import lora, lora_formats
 from flowrl.models.diffusers.lora.lora_formats import (
     AdapterLayers,
     check_written,

@@ -18,7 +18,7 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call import checks, columns
-from flowrl.models.diffusers.lora.lora import lora
+from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy
 from tests.support.tiny_pipelines import FAMILIES, SIZE, SQUARE, flux, qwen_image, sd3

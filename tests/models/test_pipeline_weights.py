@@ -11,7 +11,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.lora.lora import lora
+from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.policy import PipelinePolicy
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3

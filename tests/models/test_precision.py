@@ -14,7 +14,7 @@ from flowrl.run.state.learner import EVALUATION
 from flowrl.run.state.policies import Policies
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.update.update import minibatches as deal
+from flowrl.run.update import minibatches as deal
 from flowrl.run.update.update import update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs

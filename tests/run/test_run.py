@@ -14,7 +14,8 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.monitor import guard
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate, learning_rate
-from flowrl.run.update.update import Tally, ratio_check
+from flowrl.run.update import ratio_check
+from flowrl.run.update.update import Tally
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from tests.support import runs

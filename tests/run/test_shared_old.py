@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from flowrl.models.diffusers.lora.lora import lora
+from flowrl.models.diffusers.lora import lora
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.policies import Policies

@@ -8,7 +8,7 @@ from flowrl.estimate.memory import estimate
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from

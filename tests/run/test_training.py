@@ -16,7 +16,7 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.update.update import minibatches as deal
+from flowrl.run.update import minibatches as deal
 from flowrl.run.update.update import update
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from

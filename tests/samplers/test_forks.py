@@ -15,7 +15,7 @@ from flowrl.models.language.policy import CausalPolicy
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.update.update import ratio_check
+from flowrl.run.update import ratio_check
 from flowrl.run.watch.alarms import Alarms
 from rewards import Scores
 from samplers.completions import Completions, Forks, TextRollout

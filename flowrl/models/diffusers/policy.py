@@ -26,8 +26,8 @@ from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.call.user_levels import OwnLevels
 from flowrl.models.diffusers.encoding_cache import KeptEncodings, encoded_in_calls
-from flowrl.models.diffusers.lora.lora import lora
-from flowrl.models.diffusers.replay.replay import proof
+from flowrl.models.diffusers.lora import lora
+from flowrl.models.diffusers.replay import proof
 from samplers import Begin, Ode, Velocity
 from samplers.storage import Storage
 
