@@ -1,0 +1,73 @@
+"""Iterations on a pretended CUDA device: no mix of devices, few waits and copies."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowrl.paths import PROJECT
+from tests.support import runs
+from tests.support.pretended_cuda import compiled
+
+ALL_WEIGHTS = {"lora": None}
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # recipe, changes of the model
+    "chain": ({"name": "flow_grpo", "steps": 3, "group": 4, "kl": 0.01}, {}),
+    "tree": ({"name": "branch_grpo", "steps": 3, "at": [0, 1]}, ALL_WEIGHTS),
+    "matching": ({"name": "nft", "steps": 3, "group": 4, "draws": 2}, {}),
+    "gradient": ({"name": "draft", "steps": 3, "group": 2, "last": 1}, ALL_WEIGHTS),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiler():
+    try:
+        compiled.library()
+    except compiled.NoCompiler as error:
+        pytest.skip(str(error))
+
+
+def text_run() -> dict[str, Any]:
+    tree = yaml.safe_load((PROJECT / "configs/text_demo.yaml").read_text())
+    tree["recipe"] |= {"group": 4}
+    tree["prompts"] |= {"per_iteration": 4}
+    return tree
+
+
+def written(folder: Path, pipeline: Path, kind: str) -> Path:
+    recipe, model = KINDS[kind]
+    tree = runs.tree(pipeline, folder, recipe, updates=2, self_test="off")
+    tree["model"] |= model
+    path = folder / f"{kind}.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def reports(*words: str | Path) -> list[dict[str, Any]]:
+    """The reports of runs, by one process."""
+    command = [sys.executable, "scripts/benchmarks/device_report.py", "--json", *map(str, words)]
+    done = subprocess.run(
+        command, cwd=PROJECT, env=runs.environment(), capture_output=True, text=True, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stderr[-3000:]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def found(pipeline, tmp_path_factory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("reports")
+    text = folder / "text.yaml"
+    text.write_text(yaml.safe_dump(text_run()))
+    paths = [*(written(folder, pipeline, kind) for kind in KINDS), text]
+    return {Path(each["run"]).stem: each for each in reports(*paths)}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "text"])
+def test_no_operation_mixes_devices(found, kind):
+    assert found[kind]["mixes"] == 0, found[kind]["mixed"]
+    assert found[kind]["calls"]["sampling"] > 0 and found[kind]["calls"]["training"] > 0
+    assert found[kind]["live_bytes"] > 1e5

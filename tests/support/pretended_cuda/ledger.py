@@ -1,0 +1,115 @@
+"""Counts of what a GPU waits for and copies, by phase and by the line of ours that asked for it."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+
+from flowrl.paths import PROJECT
+
+HERE = str(Path(__file__).parent)
+OWN = tuple(str(PROJECT / name) + "/" for name in ("flowrl", "samplers", "rewards"))
+NETWORKS = ("/diffusers/models/", "/transformers/models/", "/transformers/masking_utils", "/peft/")
+OTHER = "other"
+
+
+class DeviceMix(RuntimeError):
+    """Tensors of two devices in one operation."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of ours, and the phase that it ran in. `network`: a network's own operation."""
+
+    phase: str
+    line: str
+    network: bool
+
+
+@dataclass
+class Ledger:
+    """Counts while `on`. A place's phase is that of the innermost of `phases` among its frames;
+    backward passes, which have frames in no thread, are in the phase of `backward`.
+
+    counts  by kind: sync, upload (pageable memory: the host waits for it), pinned, download,
+            kernel, float64, and the bytes of copies
+    """
+
+    phases: Mapping[CodeType, str] = field(default_factory=dict)
+    backward: str = OTHER
+    on: bool = False
+    counts: Counter[tuple[str, Place]] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)  # of trained networks, by phase
+    mixes: list[str] = field(default_factory=list)
+    live: int = 0  # bytes of the device
+    peak: int = 0
+    in_backward: int = 0
+
+    def add(self, kind: str, number: int = 1) -> None:
+        if self.on:
+            self.counts[kind, self.place()] += number
+
+    def copied(self, kind: str, size: int) -> None:
+        if self.on:
+            place = self.place()
+            self.counts[kind, place] += 1
+            self.counts[f"{kind}_bytes", place] += size
+
+    def mix(self, sentence: str) -> DeviceMix:
+        found = f"{sentence} at {self.place().line}"
+        self.mixes.append(found)
+        return DeviceMix(found)
+
+    def hold(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def free(self, size: int) -> None:
+        self.live -= size
+
+    @contextmanager
+    def counting(self):
+        """Count from nothing, inside."""
+        self.counts.clear()
+        self.calls.clear()
+        self.peak, self.on = self.live, True
+        try:
+            yield self
+        finally:
+            self.on = False
+
+    def total(self, kind: str, phase: str | None = None, network: bool | None = None) -> int:
+        return sum(
+            number
+            for (counted, place), number in self.counts.items()
+            if counted == kind and phase in (None, place.phase) and network in (None, place.network)
+        )
+
+    def place(self) -> Place:
+        own = library = phase = None
+        frame = sys._getframe(1)
+        while frame is not None and (own is None or phase is None):
+            name = frame.f_code.co_filename
+            if phase is None:
+                phase = self.phases.get(frame.f_code)
+            if own is None and not name.startswith(HERE) and "/torch/" not in name:
+                if library is None:
+                    library = f"{_short(name)}:{frame.f_lineno}", name
+                if name.startswith(OWN):
+                    own = f"{_short(name)}:{frame.f_lineno}"
+            frame = frame.f_back
+        if phase is None:
+            phase = self.backward if self.in_backward else OTHER
+        if library is None:
+            return Place(phase, "backward" if self.in_backward else "?", self.in_backward > 0)
+        network = any(part in library[1] for part in NETWORKS)
+        if own is None or own == library[0]:
+            return Place(phase, own or library[0], network)
+        return Place(phase, f"{own} > {library[0]}", network)
+
+
+def _short(name: str) -> str:
+    return name.split("/site-packages/")[-1].removeprefix(f"{PROJECT}/")

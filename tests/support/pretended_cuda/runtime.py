@@ -1,0 +1,88 @@
+"""torch.cuda of the pretended device, in the place of the real one, for this process."""
+
+import threading
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+from torch.utils import _foreach_utils
+
+from tests.support.pretended_cuda.ledger import Ledger
+from tests.support.pretended_cuda.tensors import LEDGER, CudaTensor, OnDevice
+
+NAME, MEMORY = "Pretended GPU", 80 << 30
+ANSWERS = {
+    "is_available": True,
+    "is_initialized": True,
+    "device_count": 1,
+    "current_device": 0,
+    "get_device_name": NAME,
+    "get_device_capability": (9, 0),
+    "is_bf16_supported": True,
+    "is_current_stream_capturing": False,
+    "get_rng_state_all": [],
+}
+NOTHING = (
+    "_lazy_init", "set_device", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all",
+    "seed", "set_rng_state", "set_rng_state_all", "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+)  # fmt: skip
+
+
+class _Entered:
+    """`torch.cuda.device(...)`: there is one device."""
+
+    def __init__(self, *_): ...
+
+    def __enter__(self): ...
+
+    def __exit__(self, *_): ...
+
+
+def install() -> Ledger:
+    """Make cuda:0 exist in this process, for good; `compiled.load()` comes before torch."""
+    memory = {
+        "mem_get_info": lambda *_: (MEMORY - LEDGER.live, MEMORY),
+        "memory_allocated": lambda *_: LEDGER.live,
+        "memory_reserved": lambda *_: LEDGER.live,
+        "max_memory_allocated": lambda *_: LEDGER.peak,
+        "max_memory_reserved": lambda *_: LEDGER.peak,
+        "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
+        "synchronize": lambda *_: LEDGER.add("sync"),
+        "get_device_properties": lambda *_: SimpleNamespace(
+            total_memory=MEMORY, name=NAME, major=9, minor=0, multi_processor_count=132, uuid="0"
+        ),
+        "device": _Entered,
+    }
+    known = {name: (lambda *_, answer=answer, **__: answer) for name, answer in ANSWERS.items()}
+    quiet = {name: (lambda *_, **__: None) for name in NOTHING}
+    for name, replacement in (known | quiet | memory).items():
+        patch.object(torch.cuda, name, replacement).start()
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device) is made, then copied
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    _foreach_utils._foreach_supported_types.append(CudaTensor)
+    patch.object(threading.Thread, "run", _in_mode(threading.Thread.run)).start()
+    patch.object(torch.autograd, "backward", _noted(torch.autograd.backward)).start()
+    OnDevice().__enter__()
+    return LEDGER
+
+
+def _in_mode(run):
+    """A dispatch mode is a thread's own."""
+
+    def entered(self):
+        with OnDevice():
+            run(self)
+
+    return entered
+
+
+def _noted(backward):
+    def noted(*args, **kwargs):
+        LEDGER.in_backward += 1
+        try:
+            return backward(*args, **kwargs)
+        finally:
+            LEDGER.in_backward -= 1
+
+    return noted
