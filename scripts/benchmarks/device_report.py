@@ -54,12 +54,12 @@ def phases() -> dict[Any, str]:
     """Phases by the functions whose frames they run in."""
     from flowrl.models.diffusers.batch import Painting
     from flowrl.models.language.batch import Writing
-    from flowrl.run import round as rounds
-    from flowrl.run.update import update
+    from flowrl.run.experience.round import decode_samples_of
+    from flowrl.run.update.update import update
     from rewards import score_all
 
     sampling = (Painting.rollouts, Writing.rollouts)
-    others = (rounds.decode_samples_of, score_all)
+    others = (decode_samples_of, score_all)
     named = [("sampling", each) for each in sampling] + [("other", each) for each in others]
     named.append(("training", update))
     return {inspect.unwrap(function).__code__: phase for phase, function in named}
@@ -86,23 +86,21 @@ def counted_calls(ledger: Ledger, kinds: set[type]) -> Iterator[None]:
 
 def measured(ledger: Ledger, path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Do two iterations of the run and count the second."""
-    from flowrl.run.alarms import Alarms
-    from flowrl.run.checkpoint import Progress
-    from flowrl.run.session import open_accelerator, open_session
-    from flowrl.run.train import iterate
+    from flowrl.run.state.session import open_accelerator, open_session
     from flowrl.settings.read import override, read_run
+    from scripts.benchmarks.suite_runs import Opened
 
     quiet = ["--model.device", "cuda", "--train.alarms", "off", "--track.trackers", "[]"]
     run = override(read_run(path), [*quiet, *changes])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         session = open_session(run, folder, open_accelerator(run, folder))
+        kept = Opened(session)
         networks = {type(root) for root in session.learner.policy.roots().values()}
-        progress, alarms = Progress(), Alarms()
         try:
-            iterate(session, progress, alarms)
+            kept.turn()
             with counted_calls(ledger, networks), ledger.counting():
-                iterate(session, progress, alarms)
+                kept.turn()
             session.writer.wait()
         except DeviceMix:
             pass  # the ledger has it
