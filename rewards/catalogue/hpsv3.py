@@ -10,7 +10,8 @@ are read. The network runs in bfloat16 (15.5 GB), the head in float32. The instr
 characters, is the authors'; it is fetched at the first use, or read from a file, and its digest is
 checked. HPSv3++ is another model and is refused by its names.
 
-Not tried on the published weights. From memory: the base's chat template and the score's range.
+Not tried on the published weights; the authors' code scored tiny random ones the same
+(`scripts/authors/hpsv3.py`). From memory: the score's range.
 """
 
 from collections.abc import Sequence

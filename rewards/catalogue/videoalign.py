@@ -1,8 +1,9 @@
 """VideoReward of VideoAlign: quality, motion and text alignment of a video, arXiv:2501.13918.
 
 A Qwen2-VL-2B reads the frames, an instruction and the prompt, with a special token behind each of
-three parts; a linear layer maps each token's state to three numbers, of which the i-th counts for
-the i-th token. VQ and MQ stand before the prompt, so only TA depends on it. Each is normalised by
+three parts. A linear layer maps each token's state to its score: the released file has one row for
+all three tokens; the training script makes three rows, of which the i-th counts for the i-th token.
+VQ and MQ stand before the prompt, so only TA depends on it. Each is normalised by
 the mean and standard deviation of the checkpoint's `inference_config`; overall is their sum.
 
 A checkpoint is a folder: `model_config.json` and `checkpoint-<step>/model.pth` (the highest step),
@@ -13,9 +14,8 @@ of the three tokens and is refused.
 
 Scores depend on the frame rate: `video_fps` is that of the samples. 2 frames per second are taken
 (the checkpoint's `fps`), at least 4. The authors read an mp4, a lossy step that is left out.
-The network needs 4.4 GB in bfloat16. Not tried on the published weights. From memory: the
-base's chat template; not to be found out: fields of the released `model_config.json` beyond those
-that are read, and whether each has the name that its training script implies.
+The network needs 4.4 GB in bfloat16. Not tried on the published weights; the authors' code scored
+tiny random ones of both forms the same (`scripts/authors/videoalign.py`).
 """
 
 import json
@@ -47,6 +47,7 @@ from rewards.perception.qwen import (
 from rewards.types import Inline, Positive, Reward, Samples
 
 HUB_FOLDER = "KwaiVGI/VideoReward"
+BASE = "Qwen/Qwen2-VL-2B-Instruct"
 TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 DIMENSIONS = ("VQ", "MQ", "TA")
 LEAST_PIXELS = 128 * 28 * 28
@@ -81,7 +82,7 @@ class DataFields(BaseModel):
 
 class ModelFields(BaseModel):
     model_name_or_path: str
-    output_dim: Literal[3]
+    output_dim: Literal[1, 3]
     use_special_tokens: Literal[True]
 
 
@@ -171,7 +172,7 @@ def checkpoint_file(folder: Path) -> Path:
 @dataclass(frozen=True)
 class VideoAlign:
     backbone: QwenBackbone
-    head: Float[Tensor, "3 e"]
+    head: Float[Tensor, "o e"]
     instruction: str
     data: DataFields
     video_fps: float
@@ -189,14 +190,15 @@ class VideoAlign:
         return scores[:, COLUMNS[self.part]].sum(1)
 
     def dimensions(self, pairs: Sequence[tuple[Tensor, str]]) -> Float[Tensor, "m 3"]:
-        """VQ, MQ and TA before the normalisation: the diagonal of tokens and outputs."""
+        """VQ, MQ and TA before the normalisation, each by its row of the head, or by its one."""
         turns = []
         for video, prompt in pairs:
             places = frame_places(len(video), self.video_fps, self.data)
             shown = video_patches(video[places].cpu(), LEAST_PIXELS, self.data.max_frame_pixels)
             text = self.instruction.replace(PublishedText.field, prompt)
             turns.append(Turn((shown,), text, VIDEO))
-        return torch.einsum("nke,ke->nk", self.backbone.hidden(turns).cpu(), self.head)
+        rows = self.head.expand(len(TOKENS), -1)
+        return torch.einsum("nke,ke->nk", self.backbone.hidden(turns).cpu(), rows)
 
 
 def load(
@@ -211,7 +213,7 @@ def load(
     """video_fps: frames per second of the samples. checkpoint: a folder; by default the hub's.
 
     base: a hub name or folder with the base's configuration and tokenizer; by default the one that
-    `model_config.json` names. instruction: a file with the text. normalise: by the checkpoint's
+    `model_config.json` names, or BASE where that is a path of the authors' machine. instruction: a file with the text. normalise: by the checkpoint's
     means and standard deviations.
     """
     folder = _folder(checkpoint)
@@ -224,19 +226,28 @@ def load(
         for what, default in (("mean", 0.0), ("std", 1.0))
     )
     text = VIDEO_INSTRUCTION.read("videoalign", "instruction", instruction)
-    where = model_path(base or config.model_config_.model_name_or_path)
+    outputs = config.model_config_.output_dim
+    where = model_path(base or _named_base(config.model_config_.model_name_or_path))
     state = merged_adapter(
         weights_of_file("videoalign", checkpoint_file(folder)), config.peft_lora_config
     )
     network, others = split_names(state)
     refuse_others("videoalign", others, VIDEO_HEAD)
-    if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != 3:
-        raise ValueError(f"videoalign: {folder} has no {VIDEO_HEAD} with three outputs")
+    if VIDEO_HEAD not in others or others[VIDEO_HEAD].shape[0] != outputs:
+        raise ValueError(
+            f"videoalign: {folder} has no {VIDEO_HEAD} of {outputs} rows, its `output_dim`"
+        )
     backbone = open_backbone("videoalign", where, TOKENS, network, common.place)
     head = others[VIDEO_HEAD].float()
     return VideoAlign(
         backbone, head, text, config.data_config, video_fps, mean, std, kind, common.batch
     )
+
+
+def _named_base(name: str) -> str:
+    """The base that a checkpoint names; BASE for a folder that is not on this machine."""
+    there = Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
+    return name if there else BASE
 
 
 def _folder(checkpoint: str | None) -> Path:

@@ -21,13 +21,12 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from rewards.perception.chat_frame import IMAGE, VIDEO, chat_frame, vision_block
 from rewards.perception.embedding import OPENAI_MEAN, OPENAI_STD, DtypeName, Placement
 from rewards.types import OneOrMore
 
 PATCH, MERGE, TEMPORAL = 14, 2, 2
 FACTOR = PATCH * MERGE
-IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
-_SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 _RENAMED = (  # the file's start of a name, and that of the bare model; the first that fits
     ("model.visual.", "visual."),
     ("visual.", "visual."),
@@ -119,19 +118,22 @@ class Turn:
     text: str
     pad: str = IMAGE
 
-    def written(self) -> str:
-        shown = "".join(
-            f"<|vision_start|>{self.pad * one.tokens}<|vision_end|>" for one in self.media
-        )
-        return f"{_SYSTEM}<|im_start|>user\n{shown}{self.text}<|im_end|>\n<|im_start|>assistant\n"
+    def written(self, frame: tuple[str, str]) -> str:
+        """The turn between the two texts of a chat template (`chat_frame`)."""
+        shown = "".join(vision_block(self.pad * one.tokens) for one in self.media)
+        return f"{frame[0]}{shown}{self.text}{frame[1]}"
 
 
 @dataclass(frozen=True)
 class QwenBackbone:
-    """A Qwen2-VL or Qwen2.5-VL without its language head. `rewards`: ids of the special tokens."""
+    """A Qwen2-VL or Qwen2.5-VL without its language head. `rewards`: ids of the special tokens.
+
+    frame  the texts around a turn, by `chat_frame`
+    """
 
     model: Any
     tokenizer: Any
+    frame: tuple[str, str]
     rewards: tuple[int, ...]
     place: Placement
 
@@ -160,7 +162,7 @@ class QwenBackbone:
         return out[torch.arange(len(rows))[:, None], at.to(out.device)].float()
 
     def _ids(self, turn: Turn) -> Int[Tensor, " l"]:
-        ids = self.tokenizer(turn.written(), add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer(turn.written(self.frame), add_special_tokens=False)["input_ids"]
         found = tuple(token for token in ids if token in self.rewards)
         visual = sum(one.tokens for one in turn.media)
         if found != self.rewards or ids.count(self._id(turn.pad)) != visual:
@@ -205,6 +207,7 @@ def open_backbone(
     from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base)
+    frame = chat_frame(who, base, tokenizer)
     tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in tokens], True)
     config = AutoConfig.from_pretrained(base)
     if config.model_type not in ("qwen2_vl", "qwen2_5_vl"):
@@ -227,7 +230,7 @@ def open_backbone(
             f"{who}: the file is not a {config.model_type} of {base}: {first}"
         ) from error
     ids = tuple(tokenizer.convert_tokens_to_ids(list(tokens)))
-    return QwenBackbone(put_weights(model, place), tokenizer, ids, place)
+    return QwenBackbone(put_weights(model, place), tokenizer, frame, ids, place)
 
 
 def put_weights(model: Any, place: Placement) -> Any:

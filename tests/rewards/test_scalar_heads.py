@@ -371,7 +371,8 @@ def test_videoalign_refuses_other_folders(tmp_path, monkeypatch):
             "multi_pts",
             r"data_config\.sample_type: Input should be 'un",
         ),
-        ("model_config", "output_dim", 1, r"model_config\.output_dim: Input should be 3"),
+        ("model_config", "output_dim", 2, r"model_config\.output_dim: Input should be 1 or 3"),
+        ("model_config", "output_dim", 1, r"has no rm_head\.weight of 1 rows, its `output_dim`"),
         ("peft_lora_config", "lora_r", 3, "the adapter of .* is missing or not of r 3"),
     ):
         config.write_text(json.dumps({**CONFIG, place: {**CONFIG[place], field: value}}))

@@ -13,6 +13,8 @@ from transformers import (
     Qwen2VLModel,
 )
 
+from scripts.authors.common import chat_template
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 SPECIAL = (*SPECIAL, "<|image_pad|>", "<|video_pad|>")
 TEXT = {
@@ -41,7 +43,9 @@ def base_folder(folder: Path, kind: str = "qwen2_vl") -> Path:
     tokens.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokens.decoder = decoders.Fuse()
     tokens.add_special_tokens(list(SPECIAL))
-    PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token=SPECIAL[0]).save_pretrained(folder)
+    words = PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token=SPECIAL[0])
+    words.chat_template = chat_template("You are a helpful assistant.")
+    words.save_pretrained(folder)
     ids = {f"{name}_token_id": tokens.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
     config = KINDS[kind][0](
         text_config={**TEXT, "vocab_size": 500}, vision_config=SEEN[kind], **ids

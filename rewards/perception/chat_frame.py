@@ -1,0 +1,48 @@
+"""The texts around a user's turn, by the chat template of a base: MiMo-VL's system sentence is not
+Qwen's, and a reward's head was trained behind its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+_PROBE = " \n a text\n "  # that a chat template must keep as it is
+
+
+def vision_block(pads: str) -> str:
+    return f"<|vision_start|>{pads}<|vision_end|>"
+
+
+def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
+    """Texts before and after the media and the text of a user's turn, by the base's chat template.
+
+    ValueError for a base without one, and for a template that does not put images and videos, then
+    the text as it is.
+    """
+    template = _processor_template(base) or tokenizer.chat_template
+    if template is None:
+        raise ValueError(f"{who}: {base} has no chat template, which its authors wrote turns with")
+    parts = [{"type": "image"}, {"type": "video"}, {"type": "text", "text": _PROBE}]
+    turns = [{"role": "user", "content": parts}]
+    found = tokenizer.apply_chat_template(
+        turns, chat_template=template, tokenize=False, add_generation_prompt=True
+    )
+    before, there, after = found.partition(vision_block(IMAGE) + vision_block(VIDEO) + _PROBE)
+    if not there:
+        raise ValueError(
+            f"{who}: the chat template of {base} does not write an image, a video and a text as "
+            f"Qwen's: {found!r}"
+        )
+    return before, after
+
+
+def _processor_template(base: str) -> str | None:
+    """The template of a processor's own file, which older releases have; authors call that one."""
+    from transformers.utils import cached_file
+
+    absent = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    file = cached_file(base, "chat_template.json", **absent)
+    return json.loads(Path(file).read_text(encoding="utf-8"))["chat_template"] if file else None

@@ -1,0 +1,158 @@
+"""Rewards on files of the authors' own classes, against the scores of their code.
+
+The arrays are written by `scripts/authors/*.py` in the authors' environments. A file is made again
+from its layout, since every weight is drawn by its name.
+"""
+
+import hashlib
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flowrl.paths import PROJECT
+from rewards import Samples, load
+from rewards.editreward import FOLLOWING_TEXT, QUALITY_TEXT
+from rewards.hpsv3 import INSTRUCTION
+from rewards.perception.scalar_heads import INSTRUCTION_TAIL
+from rewards.videoalign import VIDEO_INSTRUCTION
+from scripts.authors.common import ARRAYS, PROMPTS, png_files, qwen_base, state_of
+
+CPU = {"device": "cpu", "dtype": "float32"}
+
+
+def script(name: str, monkeypatch) -> ModuleType:
+    """A script of the authors' folder, which imports its neighbour by its bare name."""
+    folder = PROJECT / "scripts" / "authors"
+    monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location(f"authors_{name}", folder / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def arrays(name: str) -> dict:
+    with np.load(ARRAYS / f"{name}.npz") as file:
+        return dict(file)
+
+
+def given(media: np.ndarray, prompts=PROMPTS, meta=()) -> Samples:
+    """8-bit media [n ... h w 3] as samples."""
+    values = torch.from_numpy(media).movedim(-1, -3).float() / 255
+    return Samples(values, list(prompts), torch.arange(len(prompts)), meta)
+
+
+def short(monkeypatch, published, text: str, theirs: str) -> None:
+    """The authors' text is the known one; the scores are those of a short text in its place."""
+    assert theirs == f"{published.length} {published.digest}"
+    monkeypatch.setitem(published.__dict__, "length", len(text))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    monkeypatch.setitem(published.__dict__, "digest", digest)
+
+
+def equal(score, wanted: np.ndarray, room: float) -> None:
+    """Within `room` of the authors' scores, which spread far more than that."""
+    assert wanted.std() > 100 * room
+    np.testing.assert_allclose(score.double().numpy(), wanted, rtol=0, atol=room)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_videoalign_scores_as_the_authors(outputs, tmp_path, monkeypatch):
+    theirs, tool = arrays(f"videoalign_{outputs}"), script("videoalign", monkeypatch)
+    qwen_base(tmp_path / "base", "qwen2_vl")
+    (tmp_path / "checkpoint-10").mkdir()
+    state = state_of(theirs["layout"])
+    torch.save(state, tmp_path / "checkpoint-10" / "model.pth")
+    (tmp_path / "model_config.json").write_text(str(theirs["config"]))
+    (tmp_path / "text.txt").write_text(tool.INSTRUCTION)
+    short(monkeypatch, VIDEO_INSTRUCTION, tool.INSTRUCTION, str(theirs["text"]))
+    settings = {"checkpoint": str(tmp_path), "base": str(tmp_path / "base")}
+    settings |= {"instruction": str(tmp_path / "text.txt"), "video_fps": tool.FPS, **CPU}
+    parts = ("visual_quality", "motion_quality", "text_alignment", "overall")
+    for column, part in enumerate(parts):
+        reward = load("videoalign", kind=part, **settings)
+        samples = given(tool.videos("even"))
+        equal(reward(samples), theirs["even"][:, column], 1e-4)
+    resized = load("videoalign", **settings)(given(tool.videos("resized")))
+    equal(resized, theirs["resized"][:, 3], 5e-3)
+
+
+def test_a_base_on_the_authors_machine_is_the_published_one(tmp_path, monkeypatch):
+    theirs, tool = arrays("videoalign_1"), script("videoalign", monkeypatch)
+    config = json.loads(str(theirs["config"]))
+    config["model_config"]["model_name_or_path"] = "/m2v_intern/someone/Qwen2-VL-2B-Instruct"
+    qwen_base(tmp_path / "base", "qwen2_vl")
+    (tmp_path / "checkpoint-10").mkdir()
+    torch.save(state_of(theirs["layout"]), tmp_path / "checkpoint-10" / "model.pth")
+    (tmp_path / "model_config.json").write_text(json.dumps(config))
+    (tmp_path / "text.txt").write_text(tool.INSTRUCTION)
+    short(monkeypatch, VIDEO_INSTRUCTION, tool.INSTRUCTION, str(theirs["text"]))
+    asked = []
+
+    def base_of(name: str) -> str:
+        asked.append(name)
+        return str(tmp_path / "base")
+
+    monkeypatch.setattr("rewards.videoalign.model_path", base_of)
+    own = {"checkpoint": str(tmp_path), "instruction": str(tmp_path / "text.txt"), **CPU}
+    load("videoalign", video_fps=8, **own)
+    assert asked == ["Qwen/Qwen2-VL-2B-Instruct"]
+
+
+def test_hpsv3_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("hpsv3"), script("hpsv3", monkeypatch)
+    base = qwen_base(tmp_path / "base", "qwen2_vl")
+    save_file(state_of(theirs["layout"]), tmp_path / "HPSv3.safetensors")
+    (tmp_path / "text.txt").write_text(tool.INSTRUCTION + INSTRUCTION_TAIL)
+    short(monkeypatch, INSTRUCTION, tool.INSTRUCTION + INSTRUCTION_TAIL, str(theirs["text"]))
+    settings = {"checkpoint": str(tmp_path / "HPSv3.safetensors"), "base": str(base)}
+    reward = load("hpsv3", instruction=str(tmp_path / "text.txt"), **settings, **CPU)
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind))), theirs[kind], 5e-6)
+
+
+@pytest.mark.parametrize("kind", ["qwen", "mimo"])
+def test_editreward_scores_as_the_authors(kind, tmp_path, monkeypatch):
+    theirs, tool = arrays(f"editreward_{kind}"), script("editreward", monkeypatch)
+    base = qwen_base(tmp_path / "base", "qwen2_5_vl", tool.SYSTEM[kind])
+    torch.save(state_of(theirs["layout"]), tmp_path / "model.pth")
+    sources, edits = tool.images()
+    meta = [{"source": file} for file in png_files(tmp_path, sources)]
+    texts = [FOLLOWING_TEXT, QUALITY_TEXT]
+    names = ("INSTRUCTION_EDIT_FOLLOWING", "INSTRUCTION_EDIT_QUALITY")
+    files = [Path(tmp_path / f"{i}.txt") for i in (0, 1)]
+    for text, name, question, file in zip(texts, names, tool.QUESTIONS, files, strict=True):
+        short(monkeypatch, text, question, str(theirs[name]))
+        file.write_text(question)
+    settings = {"checkpoint": str(tmp_path), "base": str(base), **CPU}
+    settings |= {"following": str(files[0]), "quality": str(files[1])}
+    for pooling in ("mean", "min", "sum"):
+        score = load("editreward", kind=pooling, **settings)(given(edits, meta=meta))
+        equal(score, theirs[pooling], 5e-6)
+
+
+def test_other_chat_templates_are_refused(tmp_path, monkeypatch):
+    theirs, tool = arrays("hpsv3"), script("hpsv3", monkeypatch)
+    base = qwen_base(tmp_path / "base", "qwen2_vl")
+    save_file(state_of(theirs["layout"]), tmp_path / "HPSv3.safetensors")
+    (tmp_path / "text.txt").write_text(tool.INSTRUCTION + INSTRUCTION_TAIL)
+    short(monkeypatch, INSTRUCTION, tool.INSTRUCTION + INSTRUCTION_TAIL, str(theirs["text"]))
+    settings = {"checkpoint": str(tmp_path / "HPSv3.safetensors"), "base": str(base), **CPU}
+    settings["instruction"] = str(tmp_path / "text.txt")
+    own = json.loads((base / "tokenizer_config.json").read_text())
+    template = own.pop("chat_template")
+    for other, message in (
+        (template.replace("part.text ", "part.text | trim "), "does not write an image, a video"),
+        (None, "has no chat template"),
+    ):
+        extra = {} if other is None else {"chat_template": other}
+        (base / "tokenizer_config.json").write_text(json.dumps({**own, **extra}))
+        (base / "chat_template.json").unlink(missing_ok=True)
+        with pytest.raises(ValueError, match=message):
+            load("hpsv3", **settings)
