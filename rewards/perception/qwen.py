@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.perception.chat_frame import IMAGE, VIDEO, chat_frame, vision_block
+from rewards.perception.chat_frame import IMAGE, chat_frame, vision_block
 from rewards.perception.embedding import OPENAI_MEAN, OPENAI_STD, DtypeName, Placement
 from rewards.types import OneOrMore
 

@@ -27,6 +27,8 @@ SYSTEM = {"qwen": "You are a helpful assistant."}
 SYSTEM["mimo"] = "You are MiMo, an AI assistant developed by Xiaomi."
 QUESTIONS = ("\nDoes it follow?  \n{text_prompt}\n", "\nIs it good? \n{text_prompt}\n")
 SIZES = ((60, 52), (140, 90))  # of the sources, of the edits
+
+
 def images():
     return [pictures(len(PROMPTS), *size, seed=size[0]) for size in SIZES]
 

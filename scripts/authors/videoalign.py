@@ -68,8 +68,8 @@ def main():
     import prompt_template
     import vision_process
     from data import DataConfig
-    from transformers import Qwen2VLForConditionalGeneration
     from train_reward import create_model_and_processor
+    from transformers import Qwen2VLForConditionalGeneration
     from utils import ModelConfig, PEFTLoraConfig, TrainingConfig
 
     sys.modules["decord"] = types.SimpleNamespace(VideoReader=Reader)

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 
 from flowrl.paths import PROJECT
 from rewards import Samples, load
-from rewards.editreward import FOLLOWING_TEXT, QUALITY_TEXT
-from rewards.hpsv3 import INSTRUCTION
+from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
+from rewards.catalogue.hpsv3 import INSTRUCTION
+from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
-from rewards.videoalign import VIDEO_INSTRUCTION
 from scripts.authors.common import ARRAYS, PROMPTS, png_files, qwen_base, state_of
 
 CPU = {"device": "cpu", "dtype": "float32"}
@@ -99,7 +99,7 @@ def test_a_base_on_the_authors_machine_is_the_published_one(tmp_path, monkeypatc
         asked.append(name)
         return str(tmp_path / "base")
 
-    monkeypatch.setattr("rewards.videoalign.model_path", base_of)
+    monkeypatch.setattr("rewards.catalogue.videoalign.model_path", base_of)
     own = {"checkpoint": str(tmp_path), "instruction": str(tmp_path / "text.txt"), **CPU}
     load("videoalign", video_fps=8, **own)
     assert asked == ["Qwen/Qwen2-VL-2B-Instruct"]
