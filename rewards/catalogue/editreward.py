@@ -7,7 +7,8 @@ the mean of both passes (`kind: mean`), their minimum, their sum, or one of them
 200,704 pixels; positions are sequential (`rewards.perception.qwen`).
 
 `checkpoint` is a folder with `model.safetensors` or `model.pth`, of EditReward on Qwen2.5-VL-7B or
-MiMo-VL-7B-SFT; `base` is the one of the two, whose chat template frames the question. The Qwen3-VL release computes the image grid's positions and is refused. 15.5 GB in
+MiMo-VL-7B-SFT; `base` is the one of the two, whose chat template frames the
+question. The Qwen3-VL release computes the image grid's positions and is refused. 15.5 GB in
 bfloat16. The two texts, 1,820 and 1,724 characters, are the authors' and do not come with flowrl.
 
 Not tried on the published weights; the authors' code scored tiny random ones the same

@@ -213,8 +213,8 @@ def load(
     """video_fps: frames per second of the samples. checkpoint: a folder; by default the hub's.
 
     base: a hub name or folder with the base's configuration and tokenizer; by default the one that
-    `model_config.json` names, or BASE where that is a path of the authors' machine. instruction: a file with the text. normalise: by the checkpoint's
-    means and standard deviations.
+    `model_config.json` names, or BASE where that is a path of the authors' machine. instruction: a
+    file with the text. normalise: by the checkpoint's means and standard deviations.
     """
     folder = _folder(checkpoint)
     config = config_of(folder)

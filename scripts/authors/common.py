@@ -19,6 +19,9 @@ ARRAYS = Path(__file__).resolve().parents[2] / "tests" / "golden" / "authors"
 PROMPTS = ("a red ball rolls down a hill", "two cats {in braces}", "")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 SPECIAL = (*SPECIAL, "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+CLASSES = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
+OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073]}
+OPENAI["image_std"] = [0.26862954, 0.26130258, 0.27577711]
 
 HEAD_SETTINGS = """
 rm_head_type: {head}
@@ -35,7 +38,7 @@ bf16: false
 
 
 def drawn(name, shape):
-    """Weights of a layer by its name: about 1 for norms, small for biases, 1 / sqrt(fan-in) else."""
+    """Weights by their name: about 1 for norms, small for biases, 1 / sqrt(fan-in) for others."""
     rng = np.random.RandomState(zlib.crc32(name.encode()))
     value = torch.from_numpy(np.asarray(rng.standard_normal(tuple(shape)), dtype=np.float32))
     if len(shape) < 2:
@@ -79,7 +82,7 @@ def pictures(count, height, width, seed=0):
 
 def png_files(folder, images):
     files = [Path(folder) / f"{i}.png" for i in range(len(images))]
-    for file, image in zip(files, images):
+    for file, image in zip(files, images, strict=True):
         Image.fromarray(image).save(file)
     return [str(file) for file in files]
 
@@ -115,14 +118,29 @@ def qwen_base(folder, kind, system="You are a helpful assistant."):
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-
-    def write(name, content):
-        (folder / name).write_text(
-            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
-        )
-
     names = _byte_names()
     ids = {token: len(names) + i for i, token in enumerate(SPECIAL)}
+    template = {"chat_template": chat_template(system)}
+    files = {"config.json": _qwen_config(kind, ids), "chat_template.json": template}
+    files["vocab.json"] = {name: i for i, name in enumerate(names)}
+    flags = {"special": True, "lstrip": False, "rstrip": False, "normalized": False}
+    flags["single_word"] = False
+    added = {str(i): {"content": token, **flags} for token, i in ids.items()}
+    words = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added, **template}
+    words |= {"pad_token": SPECIAL[0], "eos_token": SPECIAL[2], "model_max_length": 8192}
+    words |= {"unk_token": None, "bos_token": None, "add_prefix_space": False}
+    words |= {"additional_special_tokens": list(SPECIAL[1:]), "errors": "replace"}
+    image = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2, "patch_size": 14}
+    image |= {"processor_class": f"{CLASSES[kind]}Processor", "temporal_patch_size": 2}
+    image |= {"min_pixels": 3136, "max_pixels": 12845056, **OPENAI}
+    files |= {"tokenizer_config.json": words, "preprocessor_config.json": image}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+def _qwen_config(kind, ids):
     vision = {"in_channels": 3, "in_chans": 3, "patch_size": 14, "spatial_merge_size": 2}
     vision |= {"temporal_patch_size": 2, "depth": 2, "num_heads": 2, "spatial_patch_size": 14}
     if kind == "qwen2_vl":
@@ -130,8 +148,7 @@ def qwen_base(folder, kind, system="You are a helpful assistant."):
     else:
         vision |= {"hidden_size": 32, "out_hidden_size": 32, "intermediate_size": 48}
         vision |= {"fullatt_block_indexes": [1], "window_size": 112, "tokens_per_second": 2}
-    classes = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL"}
-    config = {"architectures": [f"{classes[kind]}ForConditionalGeneration"], "model_type": kind}
+    config = {"architectures": [f"{CLASSES[kind]}ForConditionalGeneration"], "model_type": kind}
     config |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 320}
     config |= {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
@@ -140,28 +157,7 @@ def qwen_base(folder, kind, system="You are a helpful assistant."):
     config |= {"bos_token_id": ids[SPECIAL[0]], "eos_token_id": ids[SPECIAL[2]]}
     config |= {f"{part}_token_id": ids[f"<|{part}_pad|>"] for part in ("image", "video")}
     config |= {"vision_start_token_id": ids[SPECIAL[3]], "vision_end_token_id": ids[SPECIAL[4]]}
-    write("config.json", {**config, "torch_dtype": "float32", "vision_config": vision})
-    write("vocab.json", {name: i for i, name in enumerate(names)})
-    write("merges.txt", "#version: 0.2\n")
-    added = {
-        str(i): {"content": token, "special": True, "lstrip": False, "rstrip": False}
-        | {"normalized": False, "single_word": False}
-        for token, i in ids.items()
-    }
-    template = chat_template(system)
-    words = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": added}
-    words |= {"pad_token": SPECIAL[0], "eos_token": SPECIAL[2], "model_max_length": 8192}
-    words |= {"unk_token": None, "bos_token": None, "add_prefix_space": False}
-    words |= {"additional_special_tokens": list(SPECIAL[1:]), "errors": "replace"}
-    write("tokenizer_config.json", {**words, "chat_template": template})
-    write("chat_template.json", {"chat_template": template})
-    image = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2, "patch_size": 14}
-    image |= {"processor_class": f"{classes[kind]}Processor", "temporal_patch_size": 2}
-    image |= {"min_pixels": 3136, "max_pixels": 12845056}
-    image["image_mean"] = [0.48145466, 0.4578275, 0.40821073]
-    image["image_std"] = [0.26862954, 0.26130258, 0.27577711]
-    write("preprocessor_config.json", image)
-    return folder
+    return {**config, "torch_dtype": "float32", "vision_config": vision}
 
 
 def base_weights(folder, model_class):

@@ -42,7 +42,7 @@ def main():
 
     names = ("INSTRUCTION_EDIT_FOLLOWING", "INSTRUCTION_EDIT_QUALITY")
     texts = {name: digest(getattr(inference_edit, name)) for name in names}
-    for name, question in zip(names, QUESTIONS):
+    for name, question in zip(names, QUESTIONS, strict=True):
         setattr(inference_edit, name, question)
     for kind, system in SYSTEM.items():
         folder = Path(tempfile.mkdtemp())

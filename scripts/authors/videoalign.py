@@ -11,6 +11,7 @@ import tempfile
 import types
 from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ def videos(kind):
 class Reader:
     """decord's VideoReader, of frames in memory."""
 
-    kept = {}
+    kept: ClassVar[dict] = {}
 
     def __init__(self, path):
         self.frames = self.kept[path.replace("file://", "")]
