@@ -30,11 +30,11 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from rewards.judging.published_texts import PublishedText
+from rewards.perception.chat_frame import VIDEO
 from rewards.perception.embedding import in_batches
 from rewards.perception.hub import HubName, hub_reachable, model_path
 from rewards.perception.media import expect, items
 from rewards.perception.qwen import (
-    VIDEO,
     QwenBackbone,
     QwenSettings,
     Turn,
