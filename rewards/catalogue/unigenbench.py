@@ -13,8 +13,8 @@ An evaluation also reports, as published, the accuracy of each test point and of
 primary dimensions, where every (sample, point) counts once. Their mean, the leaderboard's overall
 number, is from memory: the authors' scripts print none.
 
-`question` is one of the authors' scripts (eval/qwenvl_72b_en_eval.py and the like), read and not
-run. Their judges are UniGenBench-EvalModel behind vLLM, which gets a JPEG of quality 95 before the
+`question` is the authors' `eval/src/eval_common.py`, whose two languages go by the test points of
+each prompt, or one of their scripts before it; it is read and not run. Their judges are UniGenBench-EvalModel behind vLLM, which gets a JPEG of quality 95 before the
 text, and Gemini 2.5 Pro, which gets the text before the image file (`image: last`). Requests have
 temperature 0 here, where theirs take the server's default.
 """
@@ -63,7 +63,7 @@ def _list_in(text: str, tag: str) -> list[Any]:
 @dataclass(frozen=True)
 class UniGenBench:
     panel: Panel
-    question: CheckpointQuestion
+    questions: tuple[CheckpointQuestion, ...]
     image_first: bool
     one_call: ClassVar[bool] = True
     tally: AnswerTally = field(default_factory=lambda: AnswerTally(overall=True), repr=False)
@@ -73,9 +73,10 @@ class UniGenBench:
         found = torch.full((len(samples.prompts),), torch.nan, dtype=torch.float64)
         rows, about, points = [], [], []
         for row, item in enumerate(items(samples)):
-            own, texts = _points(samples.meta[row] if samples.meta else {}, row, self.question)
+            own, texts = _points(samples.meta[row] if samples.meta else {}, row)
             if own:
-                text = self.question.fill(samples.prompts[row], own, texts)
+                question = _question(own, row, self.questions)
+                text = question.fill(samples.prompts[row], own, texts)
                 about.append(self._message(text, item))
                 rows.append(row)
                 points.append(own)
@@ -95,33 +96,45 @@ class UniGenBench:
     def check_prompts(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]) -> None:
         """ValueError, naming the row, for a prompt without test points."""
         for row in range(len(prompts)):
-            if not _points(meta[row] if meta else {}, row, self.question)[0]:
+            own = _points(meta[row] if meta else {}, row)[0]
+            if own:
+                _question(own, row, self.questions)
+            else:
                 raise ValueError(
                     f"unigenbench: row {row + 1} of the prompts has no column {POINTS!r}: read the "
                     "official file as a suite, flowrl suites unigenbench:FILE --out prompts.jsonl"
                 )
 
 
-def _points(
-    row: Mapping[str, Any], number: int, question: CheckpointQuestion
-) -> tuple[list[str], list[str]]:
+def _points(row: Mapping[str, Any], number: int) -> tuple[list[str], list[str]]:
     points, texts = cell(row, POINTS) or [], cell(row, DESCRIPTIONS) or []
-    place = f"unigenbench: row {number + 1}"
     if not isinstance(points, list) or not isinstance(texts, list) or len(points) != len(texts):
-        raise ValueError(f"{place}: {POINTS} and {DESCRIPTIONS} must be two lists of one length")
-    if unknown := [point for point in points if point not in question.definitions]:
-        known = ", ".join(question.definitions)
         raise ValueError(
-            f"{place}: the question defines no test point {unknown[0]!r}; it has {known}: take the "
-            "script of the prompts' language"
+            f"unigenbench: row {number + 1}: {POINTS} and {DESCRIPTIONS} must be two lists of one "
+            "length"
         )
     return list(map(str, points)), list(map(str, texts))
+
+
+def _question(
+    points: list[str], number: int, questions: tuple[CheckpointQuestion, ...]
+) -> CheckpointQuestion:
+    """The question, of one language, that defines all points of a row."""
+    unknown = [[p for p in points if p not in one.definitions] for one in questions]
+    for question, odd in zip(questions, unknown, strict=True):
+        if not odd:
+            return question
+    known = "; or ".join(", ".join(one.definitions) for one in questions)
+    raise ValueError(
+        f"unigenbench: row {number + 1}: the question defines no test point "
+        f"{min(unknown, key=len)[0]!r}; it has {known}: take the file of the prompts' language"
+    )
 
 
 def load(
     server: Inline[PanelSettings], question: str, image: Literal["first", "last"] = "first"
 ) -> Reward:
-    """Scores in 0..1. question: one of the authors' scripts, in the language of the prompts.
+    """Scores in 0..1. question: the authors' eval_common.py, or a script of theirs.
 
     Settings of the server: see `PanelSettings`.
     """

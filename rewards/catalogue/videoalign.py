@@ -47,7 +47,7 @@ from rewards.perception.qwen import (
 from rewards.types import Inline, Positive, Reward, Samples
 
 HUB_FOLDER = "KwaiVGI/VideoReward"
-BASE = "Qwen/Qwen2-VL-2B-Instruct"
+PUBLISHED_BASE = "Qwen/Qwen2-VL-2B-Instruct"
 TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 DIMENSIONS = ("VQ", "MQ", "TA")
 LEAST_PIXELS = 128 * 28 * 28
@@ -212,9 +212,9 @@ def load(
 ) -> Reward:
     """video_fps: frames per second of the samples. checkpoint: a folder; by default the hub's.
 
-    base: a hub name or folder with the base's configuration and tokenizer; by default the one that
-    `model_config.json` names, or BASE where that is a path of the authors' machine. instruction: a
-    file with the text. normalise: by the checkpoint's means and standard deviations.
+    base: a hub name or folder with the configuration and tokenizer; by default the one that
+    `model_config.json` names, or PUBLISHED_BASE where that is a path of the authors' machine.
+    instruction: a file with the text. normalise: by the checkpoint's means and deviations.
     """
     folder = _folder(checkpoint)
     config = config_of(folder)
@@ -245,9 +245,9 @@ def load(
 
 
 def _named_base(name: str) -> str:
-    """The base that a checkpoint names; BASE for a folder that is not on this machine."""
+    """The base that a checkpoint names; PUBLISHED_BASE for a folder that is not on this machine."""
     there = Path(name).is_dir() or (name.count("/") == 1 and not name.startswith((".", "/")))
-    return name if there else BASE
+    return name if there else PUBLISHED_BASE
 
 
 def _folder(checkpoint: str | None) -> Path:

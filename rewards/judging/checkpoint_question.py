@@ -1,16 +1,21 @@
-"""UniGenBench's question to its judge, read from the authors' own script without running it.
+"""UniGenBench's question to its judge, read from the authors' own file without running it.
 
-The texts are the authors' (github.com/CodeGoat24/UniGenBench, eval/*_eval.py, English or Chinese)
+The texts are the authors' (github.com/CodeGoat24/UniGenBench, English and Chinese)
 and are not part of this project: the definition of each test point, the lines that list them, and
-the instruction around them. Read were commits 17947366, 236a92c8 and 2e2ff15a of the repository.
+the instruction around them. Since February 2026 (commit 9d5b7d8) the texts of both languages are in
+`eval/src/eval_common.py`; it is read as of 49d0bce. Before, each script had its own: read as of
+17947366, 236a92c8 and 2e2ff15a.
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 
-SCRIPTS = "eval/qwenvl_72b_en_eval.py of github.com/CodeGoat24/UniGenBench, or another of eval/"
+SCRIPTS = "eval/src/eval_common.py of github.com/CodeGoat24/UniGenBench at commit 49d0bce"
+LANGUAGES = "LANG_CONFIGS"  # of that file: a table of each language's texts, by these keys
+DEFINITIONS, TEMPLATE = "explanation_dict", "system_prompt_template"
 FILLED = ("prompt", "testpoint", "explanation", "test_explanation")
 LINE_FIELDS: tuple[str, ...] = ("point", "explanation_dict[point]", "test_desc[idx]")
 LISTS = ("explanation", "test_explanation")
@@ -39,8 +44,8 @@ class CheckpointQuestion:
     whole: TextPieces
 
     @classmethod
-    def read(cls, reward: str, given: str) -> "CheckpointQuestion":
-        """From one of the authors' scripts. ValueError if it does not hold such a question."""
+    def read(cls, reward: str, given: str) -> "tuple[CheckpointQuestion, ...]":
+        """One per language of the authors' file. ValueError if it holds no such question."""
         path = Path(given)
         if not path.is_file():
             raise ValueError(f"{reward}: question: no such file: {given}; it is {SCRIPTS}")
@@ -48,16 +53,14 @@ class CheckpointQuestion:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, ValueError) as error:
             raise ValueError(f"{reward}: question: {given} cannot be read: {error}") from error
-        lists = {name: _list(tree, name) for name in LISTS}
-        whole = [p for p in _strings_with_fields(tree) if {f for f, is_ in p if is_} >= set(FILLED)]
-        definitions = max(_text_tables(tree), key=len, default={})
-        known = {name: found for name, found in lists.items() if found is not None}
-        if len(known) < len(LISTS) or len(whole) != 1 or not definitions:
+        found = list(_by_language(tree)) or [_of_script(tree)]
+        questions = tuple(question for question in found if question is not None)
+        if len(questions) < len(found):
             raise ValueError(
                 f"{reward}: question: {given} does not hold UniGenBench's question (definitions of "
                 f"test points, two lists of them, and an instruction): it is in {SCRIPTS}"
             )
-        return cls(definitions, known, whole[0])
+        return questions
 
     def fill(self, prompt: str, points: Sequence[str], descriptions: Sequence[str]) -> str:
         """The question. Every point must be in `definitions`."""
@@ -67,6 +70,60 @@ class CheckpointQuestion:
         ]
         listed = {name: self.lists[name].filled(rows) for name in LISTS}
         return _joined(self.whole, {"prompt": prompt, "testpoint": str(list(points)), **listed})
+
+
+def _of_script(tree: ast.AST) -> CheckpointQuestion | None:
+    """The question of a script of one language."""
+    whole = [p for p in _strings_with_fields(tree) if _fields(p) >= set(FILLED)]
+    return _question(tree, {}, max(_text_tables(tree), key=len, default={}), whole)
+
+
+def _by_language(tree: ast.AST) -> Iterator[CheckpointQuestion | None]:
+    """The questions of a file with a table of languages."""
+    named = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    table = named.get(LANGUAGES)
+    for config in table.values if isinstance(table, ast.Dict) else ():
+        if not isinstance(config, ast.Dict):
+            continue
+        own = {
+            _text(key): named.get(value.id, value) if isinstance(value, ast.Name) else value
+            for key, value in zip(config.keys, config.values, strict=True)
+            if key is not None
+        }
+        texts = {f"config[{key!r}]": _text(value) for key, value in own.items()}
+        definitions = next(_text_tables(own.get(DEFINITIONS, table)), {})
+        template = _text(own[TEMPLATE]) if TEMPLATE in own else ""
+        pieces = [
+            (text, is_field)
+            for before, field, _, _ in Formatter().parse(template)
+            for text, is_field in ((before, False), (field, True))
+            if text
+        ]
+        whole = [tuple(pieces)] if _fields(pieces) == set(FILLED) else []
+        yield _question(tree, texts, definitions, whole)
+
+
+def _question(
+    tree: ast.AST,
+    texts: Mapping[str, str],
+    definitions: Mapping[str, str],
+    whole: Sequence[TextPieces],
+) -> CheckpointQuestion | None:
+    lists = {name: _list(tree, name, texts) for name in LISTS}
+    known = {name: found for name, found in lists.items() if found is not None}
+    if len(known) < len(LISTS) or len(whole) != 1 or not definitions:
+        return None
+    return CheckpointQuestion(definitions, known, whole[0])
+
+
+def _fields(pieces: Iterable[tuple[str, bool]]) -> set[str]:
+    return {text for text, is_field in pieces if is_field}
 
 
 def _joined(pieces: TextPieces, values: Mapping[str, str]) -> str:
@@ -87,7 +144,7 @@ def _strings_with_fields(tree: ast.AST) -> Iterator[TextPieces]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.JoinedStr):
             pieces = _pieces(node.value)
-            if {text for text, is_field in pieces if is_field} <= set(FILLED):
+            if _fields(pieces) <= set(FILLED):
                 yield pieces
 
 
@@ -105,8 +162,9 @@ def _text(node: ast.expr) -> str:
     return text if isinstance(text, str) else ""
 
 
-def _list(tree: ast.AST, name: str) -> PointList | None:
-    """The text assigned to a name, and the texts added to it: a line, then the closing."""
+def _list(tree: ast.AST, name: str, texts: Mapping[str, str]) -> PointList | None:
+    """The text assigned to a name, with `texts` for its fields, and what is added to it: a line,
+    then the closing."""
     opening, lines, closing = "", [], ""
     for node in ast.walk(tree):
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -115,12 +173,15 @@ def _list(tree: ast.AST, name: str) -> PointList | None:
         if not any(isinstance(target, ast.Name) and target.id == name for target in targets):
             continue
         assert isinstance(node, ast.Assign | ast.AugAssign)
-        if isinstance(node.value, ast.JoinedStr):
-            lines.append(_pieces(node.value))
+        pieces = _pieces(node.value) if isinstance(node.value, ast.JoinedStr) else None
+        if pieces is not None and isinstance(node, ast.Assign) and _fields(pieces) <= set(texts):
+            opening = _joined(pieces, texts)
+        elif pieces is not None:
+            lines.append(pieces)
         elif isinstance(node, ast.AugAssign):
             closing = _text(node.value)
         else:
             opening = _text(node.value)
-    if len(lines) != 1 or not {f for f, is_field in lines[0] if is_field} <= set(LINE_FIELDS):
+    if len(lines) != 1 or not _fields(lines[0]) <= set(LINE_FIELDS):
         return None
     return PointList(opening, lines[0], closing) if opening and closing else None

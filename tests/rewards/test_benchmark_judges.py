@@ -64,7 +64,7 @@ def with_points(samples, points=POINTS):
 
 
 def test_the_question_is_read_from_the_authors_script_and_filled(tmp_path):
-    question = CheckpointQuestion.read("unigenbench", script(tmp_path))
+    (question,) = CheckpointQuestion.read("unigenbench", script(tmp_path))
     text = question.fill("a {cat}", ["Attribute - Color", "Style"], ["red hat", "ink"])
     assert text == (
         "Prompt a {cat}, points ['Attribute - Color', 'Style']. "
@@ -84,6 +84,57 @@ def test_the_question_is_read_from_the_authors_script_and_filled(tmp_path):
         CheckpointQuestion.read("unigenbench", script(tmp_path, "x = ("))
     with pytest.raises(ValueError, match="no such file"):
         CheckpointQuestion.read("unigenbench", "nowhere.py")
+
+
+COMMON = """
+WORDS_EN = {"Style": "how it looks", "Attribute - Color": "which colours"}
+WORDS_ZH = {"风格": "艺术"}
+TEMPLATE_EN = '''Prompt {prompt}, points {testpoint}. {explanation} {test_explanation} <{prompt}>'''
+TEMPLATE_ZH = '''提示词{prompt}, {testpoint}. {explanation}{test_explanation}'''
+LANG_CONFIGS = {
+    "en": {"explanation_dict": WORDS_EN, "system_prompt_template": TEMPLATE_EN,
+           "checkpoint_header": "Defined", "checkpoint_desc_header": "Meant"},
+    "zh": {"explanation_dict": WORDS_ZH, "system_prompt_template": TEMPLATE_ZH,
+           "checkpoint_header": "说明", "checkpoint_desc_header": "描述"},
+}
+def build_system_prompt(prompt, testpoint, test_desc, lang):
+    config = LANG_CONFIGS[lang]
+    explanation_dict = config["explanation_dict"]
+    explanation = f"{config['checkpoint_header']}:("
+    for point in testpoint:
+        explanation += f"\\n{point}: {explanation_dict[point]}"
+    explanation += "\\n)"
+    test_explanation = f"{config['checkpoint_desc_header']}:("
+    for idx, point in enumerate(testpoint):
+        test_explanation += f"\\n{point}: {test_desc[idx]}"
+    test_explanation += "\\n)"
+    return config["system_prompt_template"].format(
+        prompt=prompt, testpoint=testpoint, explanation=explanation,
+        test_explanation=test_explanation,
+    )
+"""  # the shape of eval_common.py, with made-up words
+
+
+def test_both_languages_are_read_from_the_file_that_has_them(tmp_path):
+    place: dict = {}
+    exec(COMMON, place)
+    questions = CheckpointQuestion.read("unigenbench", script(tmp_path, COMMON))
+    cases = (["Attribute - Color", "Style"], ["red {hat}", "ink"]), (["风格"], ["水墨"])
+    for question, language, (points, texts) in zip(questions, ("en", "zh"), cases, strict=True):
+        wanted = place["build_system_prompt"]("a {cat}", points, texts, language)
+        assert question.fill("a {cat}", points, texts) == wanted
+    with ChatServer(lambda text, shown: "<analysis>['x']</analysis><score>[1]</score>") as server:
+        own = {"url": server.url, "question": script(tmp_path, COMMON), **SERVER}
+        reward = load("unigenbench", **own)
+        given = with_points(images(1.0, 0.5, prompts=["猫", "a"]), [["风格"], ["Style"]])
+        assert reward(given).tolist() == [1.0, 1.0]
+        assert sorted("提示词" in content(body)[1] for body in server.bodies) == [False, True]
+        mixed = with_points(images(1.0, prompts=["猫"]), [["风格", "Style"]])
+        with pytest.raises(ValueError, match="row 1: the question defines no test point"):
+            reward(mixed)
+    broken = COMMON.replace("{testpoint}", "")
+    with pytest.raises(ValueError, match="does not hold UniGenBench's question"):
+        CheckpointQuestion.read("unigenbench", script(tmp_path, broken))
 
 
 def test_unigenbench_is_the_share_of_right_points_and_counts_each_once(tmp_path):
