@@ -14,9 +14,10 @@ primary dimensions, where every (sample, point) counts once. Their mean, the lea
 number, is from memory: the authors' scripts print none.
 
 `question` is the authors' `eval/src/eval_common.py`, whose two languages go by the test points of
-each prompt, or one of their scripts before it; it is read and not run. Their judges are UniGenBench-EvalModel behind vLLM, which gets a JPEG of quality 95 before the
-text, and Gemini 2.5 Pro, which gets the text before the image file (`image: last`). Requests have
-temperature 0 here, where theirs take the server's default.
+each prompt, or one of their scripts before it; it is read and not run. Their judges are
+UniGenBench-EvalModel behind vLLM, which gets a JPEG of quality 95 before the text, and Gemini 2.5
+Pro, which gets the text before the image file (`image: last`). Requests have temperature 0 here,
+where theirs take the server's default.
 """
 
 import ast
