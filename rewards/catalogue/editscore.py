@@ -9,9 +9,11 @@ about the edit alone, [naturalness, no artifacts], each 0 to 25.
 
 `kind: average_first` is sqrt(mean success * mean quality), which their code has too; the others
 are its parts. A pass whose numbers cannot be read, or lie outside 0..25, does not count: the
-authors' batch code takes the middle of the range instead. `votes` is their number of passes (4 or
-8 in training). The two texts are the authors' and do not come with flowrl. Tried with answers of a
-stand-in only, not with the published weights.
+authors' batch code takes the middle of the range instead. `protocol: training` is that of the
+authors' reward server for RL (`batch_evaluate`): it asks the second question about both images too,
+and divides by 10, so scores lie in 0..1; their evaluation shows it the edit alone. `votes` is their
+number of passes (4 or 8 in training). The two texts are the authors' and do not come with flowrl.
+Tried with answers of a stand-in only, not with the published weights.
 """
 
 import re
@@ -64,6 +66,7 @@ class EditScore:
     part: EditPart
     column: str
     labels: bool
+    training: bool
     one_call: ClassVar[bool] = True
     waits: ClassVar[bool] = True
     concurrent: ClassVar[bool] = True
@@ -79,9 +82,10 @@ class EditScore:
         for row in rows:
             question = self.following.replace("<instruction>", samples.prompts[row])
             both.append(self._message(question, [sources[row], media[row]]))
-            alone.append(self._message(self.quality, [media[row]]))
+            shown = [sources[row], media[row]] if self.training else [media[row]]
+            alone.append(self._message(self.quality, shown))
         if rows:
-            found[rows] = self._scores(both, alone)
+            found[rows] = self._scores(both, alone) / (10 if self.training else 1)
         return found
 
     def _message(self, question: str, images: Sequence[Any]) -> Messages:
@@ -122,6 +126,7 @@ def load(
     kind: EditPart = "overall",
     column: str = "source",
     base: Literal["qwen2.5", "qwen3"] = "qwen2.5",
+    protocol: Literal["evaluation", "training"] = "evaluation",
 ) -> Reward:
     """following, quality: files with the two texts, or the authors' `vie_prompts.py` for both.
 
@@ -130,4 +135,5 @@ def load(
     """
     first = FOLLOWING_QUESTION.read("editscore", "following", following)
     second = QUALITY_QUESTION.read("editscore", "quality", quality)
-    return EditScore(server.open(), first, second, kind, column, base == "qwen2.5")
+    form = (base == "qwen2.5", protocol == "training")
+    return EditScore(server.open(), first, second, kind, column, *form)

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Formatter
 
 SCRIPTS = "eval/src/eval_common.py of github.com/CodeGoat24/UniGenBench at commit 49d0bce"
-LANGUAGES = "LANG_CONFIGS"  # of that file: a table of each language's texts, by these keys
+BY_LANGUAGE = "LANG_CONFIGS"  # of that file: a table of each language's texts, by these keys
 DEFINITIONS, TEMPLATE = "explanation_dict", "system_prompt_template"
 FILLED = ("prompt", "testpoint", "explanation", "test_explanation")
 LINE_FIELDS: tuple[str, ...] = ("point", "explanation_dict[point]", "test_desc[idx]")
@@ -87,7 +87,7 @@ def _by_language(tree: ast.AST) -> Iterator[CheckpointQuestion | None]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    table = named.get(LANGUAGES)
+    table = named.get(BY_LANGUAGE)
     for config in table.values if isinstance(table, ast.Dict) else ():
         if not isinstance(config, ast.Dict):
             continue

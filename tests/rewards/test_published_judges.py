@@ -219,6 +219,22 @@ def test_editscore_is_the_root_of_two_minima(questions, tmp_path):
         assert not any("<img" in part for body in server.bodies[-2:] for part in content(body))
 
 
+def test_editscore_in_training_asks_about_both_images_and_ends_at_1(questions, tmp_path):
+    source = tmp_path / "source.png"
+    to_pil(torch.full((3, 4, 4), 0.2)).save(source)
+    given = with_column(images(0.8, prompts=["make it red"]), "source", [str(source)])
+
+    def answer(text, shown):
+        assert [round(level(image), 1) for image in shown] == [0.2, 0.8]
+        return json.dumps({"score": [20, 22] if "overediting" in text else [24, 15]})
+
+    with ChatServer(answer) as server:
+        own = {"following": str(questions), "quality": str(questions), "url": server.url, **SERVER}
+        score = load("editscore", protocol="training", votes=2, **own)(given)
+        assert score.tolist() == pytest.approx([math.sqrt(20 / 2.5 * 15 / 2.5) / 10])
+        assert len(server.bodies) == 4
+
+
 def test_a_wrong_text_is_refused_with_its_digest(questions, tmp_path):
     (tmp_path / "other.txt").write_text("Rate it.")
     with pytest.raises(ValueError, match=r"other\.txt does not hold EditScore's question about an"):
