@@ -9,7 +9,7 @@ import torch
 from flowrl.paths import PROJECT
 from rewards import Samples
 
-PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")]
+PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md")]
 FENCE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 

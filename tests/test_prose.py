@@ -18,7 +18,7 @@ WORDS = (
 BANNED = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 OPENINGS = re.compile(r"(What|Which|How|Who|Where|Gives|Says|Tells|Of|To|By) ")
 PACKAGES = ("samplers", "rewards", "flowrl", "scripts")
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "configs/**/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "configs/**/*.md")
 DEFINITIONS = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

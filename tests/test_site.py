@@ -19,7 +19,7 @@ from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.words import WORDS
 
 DOCS = PROJECT / "docs"
-PAGES = [*PROJECT.glob("*.md"), *DOCS.glob("*.md")]
+PAGES = [*PROJECT.glob("*.md"), *DOCS.rglob("*.md")]
 FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 ANCHOR = re.compile(r"\]\(([^)\s#]*)#([^)\s]+)\)")
 SETTING = re.compile(
@@ -53,7 +53,7 @@ def test_pages_name_settings_that_exist() -> None:
     named = {
         name: page.name
         for page in PAGES
-        if page.name not in ("CHANGELOG.md", "LOG.md", "coming_from_trl_or_verl.md")
+        if page.name not in ("CHANGELOG.md", "LOG.md", "coming_from.md")
         for name in SETTING.findall(page.read_text())
     }
     assert len(named) > 60
@@ -82,7 +82,24 @@ def nav_pages(entries: list[object]) -> Iterator[str]:
 def test_every_page_is_in_the_sites_navigation() -> None:
     text = (PROJECT / "mkdocs.yml").read_text()
     listed = set(nav_pages(yaml.safe_load(text)["nav"]))
-    assert {page.name for page in DOCS.glob("*.md")} <= listed | {"index.md"}
+    assert {page.name for page in DOCS.glob("*.md")} <= listed
+    parts = (DOCS / "results" / "index.md").read_text()
+    assert all(f"({page.name})" in parts for page in (DOCS / "results").glob("[!i]*.md"))
+
+
+def entries(tree: list[object]) -> int:
+    """Lines of the menu, headings too."""
+    return sum(
+        1 + (entries(value) if isinstance(value, list) else 0)
+        for entry in tree
+        if isinstance(entry, dict)
+        for value in entry.values()
+    )
+
+
+def test_the_menu_has_at_most_40_entries() -> None:
+    nav = yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"]
+    assert entries([{"a": "a.md"}, {"b": [{"c": "c.md"}]}]) == 3 and entries(nav) <= 40
 
 
 class Addresses(HTMLParser):
@@ -143,6 +160,11 @@ def test_names_in_cells_may_break_and_keep_their_text(hook: ModuleType) -> None:
     assert broken.replace("<wbr>", "") == page
     assert "<code>x.<wbr>y_<wbr>z</code>" in broken and "p_q.html" in broken
     assert "r/<wbr>s.<wbr>py:3" in broken and "<p><code>a_b</code></p>" in broken
+
+
+def test_a_methods_figures_stand_below_their_own_heads(hook: ModuleType) -> None:
+    pages = dict(hook.method_pages())
+    assert "| learned | 0.904 |" in pages["crd"] and "| scored | 5.2 k |" in pages["ddpo"]
 
 
 def test_a_wide_row_stands_upright(hook: ModuleType) -> None:

@@ -24,7 +24,7 @@ class RewardEvaluation:
 
     folder   evaluation.html, a page to read, and evaluation.json
     results  the contents of the JSON: `rewards` by label (accuracy, ranks, robustness, cost),
-             `agreement`, `sentences`; docs/evaluate_rewards.md explains them
+             `agreement`, `sentences`; docs/rewards.md explains them
     """
 
     folder: Path

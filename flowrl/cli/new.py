@@ -25,7 +25,7 @@ model:
 """
 
 TEACHERS = """\
-teachers:                                   # docs/distillation.md
+teachers:                                   # docs/feedback.md
   folders: {one: runs/TEACHER/pipeline}     # what a run has left: an adapter, or a pipeline
 """
 

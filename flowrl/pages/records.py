@@ -1,6 +1,6 @@
 """The records in `report/` of a run's folder, from which its page is made: small and bounded
 
-A run writes them at its evaluations; docs/files.md describes each.
+A run writes them at its evaluations; docs/following.md describes each.
 """
 
 import json

@@ -8,7 +8,7 @@
 
 Each run is made once (about two minutes of one core) and kept in `--out`. `--replay` makes no run:
 it replays the alarms over each metrics.jsonl and prints a table, so that a changed threshold needs
-no new run. `--page docs/alarms.md` writes that table between the page's marks.
+no new run. `--page docs/results/alarms.md` writes that table between the page's marks.
 """
 
 import argparse

@@ -10,7 +10,7 @@ is 0. A stopped run continues from its last checkpoint, and a finished one is no
 newer recipes of images, of feedback.yaml and gradients.yaml, have no runs of their own: their
 curves are the first seeds of compare.py's runs in the folders runs/feedback and runs/gradients.
 docs/curves.json has the held-out score of each evaluation. One short run of one seed does not say
-which method is better: docs/methods.md compares.
+which method is better: docs/results/methods.md compares.
 """
 
 import inspect

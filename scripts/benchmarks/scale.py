@@ -1,6 +1,6 @@
 """Estimate an iteration on many GPUs: operations, bytes over the wire and seconds, without any GPU.
 
-    python scripts/benchmarks/scale.py --page docs/scale.md
+    python scripts/benchmarks/scale.py --page docs/results/speed.md
 
 Seconds of arithmetic are those of `flowrl plan --devices`, bytes those of `flowrl/run/traffic.py`.
 The wire has NVLINK within a machine of eight, and NETWORK beyond.

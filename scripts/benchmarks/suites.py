@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/suites.py --out runs/suites                 # all, about an hour
     python scripts/benchmarks/suites.py --suites floor start --repeats 5
-    python scripts/benchmarks/suites.py --out runs/suites --write         # docs/benchmarks.md
+    python scripts/benchmarks/suites.py --out runs/suites --write         # docs/results/speed.md
 
 floor    an iteration beside a plain loop of exactly its evaluations of networks and rewards
 sharing  states that samples share: evaluated once, every row alone, and independent chains
@@ -14,7 +14,7 @@ servers  a slow reward server beside a local reward
 
 Arms take turns, seconds are CPU seconds of one thread unless a table says otherwise, and a cell is
 a median with its smallest and largest value. Each suite is a process of its own and writes
-OUT/suite.json; `--write` writes the section of docs/benchmarks.md from these files.
+OUT/suite.json; `--write` writes the section of docs/results/speed.md from these files.
 """
 
 import itertools
@@ -46,7 +46,7 @@ from scripts.benchmarks.suite_runs import (  # noqa: E402
 )
 
 Suite = Literal["floor", "sharing", "texts", "growth", "trl", "start", "servers"]
-PAGE = PROJECT / "docs" / "benchmarks.md"
+PAGE = PROJECT / "docs" / "results" / "speed.md"
 BEGIN, END = "<!-- suites: written by scripts/benchmarks/suites.py -->", "<!-- end of suites -->"
 DEMO, TEXT, VIDEO = (
     "configs/demo_flow_grpo.yaml", "configs/text_demo.yaml", "configs/demo_video.yaml"
@@ -70,7 +70,7 @@ class Arguments:
     tiny: bool = False
     """The smallest sizes, to see that the suites run."""
     write: bool = False
-    """Write docs/benchmarks.md from the files in OUT, and measure nothing."""
+    """Write docs/results/speed.md from the files in OUT, and measure nothing."""
     here: bool = False
     """Measure in this process."""
 
@@ -220,7 +220,7 @@ def shown(table: Table) -> str:
 
 
 def section(folder: Path) -> str:
-    """The section of docs/benchmarks.md from the files of the suites. ValueError without any."""
+    """The section of docs/results/speed.md from the files of the suites. ValueError without any."""
     found = {name: folder / f"{name}.json" for name in SUITES}
     parts = []
     for name, file in found.items():

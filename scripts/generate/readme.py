@@ -1,8 +1,9 @@
-"""Write the pages' parts that follow from the code: README's table and words, and docs/files.md.
+"""Write the parts of pages that follow from the code: the tables of recipes and of words.
 
     python scripts/generate/readme.py
 
-A test compares both pages with this, so no new file, recipe or word can be forgotten.
+A test compares both pages with this, so no new recipe or word can be forgotten. The list
+of files is a page of the site alone (scripts/generate/site.py).
 """
 
 import ast
@@ -48,7 +49,7 @@ def table() -> str:
     """The recipes of images and videos, each with a link to its part of docs/recipes.md."""
     lines = docstring(PROJECT / "flowrl" / "recipes" / "table.py").splitlines()
     rows = [row for row in lines if row.startswith("|") and not row.startswith("| text")]
-    link = r"| [\1](docs/recipes.md#\1) |"
+    link = r"| [\1](recipes.md#\1) |"
     return "\n".join([*rows[:2], *(re.sub(r"^\| (\w+) +\|", link, row) for row in rows[2:])])
 
 
@@ -59,8 +60,8 @@ def words() -> str:
 
 
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"table": table, "words": words},
-    "docs/files.md": {"tree": tree},
+    "docs/choosing.md": {"table": table},
+    "docs/coming_from.md": {"words": words},
 }
 
 

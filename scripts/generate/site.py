@@ -1,5 +1,5 @@
-"""A hook of mkdocs.yml: adds the pages of the top level, a page per method, and the source files
-that pages link to. `make docs` runs it.
+"""A hook of mkdocs.yml: adds the pages of the top level, a page per method, the list of files, and
+the source files that pages link to. `make docs` runs it.
 
 Links of a page are as they are in the repository (`../README.md`, `../flowrl/run/train.py#L40`), so
 that they work there, too. Here each is rewritten to the page that shows its target.
@@ -15,14 +15,13 @@ from typing import Any
 import yaml
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
 from flowrl.pages.line_chart import Chart, Curve, chart_figure
+from scripts.generate.readme import tree
 
 PROJECT = Path(__file__).resolve().parents[2]
 TOP = {
-    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "LOG.md": "log.md",
@@ -32,15 +31,15 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", "
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]+`")
+METHOD = re.compile(r"^- \[(\w+)\]\(#\1\)$", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages. docs/index.md is the table of contents of the repository; here the
-    navigation is, and the README is the first page."""
-    files.remove(files.get_file_from_path("index.md"))  # type: ignore[arg-type]
+    """Add the generated pages. docs/index.md is the first page; links to the README lead there."""
     texts = {page: (PROJECT / name).read_text() for name, page in TOP.items()}
+    texts["files.md"] = files_text()
     for name, text in method_pages():
         texts[f"methods/{name}.md"] = text
     for file in files.documentation_pages():
@@ -53,22 +52,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
-    """Put the methods' pages under "Methods"."""
-    section = next(i for i in nav.items if isinstance(i, Section) and i.title == "Methods")
-    for name, _ in method_pages():
-        file = files.get_file_from_path(f"methods/{name}.md")
-        assert file is not None
-        page = Page(name, file, config)
-        page.parent = section
-        section.children.append(page)
-        nav.pages.append(page)
-    return nav
-
-
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite the links that lead out of docs/, and code with escaped bars in tables."""
     here = page.file.src_uri
+    if here == "recipes.md":  # its list of recipes leads to the pages with their curves
+        markdown = METHOD.sub(r"- [\1](methods/\1.md)", markdown)
+    if here == "architecture.md":
+        markdown += "\nEvery source file in one line: [files.md](files.md).\n"
     base = repository_folder(here)
 
     def rewritten(found: re.Match[str]) -> str:
@@ -78,7 +68,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         target = posixpath.normpath(posixpath.join(base, path))
         if target.startswith("docs/"):
             there = target.removeprefix("docs/")
-            there = "index.md" if there == "index.md" else there
+        elif target == "README.md":
+            there = "index.md"
         else:
             there = TOP.get(target) or source_page(target)
             anchor = anchor.replace("L", "L-0-", 1) if re.fullmatch(r"L\d+", anchor) else anchor
@@ -115,7 +106,9 @@ def repository_folder(page: str) -> str:
     """The folder of the repository that a page's links start from."""
     if page in TOP.values() or page.startswith("source/"):
         return ""
-    return "docs"  # methods' pages, too: their text is cut from docs/recipes.md
+    if page.startswith("methods/"):
+        return "docs"  # their text is cut from docs/recipes.md
+    return posixpath.dirname(posixpath.join("docs", page))
 
 
 def outside(text: str, page: str) -> Iterator[str]:
@@ -125,7 +118,8 @@ def outside(text: str, page: str) -> Iterator[str]:
         if "://" in path or not path:
             continue
         target = posixpath.normpath(posixpath.join(repository_folder(page), path))
-        if not target.startswith("docs/") and target not in TOP and (PROJECT / target).exists():
+        elsewhere = target.startswith("docs/") or target in (*TOP, "README.md")
+        if not elsewhere and (PROJECT / target).exists():
             yield target
 
 
@@ -147,20 +141,28 @@ def source_text(target: str) -> str:
     return f'# {target}\n\n{fence}{{ .{language} linenums="1" }}\n{text}\n{fence}\n'
 
 
+def files_text() -> str:
+    """Every source file with the first sentence of its docstring."""
+    return (
+        "# Files\n\nEvery source file in one line. `tests/` mirrors these folders; what tests share "
+        f"is in `tests/support/`.\n\n{tree()}\n"
+    )
+
+
 def method_pages() -> Iterator[tuple[str, str]]:
     """(name, text): a recipe's section of docs/recipes.md, its figures, its curve on the demo and
     its configurations."""
     recipes = (PROJECT / "docs" / "recipes.md").read_text()
-    figures = (PROJECT / "docs" / "methods.md").read_text().splitlines()
-    head = next(i for i, line in enumerate(figures) if line.startswith("| method |"))
+    figures = (PROJECT / "docs" / "results" / "methods.md").read_text().splitlines()
     used, curves = configurations(), json.loads((PROJECT / "docs" / "curves.json").read_text())
     for section in re.split(r"^## ", recipes, flags=re.MULTILINE)[1:]:
         name, _, text = section.partition("\n")
-        row = next((line for line in figures if line.startswith(f"| {name} |")), None)
+        row = next((i for i, line in enumerate(figures) if line.startswith(f"| {name} |")), None)
         parts = [f"# {name}\n{text}"]
         if row is not None:
-            table = upright(figures[head], row)
-            parts.append(f"## On the demo\n\n{table}\n\nAll methods: [methods.md](methods.md).\n")
+            table = upright(head_of(figures, row), figures[row])
+            beside = "All methods: [results/methods.md](results/methods.md)."
+            parts.append(f"## On the demo\n\n{table}\n\n{beside}\n")
         if name in curves:
             parts.append(curve_text(name, curves[name]))
         links = "".join(f"* [{path}](../{path})\n" for path in used.get(name, ()))
@@ -168,6 +170,11 @@ def method_pages() -> Iterator[tuple[str, str]]:
             parts.append(f"## Configurations\n\n{links}")
         parts.append("\nWhen to use it: [choosing.md](choosing.md).\n")
         yield name, "\n".join(parts)
+
+
+def head_of(lines: list[str], row: int) -> str:
+    """The head of the table in which a line is."""
+    return next(lines[i - 1] for i in range(row, 0, -1) if lines[i].startswith("|---"))
 
 
 def upright(head: str, row: str) -> str:
@@ -178,8 +185,8 @@ def upright(head: str, row: str) -> str:
 
 
 WORLDS = {  # of a held-out score: what it counts, the world, its page
-    "shapes.strict": ("share of images that show the prompt", "the demo's images", "demo.md"),
-    "learned": ("the demo's learned reward", "the demo's images", "demo.md"),
+    "shapes.strict": ("share of images that show the prompt", "the demo's images", "gallery.md"),
+    "learned": ("the demo's learned reward", "the demo's images", "gallery.md"),
     "exact_answer": ("share of right sums", "the demo's sums", "language.md"),
     "reached": ("share of goals reached", "the demo's maze", "language.md"),
 }
@@ -188,9 +195,8 @@ WORLDS = {  # of a held-out score: what it counts, the world, its page
 def curve_text(name: str, curve: dict[str, Any]) -> str:
     """A chart of one short run, and how it was made."""
     counted, world, page = WORLDS[curve["score"]]
-    compared = "[methods.md](methods.md)"
-    if page == "language.md":
-        compared = "[language.md](language.md#six-recipes-side-by-side)"
+    anchor = "#texts" if page == "language.md" else ""
+    compared = f"[results/methods.md](results/methods.md{anchor})"
     points = [(float(at), float(score)) for at, score, _ in curve["points"]]
     chart = Chart(
         f"Held-out {curve['score']}: {counted}",

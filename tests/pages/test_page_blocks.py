@@ -23,7 +23,7 @@ from rewards.types import Kind
 from tests.support import page_blocks
 from tests.support.page_blocks import Block
 
-TEXT_PAGES = ("data.md", "language.md", "text_demo.md", "text_server.md")
+TEXT_PAGES = ("data.md", "language.md", "text_server.md")
 IMAGES: dict[str, Any] = {
     "recipe": {"name": "flow_grpo", "steps": 8, "group": 8},
     "model": {"pipeline": "flowrl/demo/shapes-sd3"},
@@ -139,7 +139,7 @@ def functions_of(block: Block) -> dict[str, Any]:
 
 
 def test_a_reward_on_the_way_abstains_from_a_blur() -> None:
-    promising = functions_of(block_of("on_the_way.md", "def promising"))["promising"]
+    promising = functions_of(block_of("feedback.md", "def promising"))["promising"]
     media = torch.full((2, 3, 8, 8), 0.5)
     media[0, :, :, 4:] = 1.0
     assert promising(Samples(media, ["a"] * 2, torch.zeros(2).long())) == [0.75, None]
@@ -149,7 +149,7 @@ def test_a_function_of_verl_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("my_verl_reward")
     vars(module)["compute_score"] = lambda source, text, truth, extra: float(text == truth)
     monkeypatch.setitem(sys.modules, "my_verl_reward", module)
-    score = functions_of(block_of("coming_from_trl_or_verl.md", "def score"))["score"]
+    score = functions_of(block_of("coming_from.md", "def score"))["score"]
     truths = [{"ground_truth": "4"}] * 2
     assert score(["2 + 2"] * 2, ["4", "5"], ["sums"] * 2, truths, [None] * 2) == [1.0, 0.0]
 
@@ -168,10 +168,10 @@ def test_environments_of_the_page_answer() -> None:
 
 def test_every_block_of_python_has_its_test() -> None:
     """A new block needs a line in a test of this file, or in those of the pages below."""
-    here = {"coming_from_trl_or_verl.md": 1, "language.md": 2, "on_the_way.md": 1}
+    here = {"coming_from.md": 1, "language.md": 2, "feedback.md": 1}
     here |= {"own_rewards.md": 5, "README.md": 1}
     # those of test_page_commands.py:
-    with_runs = {"README.md": 2, "demo_video.md": 1, "demo_noise.md": 1, "following.md": 1}
+    with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1}
     elsewhere = ("api.md", "extending.md")  # tests/api/test_api_pages.py, tests/test_docs.py
     found = Counter(b.page for b in page_blocks.blocks("python") if b.page not in elsewhere)
     assert found == Counter(here) + Counter(with_runs)

@@ -3,15 +3,15 @@ from flowrl.recipes.table import IMAGE_RECIPES, TEXT_RECIPES
 from scripts.generate import readme
 
 
-def test_the_pages_list_every_file_recipe_and_word() -> None:
+def test_the_pages_list_every_recipe_and_word() -> None:
     for name in readme.PARTS:
         text = (PROJECT / name).read_text()
         assert readme.written(name, text) == text, "run: python scripts/generate/readme.py"
 
 
 def test_every_recipe_has_its_place() -> None:
-    image_page, text_page = (PROJECT / name for name in ("README.md", "docs/recipes.md"))
-    links = [f"| [{name}](docs/recipes.md#{name}) |" for name in IMAGE_RECIPES]
+    image_page, text_page = (PROJECT / f"docs/{name}.md" for name in ("choosing", "recipes"))
+    links = [f"| [{name}](recipes.md#{name}) |" for name in IMAGE_RECIPES]
     assert all(link in image_page.read_text() for link in links)
     places = [f"\n## {name}\n" for name in (*IMAGE_RECIPES, *TEXT_RECIPES)]
     assert all(place in text_page.read_text() for place in places)

@@ -32,8 +32,8 @@ def test_every_word_is_a_setting_or_an_option_of_train():
 def test_the_table_is_markdown_with_a_row_per_word():
     head, line, *rows = words_table().splitlines()
     assert head.split(" | ")[2:] == [*PEERS[:-1], f"{PEERS[-1]} |"]
-    assert line == "|---|---|---|---|---|---|" and len(rows) == len(WORDS)
-    assert all(row.count(" | ") == 5 for row in rows)
+    assert line == "|---|---|---|---|---|---|---|" and len(rows) == len(WORDS)
+    assert all(row.count(" | ") == 6 for row in rows)
     assert any("`train.lr`" in row and "`learning_rate`" in row for row in rows)
 
 
@@ -41,6 +41,7 @@ def test_the_table_is_markdown_with_a_row_per_word():
     ("section", "key", "hint"),
     [
         ("train", "learning_rate", "did you mean train.lr?"),
+        ("recipe", "group_size", "did you mean recipe.group?"),
         ("recipe", "beta", "did you mean recipe.kl?"),
         ("recipe", "num_generations", "did you mean recipe.group?"),
         ("recipe", "num_image_per_prompt", "did you mean recipe.group?"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from flowrl.paths import PROJECT
 
-PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (\w+\.(?:py|yaml))\b")  # a first line that names the reader's file
 _COMMAND = re.compile(r"(?:accelerate launch .* -m )?flowrl |(?:accelerate|torchrun|python) ")

@@ -1,6 +1,6 @@
 """Alarms: signs in a run's metrics of collapse, reward hacking or lost scores.
 
-docs/alarms.md has the reasons, the runs that the thresholds were chosen on, and what to do.
+docs/alarms.md has the reasons and what to do, docs/results/alarms.md the runs that decide.
 """
 
 import math
