@@ -144,8 +144,8 @@ def source_text(target: str) -> str:
 def files_text() -> str:
     """Every source file with the first sentence of its docstring."""
     return (
-        "# Files\n\nEvery source file in one line. `tests/` mirrors these folders; what tests share "
-        f"is in `tests/support/`.\n\n{tree()}\n"
+        "# Files\n\nEvery source file in one line. `tests/` mirrors these folders; what "
+        f"tests share is in `tests/support/`.\n\n{tree()}\n"
     )
 
 
