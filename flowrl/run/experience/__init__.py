@@ -1,1 +1,1 @@
-"""What an iteration learns from: samples, scores, credit."""
+"""Material that an iteration learns from: samples, scores, credit."""
