@@ -8,9 +8,10 @@ dimensions is subtracted. A column of the prompt file names the reference.
 
 `folder` is the authors' unpacked zip for the ensemble: `clip_vitb16_pretrain.pth.tar`,
 `open_clip_vitb16_pretrain.pth.tar`, `dino_vitb16_pretrain.pth`, and the adapters, in one folder
-(`ensemble_lora`) or one per tower (`dino_vitb16_lora`, ...). In the first release the DINO file
-holds a training state without the released backbone: name that one, `dino_vitbase16_pretrain.pth`
-of facebookresearch/dino, by `dino`. 1 GB in float32. MIT.
+(`ensemble_lora`) or one per tower (`dino_vitb16_lora`, ...). In every release so far the DINO file
+holds a training state without the backbone, which the authors take from facebookresearch/dino:
+`dino_vitbase16_pretrain.pth`. It is read from `folder/checkpoints`, where their package puts it, or
+from the file that `dino` names. 1 GB in float32. MIT.
 
 Not tried on the published weights. From memory: the names inside `ensemble_lora`.
 It pays for copying the reference; as an edit's reward it needs one for the instruction beside it.
@@ -43,6 +44,7 @@ from rewards.perception.plain_vit import PlainVit, blocks_in, vit_entries
 from rewards.perception.qwen import weights_of_file
 from rewards.types import Inline, Reward
 
+BACKBONE = "checkpoints/dino_vitbase16_pretrain.pth"  # where their package keeps DINO's own file
 TOWERS = ("dino_vitb16", "clip_vitb16", "open_clip_vitb16")
 _ADAPTER = re.compile(
     r"(?:.*extractor_list\.(\d+)\.)?.*?(blocks\..+)\.lora_([AB])(?:\.\w+)?\.weight"
@@ -106,7 +108,7 @@ def tower_of(file: Path, adapter: Mapping[str, Tensor], scale: float, place: Pla
     if not file.is_file():
         raise ValueError(f"dreamsim: no such file: {file}")
     clip = "clip" in file.name
-    way_out = "" if clip else "; name the backbone's file by `dino`"
+    way_out = "" if clip else f"; name the backbone's file, {Path(BACKBONE).name}, by `dino`"
     try:
         state = dict(weights_of_file("dreamsim", file, "state_dict"))
     except ValueError as error:
@@ -138,11 +140,12 @@ def load(
     column: str = "reference",
     common: Inline[ImageModelSettings] = ImageModelSettings(),
 ) -> Reward:
-    """folder: the unpacked zip. dino: the file of DINO's backbone, if the folder's is not it."""
+    """folder: the unpacked zip. dino: the file of DINO's backbone, if the folder has none."""
     if not Path(folder).is_dir():
         raise ValueError(f"dreamsim: no such folder: {folder}")
+    kept, own = Path(folder) / BACKBONE, Path(folder) / f"{TOWERS[0]}_pretrain.pth"
     files = [
-        Path(dino or f"{folder}/{TOWERS[0]}_pretrain.pth"),
+        Path(dino) if dino else kept if kept.is_file() else own,
         *(Path(folder) / f"{name}_pretrain.pth.tar" for name in TOWERS[1:]),
     ]
     towers = tuple(

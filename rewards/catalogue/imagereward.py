@@ -5,7 +5,9 @@ the rest is cut) and attends to the image; five linear layers score its first to
 mean and standard deviation normalise the score, so real samples lie in about -2 to 2.
 
 The released file has the names of the original BLIP code. transformers has the same network under
-other names; sizes are those of the file's tensors, heads are 64 wide as in both ViT-L and BERT.
+other names; sizes are those of the file's tensors, heads are 64 wide as in both ViT-L and BERT. As
+in the authors' loader, entries of the file that the networks do not know are left out; unlike in
+theirs, one that is missing is refused.
 """
 
 import re
@@ -86,8 +88,7 @@ def vision_model(state: Mapping[str, Tensor]) -> Any:
         hidden_act="gelu",
     )
     model = BlipVisionModel(config)
-    model.load_state_dict({renamed(name): value for name, value in state.items()})
-    return model
+    return filled(model, {renamed(name): value for name, value in state.items()}, VISION)
 
 
 def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
@@ -109,8 +110,18 @@ def text_model(state: Mapping[str, Tensor], vision_width: int) -> Any:
         is_decoder=True,  # adds the cross attention; the masks stay bidirectional
     )
     model = BlipTextModel(config, add_pooling_layer=False)
-    counted = {k: v for k, v in state.items() if not k.endswith("position_ids")}
-    model.load_state_dict(counted)
+    return filled(model, state, TEXT_ENCODER)
+
+
+def filled(model: Any, state: Mapping[str, Tensor], prefix: str) -> Any:
+    """The model with the file's weights. ValueError if one is missing or of another shape."""
+    try:
+        missing = model.load_state_dict(state, strict=False).missing_keys
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:300]
+        raise ValueError(f"imagereward: the file's {prefix}* does not fit: {why}") from error
+    if missing:
+        raise ValueError(f"imagereward: the file has no {prefix}* for {', '.join(missing[:4])}")
     return model
 
 

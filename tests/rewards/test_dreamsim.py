@@ -154,11 +154,17 @@ def test_other_layouts_are_refused(tmp_path):
     first = tmp_path / "dino_vitb16_pretrain.pth"
     plain = torch.load(first)
     torch.save({"student": {"module.head.mlp.0.weight": torch.zeros(1)}}, first)
-    refused(r"pretrain\.pth is not a file of tensors; name the backbone's file by `dino`")
+    refused(
+        r"pretrain\.pth is not a file of tensors; name the backbone's file, dino_vitbase16_pret"
+    )
     torch.save({**plain, "norm.extra": torch.zeros(1)}, first)
     refused(r"pretrain\.pth is not a ViT's state: norm\.extra missing or unexpected; name the")
     torch.save(plain, tmp_path / "backbone.pth")
     load("dreamsim", folder=str(tmp_path), dino=str(tmp_path / "backbone.pth"), device="cpu")
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(plain, tmp_path / "checkpoints" / "dino_vitbase16_pretrain.pth")
+    load("dreamsim", folder=str(tmp_path), device="cpu")  # as the authors' package leaves it
+    (tmp_path / "checkpoints" / "dino_vitbase16_pretrain.pth").unlink()
     refused(r"no such file: .*gone\.pth", dino=str(tmp_path / "gone.pth"))
     torch.save(plain, first)
     key = "base_model.model.model.blocks.0.attn.{}.lora_{}.weight"

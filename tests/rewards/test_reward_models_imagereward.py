@@ -177,3 +177,18 @@ def test_another_file_is_refused(files, tmp_path):
     torch.save({"mlp.layers.0.weight": torch.zeros(1, 1)}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r"other\.pt has no entries blip\.visual_encoder\."):
         reward((tmp_path / "other.pt", files[1]))
+
+
+def test_entries_that_the_networks_do_not_know_are_left_out_and_missing_ones_refused(
+    files, tmp_path
+):
+    checkpoint, words = files
+    state, given = torch.load(checkpoint), samples(pixels(2), PROMPTS[:2])
+    score = reward(files)(given)
+    more = {"blip.visual_encoder.norm_pre.weight": torch.ones(3), **state}
+    torch.save({"blip.text_encoder.pooler.bias": torch.ones(3), **more}, tmp_path / "more.pt")
+    assert torch.equal(reward((tmp_path / "more.pt", words))(given), score)
+    state.pop("blip.visual_encoder.norm.weight")
+    torch.save(state, tmp_path / "less.pt")
+    with pytest.raises(ValueError, match=r"no blip\.visual_encoder\.\* for post_layernorm"):
+        reward((tmp_path / "less.pt", words))
