@@ -55,6 +55,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite the links that lead out of docs/, and code with escaped bars in tables."""
     here = page.file.src_uri
+    if here == "index.md":
+        page.meta["hide"] = ["toc"]
     if here == "recipes.md":  # its list of recipes leads to the pages with their curves
         markdown = METHOD.sub(r"- [\1](methods/\1.md)", markdown)
     if here == "architecture.md":
