@@ -4,6 +4,7 @@ Files of flowrl are named `configs/...` and `flowrl/...` in any working folder. 
 `configs` beside the package, a wheel has it inside.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -14,10 +15,17 @@ from flowrl.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGE = "package:"
+CACHE_VARIABLE = "FLOWRL_CACHE"
 _INSIDE = Path(__file__).resolve().parent / "configs"
 CONFIGS_FOLDER = _INSIDE if _INSIDE.is_dir() else PROJECT / "configs"
 _RUN_FOLDERS = (".", "models", "papers")  # of CONFIGS_FOLDER
 _RUN_SUFFIXES = (".yaml", ".yml")
+
+
+def cache_folder() -> Path:
+    """FLOWRL_CACHE, else flowrl in XDG_CACHE_HOME, else in ~/.cache."""
+    own, base = os.environ.get(CACHE_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    return (Path(own) if own else Path(base or Path.home() / ".cache") / "flowrl").expanduser()
 
 
 def find(path: str) -> Path:

@@ -32,8 +32,15 @@ def main() -> None:
     inputs.append(Path(__file__))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()
     stamp = folder / "flowrl-stamp"
-    if stamp.is_file() and stamp.read_text() == digest + str(PROJECT):
-        return
+    if not (stamp.is_file() and stamp.read_text() == digest + str(PROJECT)):
+        install_all(folder)
+        stamp.write_text(digest + str(PROJECT))
+    make = "from flowrl.cli.schema import read_schema; read_schema()"
+    run([str(folder / "bin" / "python"), "-c", make])  # help and editors read it
+
+
+def install_all(folder: Path) -> None:
+    """The environment with torch, flowrl and its tools."""
     began = time.monotonic()
     if not (folder / "bin" / "python").exists():
         print(f"making {folder}", flush=True)
@@ -46,7 +53,6 @@ def main() -> None:
         run([*install, *limits, *torch_index(pip, limits), "torch"])
     print("installing flowrl and its tools", flush=True)
     run([*install, *limits, "-e", f"{PROJECT}[dev]"])
-    stamp.write_text(digest + str(PROJECT))
     print(f"environment ready in {time.monotonic() - began:.0f} s", flush=True)
 
 

@@ -9,18 +9,19 @@ from pathlib import Path
 from flowrl.cli.calibrate import calibrate_command
 from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
+from flowrl.cli.schema import read_schema
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
 from flowrl.settings.arguments import (
     EvaluateArguments,
+    ExportArguments,
     PlanArguments,
     ProveArguments,
     SampleArguments,
     parse_arguments,
 )
 from flowrl.settings.read import check_plan, override, read_run, run_of
-from flowrl.settings.schema import run_schema
 
 NO_CACHE = "--no-cache"
 
@@ -175,9 +176,9 @@ def prove(arguments: list[str]) -> int:
 
 def export_command(arguments: list[str]) -> int:
     """`export RUN`."""
-    from flowrl.cli.export import Export, export_run
+    from flowrl.cli.export import export_run
 
-    given = parse_arguments(Export, arguments, "export")
+    given = parse_arguments(ExportArguments, arguments, "export")
     quiet()
     export_run(given)
     return 0
@@ -221,7 +222,7 @@ def schema(arguments: list[str]) -> int:
     """`schema`."""
     if arguments:
         raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
-    print(json.dumps(run_schema(), indent=2))
+    print(json.dumps(read_schema()["run"], indent=2))
     return 0
 
 

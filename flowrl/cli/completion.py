@@ -1,16 +1,15 @@
 """`flowrl completion SHELL`: a script that completes commands, options and runs.
 
-At each Tab the script calls `flowrl completion words ...`, which answers from the sources of the
-settings and recipes, without importing torch.
+At each Tab the script calls `flowrl completion words ...`, which answers from the schema, without
+importing torch.
 """
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from flowrl.cli.help import COMMANDS, RECIPE_NAME, command_options
-from flowrl.cli.recipe_words import recipe_names, recipe_options
+from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
 from flowrl.paths import own_runs, run_path
 
@@ -73,33 +72,29 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
         return
     options = command_options(name)
     before = others[-1] if others else ""
-    kind = options.get(before, "bool")
+    option = options.get(before)
     if last.startswith("-"):
         yield from (*options, "--help")
         if f"--{RECIPE_NAME}" in options:
             yield from recipe_options(_recipe_of(others))
     elif before == f"--{RECIPE_NAME}" or (name, before) == ("new", "--recipe"):
-        yield from recipe_names()
-    elif kind == "RUN":
+        yield from read_schema()["recipes"]
+    elif before == "--resume":
         yield from run_folders(last)
-    elif kind != "bool":
-        yield from _choices(kind) or files(last, "")
+    elif before in _REWARDS:
+        yield from read_schema()["rewards"]
+    elif option is not None and not option["flag"]:
+        yield from option["choices"] or files(last, "")
     elif before.startswith("--recipe.") or (others and name not in _SEVERAL):
         return
     else:
         yield from _FIRST.get(name, lambda _: iter(()))(last)
 
 
-def _choices(annotation: str) -> list[str]:
-    """The texts of a Literal."""
-    tree = ast.parse(annotation)
-    literals = [
-        node.slice
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
-    ]
-    constants = (part for each in literals for part in ast.walk(each))
-    return [str(part.value) for part in constants if isinstance(part, ast.Constant)]
+def recipe_options(recipe: str) -> Iterator[str]:
+    """`--recipe.steps` and the other settings of a recipe; none for a name that is not known."""
+    found = read_schema()["recipes"].get(recipe, {"settings": ()})
+    yield from (f"--recipe.{name.replace('_', '-')}" for name, *_ in found["settings"])
 
 
 def _recipe_of(words: Sequence[str]) -> str:
@@ -146,6 +141,7 @@ def files(begin: str, suffix: str | None) -> Iterator[str]:
             yield f"{folder}{path.name}"
 
 
+_REWARDS = ("--rewards", "--held-out-rewards", "--way-rewards", "--judges")
 _SEVERAL = ("plan", "score", "compare")  # commands with more than one file, or with options between
 _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "train": run_files,
@@ -156,7 +152,8 @@ _FIRST: dict[str, Callable[[str], Iterator[str]]] = {
     "evaluate": run_folders,
     "report": run_folders,
     "compare": run_folders,
-    "recipes": lambda _: recipe_names(),
+    "recipes": lambda _: iter(read_schema()["recipes"]),
+    "serve-reward": lambda _: iter(read_schema()["rewards"]),
     "completion": lambda _: iter(SHELLS),
     "score": lambda begin: files(begin, None),
     "evaluate-rewards": lambda begin: files(begin, ""),

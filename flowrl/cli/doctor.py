@@ -15,6 +15,7 @@ from urllib.request import Request, urlopen
 from packaging.requirements import Requirement
 
 from flowrl.cli.installed import torchvision_misfit
+from flowrl.paths import CACHE_VARIABLE
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -245,7 +246,7 @@ def _proof_cache() -> Iterator[Finding]:
     yield _write_access(
         "proof cache",
         kept_proofs.folder(),
-        f"proofs are repeated; set {kept_proofs.FOLDER_VARIABLE}",
+        f"proofs are repeated; set {CACHE_VARIABLE}",
     )
 
 

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from flowrl.errors import UserError
 from flowrl.models.description import describe
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
 from flowrl.models.diffusers.lora.lora_formats import (
-    KeyFormat,
     check_written,
     read_adapter,
     write_adapter,
@@ -27,37 +25,14 @@ from flowrl.run.atomic import CONTENTS
 from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import load_policy
 from flowrl.settings import Run
-from flowrl.settings.arguments import Word
+from flowrl.settings.arguments import ExportArguments, KeyFormat
 from flowrl.settings.read import run_of
 
 CONVERTED: tuple[KeyFormat, ...] = ("comfyui", "kohya")
 MERGED = "merged"  # the folder of the whole model
 
 
-@dataclass
-class Export:
-    """Export a run's weights into a folder to share: the adapter in the key formats of diffusers,
-    ComfyUI and kohya's tools, each read back and compared, and a model card with prompts, rewards,
-    recipe, inference settings, curves and samples. See docs/export.md."""
-
-    run: Word[Path]
-    """The run's folder."""
-    out: Path | None = None
-    """A new or empty folder; RUN/export-0001 if absent."""
-    weights: str = "last"
-    """last, best, or a folder: of an adapter or of a whole model."""
-    formats: tuple[KeyFormat, ...] = ()
-    """Key formats of an adapter: diffusers, comfyui, kohya; all that are known of the model if
-    absent."""
-    merged: bool = False
-    """Write the whole model too, with the adapter merged into its weights."""
-    push_to_hub: str | None = None
-    """Upload the folder to this repository of the hub (owner/name), which is made if missing."""
-    private: bool = False
-    """Make a missing repository private."""
-
-
-def export_run(given: Export) -> None:
+def export_run(given: ExportArguments) -> None:
     """Write the files, upload them where asked, and print where they are."""
     run = run_of(given.run)
     weights = _weights(given)
@@ -89,7 +64,7 @@ def export_run(given: Export) -> None:
         print(f"uploaded: {upload(out, given.push_to_hub, private=given.private)}")
 
 
-def _weights(given: Export) -> Path:
+def _weights(given: ExportArguments) -> Path:
     if given.weights == "base":
         raise UserError("export: the base's weights are the model's own: name last or best")
     weights = weights_folder(given.run, given.weights)

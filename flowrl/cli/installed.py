@@ -9,10 +9,12 @@ import re
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING
 
 from flowrl.errors import UserError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -63,7 +65,9 @@ def _value(text: str, name: str) -> str:
     return found[1] if found else ""
 
 
-def _wanted_torch() -> Requirement | None:
+def _wanted_torch() -> "Requirement | None":
+    from packaging.requirements import Requirement
+
     try:
         lines = requires("torchvision") or []
     except PackageNotFoundError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 
+from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.recipes import RECIPES
@@ -13,7 +14,6 @@ from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings.arguments import Word
 from flowrl.settings.checks import check_model
 from flowrl.settings.read import check_plan, run_from
-from flowrl.settings.schema import run_schema
 from flowrl.settings.strict_yaml import parse_yaml
 from flowrl.settings.words import unknown_name
 
@@ -180,7 +180,7 @@ def write_new_run(given: New) -> None:
     run = run_from(parse_yaml(files["run.yaml"], "new"), "new")
     check_plan(run)
     check_model(run.model)
-    schema = json.dumps(run_schema(), indent=2)
+    schema = json.dumps(read_schema()["run"], indent=2)
     files["run.schema.json"] = schema + "\n"
     taken = [name for name in files if (given.folder / name).exists()]
     if taken:

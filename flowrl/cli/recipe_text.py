@@ -1,7 +1,8 @@
 """`flowrl recipes`: the table of recipes, and one recipe with its settings."""
 
 import inspect
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 
@@ -46,6 +47,11 @@ def readable(kind: Any) -> str:
         return FILE_AND_NAME
     if kind is type(None):
         return "null"
+    if get_origin(kind) is Annotated:
+        return readable(parts[0])
+    if get_origin(kind) in (Sequence, Mapping):
+        many = "names to" if get_origin(kind) is Mapping else "list of"
+        return f"{many} {readable(parts[-1])}"
     if get_origin(kind) is tuple:
         each = [readable(part) for part in parts if part is not Ellipsis]
         return f"list of {each[0]}" if Ellipsis in parts else f"[{', '.join(each)}]"

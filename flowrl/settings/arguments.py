@@ -15,6 +15,21 @@ T = TypeVar("T")
 _POSITIONAL = "positional"
 Word = Annotated[T, _POSITIONAL]
 AtLeastOne = Annotated[int, Field(ge=1)]
+KeyFormat = Literal["diffusers", "comfyui", "kohya"]
+
+
+@dataclasses.dataclass
+class TrainArguments:
+    """Align a model; every setting of the file is an option."""
+
+    config: Word[Path | None] = None
+    """The file of a run; not with --resume."""
+    folder: Path | None = None
+    """A new folder for the run; runs/CONFIG-0001 if absent."""
+    resume: Path | None = None
+    """Continue this run from its last checkpoint."""
+    no_cache: bool = False
+    """Prove the model at the start though a proof is kept."""
 
 
 @dataclasses.dataclass
@@ -149,6 +164,29 @@ class ProveArguments:
     """Prove it though a proof is kept."""
 
 
+@dataclasses.dataclass
+class ExportArguments:
+    """Export a run's weights into a folder to share: the adapter in the key formats of diffusers,
+    ComfyUI and kohya's tools, each read back and compared, and a model card with prompts, rewards,
+    recipe, inference settings, curves and samples. See docs/export.md."""
+
+    run: Word[Path]
+    """The run's folder."""
+    out: Path | None = None
+    """A new or empty folder; RUN/export-0001 if absent."""
+    weights: str = "last"
+    """last, best, or a folder: of an adapter or of a whole model."""
+    formats: tuple[KeyFormat, ...] = ()
+    """Key formats of an adapter: diffusers, comfyui, kohya; all that are known of the model if
+    absent."""
+    merged: bool = False
+    """Write the whole model too, with the adapter merged into its weights."""
+    push_to_hub: str | None = None
+    """Upload the folder to this repository of the hub (owner/name), which is made if missing."""
+    private: bool = False
+    """Make a missing repository private."""
+
+
 def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     """Read the words after `flowrl COMMAND` into a dataclass. UserError, in one sentence, for an
     unknown option, a missing word or a value of another type."""
@@ -158,7 +196,7 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
-        short_repr = name.upper() if name in _positional(kind) else f"--{name.replace('_', '-')}"
+        short_repr = name.upper() if name in word_fields(kind) else f"--{name.replace('_', '-')}"
         why = "missing" if first["type"] == "missing" else plain_message(first)
         raise UserError(
             f"{command}: {short_repr}: {why}; `flowrl {command} --help` lists all"
@@ -166,7 +204,7 @@ def parse_arguments(kind: type[T], words: Sequence[str], command: str) -> T:
 
 
 def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
-    hints, positional = _hints(kind), _positional(kind)
+    hints, positional = field_types(kind), word_fields(kind)
     options = [name for name in hints if name not in positional]
     values: dict[str, Any] = {}
     alone: list[str] = []
@@ -212,15 +250,15 @@ def _placed(
     return values
 
 
-def _hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
-def _positional(kind: type) -> list[str]:
-    return [
-        n for n, hint in _hints(kind).items() if _POSITIONAL in getattr(hint, "__metadata__", ())
-    ]
+def word_fields(kind: type) -> list[str]:
+    """The fields of a command's arguments that are words without dashes."""
+    hints = field_types(kind).items()
+    return [name for name, hint in hints if _POSITIONAL in getattr(hint, "__metadata__", ())]
 
 
 def _types(hint: Any) -> set[Any]:

@@ -19,6 +19,10 @@ class Settings(BaseModel):
     """A part of a run's file."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,  # in help and in editors
     )
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {}  # by field; for others, that of the section

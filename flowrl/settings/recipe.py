@@ -34,6 +34,7 @@ UNREAD = {"kernel": "eta", "solver": "noise"}  # settings of the published part
 class RecipeSettings(Settings):
     """Settings of a recipe; its integers are bounded, since a plan holds each step and sample."""
 
+    model_config = ConfigDict(use_attribute_docstrings=False)  # its settings are arguments
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
     name: str
 

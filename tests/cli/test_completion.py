@@ -1,4 +1,4 @@
-"""Completion: the words that the sources give are those that the settings know, without torch."""
+"""Completion: the words that the schema gives are those that the settings know, without torch."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.cli.completion import SHELLS, candidates, completion_command
+from flowrl.cli.completion import SHELLS, candidates, completion_command, recipe_options
 from flowrl.cli.help import COMMANDS, command_options
-from flowrl.cli.recipe_words import recipe_names, recipe_options
+from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.recipes import RECIPES
@@ -23,7 +23,7 @@ def begun(*words: str) -> list[str]:
 
 
 def test_recipes_and_settings_are_those_of_the_imported_ones() -> None:
-    assert list(recipe_names()) == list(RECIPES)
+    assert list(read_schema()["recipes"]) == list(RECIPES)
     for name, settings in RECIPE_SETTINGS.items():
         own = {f"--recipe.{key.replace('_', '-')}" for key in settings.model_fields}
         assert {*recipe_options(name)} == own - {"--recipe.name"}, name
@@ -55,6 +55,8 @@ def test_words_follow_what_stands_before(tmp_path: Path, monkeypatch: pytest.Mon
     assert begun("sample", "runs/d") == ["runs/demo-0001"]
     assert begun("train", "demo", "--model.dtype", "b") == ["bfloat16"]
     assert begun("train", "demo", "--prompts.train", "no") == ["notes.txt"]
+    assert begun("score", "images", "--rewards", "bri") == ["brightness"]
+    assert begun("serve-reward", "win") == ["win_rate"]
     assert begun("completion", "") == list(SHELLS) and begun("nothing", "") == []
     with pytest.raises(UserError, match="name a shell: bash, zsh, fish"):
         completion_command(["tcsh"])
@@ -69,6 +71,7 @@ def test_a_word_takes_a_third_of_a_second_and_no_torch() -> None:
         "heavy = {'torch', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
+    read_schema()  # renewed here where the code has changed
     before = os.times().children_user
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stderr

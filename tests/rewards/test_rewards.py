@@ -91,7 +91,7 @@ def test_pairs_without_a_verdict_are_left_out():
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with one more reward, `constant`, and one file that is none."""
+    """A folder with one more reward, `constant`, and one file that has no `load` yet."""
     (tmp_path / "constant.py").write_text(
         "import torch\n\n\ndef load(value: float, times: int = 1):\n"
         "    return lambda samples: torch.full((len(samples.prompts),), float(value * times))\n"
@@ -105,7 +105,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_of_the_folder_is_a_reward(toy):
-    assert "constant" in names() and not {"hollow", "types", "load", "media"} & set(names())
+    assert "constant" in names() and not {"types", "load", "media"} & set(names())
     scores = score_all({"c": load("constant", value=2.0, times=3)}, samples(2))
     assert scores.values.flatten().tolist() == [6, 6]
 
@@ -117,11 +117,7 @@ def test_a_file_of_the_folder_is_a_reward(toy):
         ("types", {}, "no reward 'types'"),
         ("constant", {"valu": 1}, "no setting 'valu'; did you mean 'value'"),
         ("constant", {"times": 1}, "needs the setting 'value'"),
-        (
-            "hollow",
-            {},
-            r"no reward 'hollow' \(rewards/catalogue/hollow.py has no function 'load'\)",
-        ),
+        ("hollow", {}, "rewards/catalogue/hollow.py has no function 'load'"),
     ],
 )
 def test_slips_are_told_without_loading(toy, name, settings, message):

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flowrl.cli.make_schema import run_schema
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.settings.inherit import read_tree
 from flowrl.settings.read import dump, override, read_run, run_from
-from flowrl.settings.schema import run_schema
 
 DEMO = "base: configs/demo.yaml\n"
 

@@ -10,7 +10,7 @@ An adapter changes its layer's weight by (alpha / rank) B A, with A [rank in] an
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.lora.lora_keys import OriginalLayer, original_layers
+from flowrl.settings.arguments import KeyFormat
 
-KeyFormat = Literal["diffusers", "comfyui", "kohya"]
 KEY_SUFFIXES = {"comfyui": ("lora_A", "lora_B"), "kohya": ("lora_down", "lora_up")}
 METADATA = "lora_adapter_metadata"  # diffusers' name of the settings in a file
 

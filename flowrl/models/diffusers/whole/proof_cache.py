@@ -19,7 +19,6 @@ are not kept. An entry that is damaged or cannot be read counts as none.
 import hashlib
 import inspect
 import json
-import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,9 +42,9 @@ from flowrl.models.diffusers.call.signature import Loop
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.whole.whole_proof import Deviation, WholeProof
+from flowrl.paths import cache_folder
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
-FOLDER_VARIABLE = "FLOWRL_CACHE"
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,8 @@ class KeptProof:
 
 
 def folder() -> Path:
-    """FLOWRL_CACHE/proofs, else flowrl/proofs in XDG_CACHE_HOME, else in ~/.cache."""
-    own, base = os.environ.get(FOLDER_VARIABLE), os.environ.get("XDG_CACHE_HOME")
-    root = Path(own) if own else Path(base or Path.home() / ".cache") / "flowrl"
-    return root.expanduser() / "proofs"
+    """The folder of the proofs in flowrl's cache."""
+    return cache_folder() / "proofs"
 
 
 def read(digest: str) -> KeptProof | None:

@@ -1,0 +1,131 @@
+"""The schema of `flowrl.cli.schema`, made from the types: dataclasses, settings, functions."""
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, fields
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, with_config
+
+from flowrl.cli.help import COMMANDS, RECIPE_NAME
+from flowrl.cli.recipe_text import in_yaml, readable, recipe_rows
+from flowrl.recipes import RECIPES
+from flowrl.settings import Run
+from flowrl.settings.arguments import field_types, word_fields
+from flowrl.settings.inherit import BASE_KEY
+from flowrl.settings.options import Option
+from flowrl.settings.sentences import settings_at
+from flowrl.settings.words import WORDS
+from rewards.load import MAKERS, names
+from rewards.types import settings_of
+
+_BASE = (
+    "Another run's file whose settings these lie over: a path relative to this file, or "
+    "configs/... of flowrl. Mappings merge, lists and other values replace."
+)
+
+
+def make_schema() -> dict[str, Any]:
+    return {
+        "commands": {name: _command(each.words) for name, each in COMMANDS.items() if each.words},
+        "settings": list(_settings(Run, "")),
+        "recipes": {
+            name: {"about": inspect.cleandoc(recipe.__doc__ or ""), "settings": recipe_rows(name)}
+            for name, recipe in RECIPES.items()
+        },
+        "rewards": {name: _reward(name) for name in names()},
+        "words": [asdict(word) for word in WORDS],
+        "run": run_schema(),
+    }
+
+
+def _command(place: str) -> dict[str, Any]:
+    """A command's docstring and its words, from the dataclass `module:Class` of its arguments."""
+    module, _, name = place.partition(":")
+    kind = getattr(importlib.import_module(module), name)
+    documented = with_config(ConfigDict(use_attribute_docstrings=True))(kind)
+    abouts = TypeAdapter(documented).json_schema().get("properties", {})
+    types, alone, words = field_types(kind), word_fields(kind), []
+    for field in fields(kind):
+        about = abouts[field.name].get("description")
+        word = _entry(field.name, types[field.name], field.default, about)
+        if word["flag"] or field.name in alone:
+            word["default"] = ""
+        if field.name in alone:
+            word["name"] = field.name.upper()
+        words.append(word)
+    return {"about": " ".join((inspect.getdoc(kind) or "").split()), "words": words}
+
+
+def _settings(kind: type[BaseModel], at: str) -> Iterator[dict[str, Any]]:
+    """Each setting of a run as an option of the command line; of the recipe, that of its name."""
+    for key, field in kind.model_fields.items():
+        name = at + (field.alias or key)
+        kinds = Option((name,), field.annotation).kinds
+        inner = settings_at(field.annotation)
+        if name == "recipe":
+            yield _entry(RECIPE_NAME, str, MISSING, None)
+            continue
+        below = inner is not None and tuple not in kinds
+        if below and inner is not None:
+            yield from _settings(inner, f"{name}.")
+        if not below or int in kinds:  # one number may stand for the section
+            default = MISSING if field.is_required() or field.default_factory else field.default
+            yield _entry(name, field.annotation, default, field.description)
+
+
+def _entry(name: str, annotation: Any, default: Any, about: str | None) -> dict[str, Any]:
+    plain = default is None or isinstance(default, bool | int | float | tuple | list)
+    shown = in_yaml(default) if plain and default != () else ""
+    return {
+        "name": f"--{name.replace('_', '-')}",
+        "default": default if isinstance(default, str) else shown,
+        "about": " ".join((about or "").split()),
+        "choices": list(_choices(annotation)),
+        "flag": annotation is bool,
+    }
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    """The values of the Literals in an annotation."""
+    for part in get_args(annotation):
+        if get_origin(annotation) is Literal:
+            yield str(part)
+        else:
+            yield from _choices(part)
+
+
+def _reward(name: str) -> dict[str, Any]:
+    """The first line of a reward, and its settings: name, type and default."""
+    module = importlib.import_module(f"rewards.catalogue.{name}")
+    makers = [vars(module)[maker] for maker in MAKERS if maker in vars(module)]
+    parameters = {k: p for maker in makers for k, p in settings_of(maker).items()}
+    settings = [
+        (k, readable(p.annotation), "" if p.default is p.empty else in_yaml(p.default))
+        for k, p in parameters.items()
+    ]
+    return {"about": (module.__doc__ or "").strip().split("\n\n")[0], "settings": settings}
+
+
+def run_schema() -> dict[str, Any]:
+    """The JSON schema of a run's file. What a file must have is asked of files without a base."""
+    schema = Run.model_json_schema(by_alias=True)
+    prompts = schema["$defs"]["PromptFiles"]
+    drawn = {"properties": {"prompts": {"required": prompts.pop("required")}}}
+    whole = {
+        "required": schema.pop("required"),
+        "anyOf": [{"required": ["given"]}, drawn],  # given samples have prompts
+        "properties": {"recipe": {"anyOf": [{"type": "string"}, {"required": ["name"]}]}},
+    }
+    recipes = schema["properties"]["recipe"]
+    for part in recipes["anyOf"]:  # without its name, a recipe's settings fit several recipes
+        if "oneOf" in part:
+            part["anyOf"] = part.pop("oneOf")
+            part.pop("discriminator")
+    recipes["anyOf"].append({"type": "string"})
+    schema["properties"] = {
+        BASE_KEY: {"type": "string", "minLength": 1, "description": _BASE, "title": "Base"},
+        **schema["properties"],
+    }
+    return schema | {"if": {"not": {"required": [BASE_KEY]}}, "then": whole}
