@@ -1,10 +1,17 @@
 """The structure of the code: rooms without a cycle, and one meaning for each public name."""
 
 import ast
+import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from flowrl.cli.doctor import OPTIONAL
 from flowrl.paths import PROJECT
 
 PACKAGES = ("samplers", "rewards", "flowrl")
@@ -73,6 +80,56 @@ def test_the_members_of_flowrl_import_each_other_without_a_cycle() -> None:
     assert not left, f"these import each other: {sorted(left)}"
 
 
+def test_no_product_file_reads_the_code_of_flowrl() -> None:
+    """Where code is read it is another's: a program to judge, an author's file, a class of the
+    user whose source is part of a digest."""
+    of_others = ("rewards/sandbox/", "rewards/judging/", "rewards/catalogue/unigenbench.py")
+    of_others += ("flowrl/models/diffusers/whole/proof_cache.py",)
+    readers = ("import ast", "inspect.getsource", "inspect.findsource")
+    found = [
+        name
+        for path in modules()
+        if not (name := path.relative_to(PROJECT).as_posix()).startswith(of_others)
+        and any(reader in path.read_text() for reader in readers)
+    ]
+    assert not found
+
+
+def imports() -> dict[str, set[str]]:
+    """Packages of others that the product imports, anywhere in a file, and where."""
+    of_sandbox = {path.stem for path in (PROJECT / "rewards" / "sandbox").glob("*.py")}
+    ours = {*PACKAGES, *sys.stdlib_module_names, *of_sandbox}
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                found[name.partition(".")[0]].add(str(path.relative_to(PROJECT)))
+    return {name: places for name, places in found.items() if name not in ours}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_used() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    also = {canonicalize_name(Requirement(x).name) for e in extras if e != "dev" for x in extras[e]}
+    packages = {
+        name: {canonicalize_name(d) for d in found}
+        for name, found in packages_distributions().items()
+    }
+    imported = {name: packages.get(name, {canonicalize_name(name)}) for name in imports()}
+    unknown = {
+        n: imports()[n] for n, made in imported.items() if not made & (needed | also | {*OPTIONAL})
+    }
+    assert not unknown, f"not in pyproject.toml: {unknown}"
+    used = set[str]().union(*imported.values())
+    assert needed - used == {"ftfy"}, "no product file imports these"  # ftfy: diffusers does
+
+
 def test_the_front_door_stays_small() -> None:
     entries = [p for p in (PROJECT / "flowrl").iterdir() if p.name != "__pycache__"]
-    assert len(entries) <= 23
+    assert len(entries) <= 24

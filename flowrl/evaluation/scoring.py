@@ -1,5 +1,6 @@
 """`flowrl score`: a folder of images or videos, as a table of scores and contact sheets."""
 
+import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +85,8 @@ def write(
 ) -> None:
     """Write scores.csv and scores.parquet: file, prompt, further columns, a column per reward
     (empty if unscored), and the file's problem. A reward's column replaces one of its name."""
-    import pandas
+    import pyarrow
+    from pyarrow import parquet
 
     table: dict[str, Any] = {
         "file": [item.source.name for item in items],
@@ -93,11 +95,14 @@ def write(
     for column in columns(items):
         if column not in values:
             table[column] = [_cell(item.meta.get(column)) for item in items]
-    table |= values
+    for name, column in values.items():
+        table[name] = [None if np.isnan(score) else float(score) for score in column]
     table["problem"] = [broken.get(item.source.name, "") for item in items]
-    frame = pandas.DataFrame(table)
-    frame.to_csv(out / "scores.csv", index=False)
-    frame.to_parquet(out / "scores.parquet", index=False)
+    with (out / "scores.csv").open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(table)
+        rows.writerows(zip(*table.values(), strict=True))
+    parquet.write_table(pyarrow.table(table), out / "scores.parquet")
 
 
 def _cell(value: Any) -> str | None:
