@@ -36,9 +36,9 @@ def read_schema() -> dict[str, Any]:
     check_torchvision()
     from flowrl.cli.make_schema import make_schema
 
-    made = {"of": digest, **make_schema()}
-    _write(json.dumps(made), places)
-    return made
+    text = json.dumps({"of": digest, **make_schema()})
+    _write(text, places)
+    return json.loads(text)
 
 
 def _read(path: Path) -> dict[str, Any]:
