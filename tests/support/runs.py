@@ -95,5 +95,5 @@ def start(*words: str | Path) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment(), **quiet)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "adapter" / "pytorch_lora_weights.safetensors")
+def weights(folder: Path, name: str = "adapter") -> dict[str, torch.Tensor]:
+    return load_file(folder / name / "pytorch_lora_weights.safetensors")
