@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -24,9 +25,14 @@ from flowrl.errors import UserError
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
 LOCK = ".lock"
+# what file systems of networks and of user space answer to a lock, and to a sync, that they lack
+NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+NO_FOLDER_SYNC = {*NO_SYNC, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EBADF}
 LITTLE = 2**20  # bytes: with less than this free, a failed write is reported as a full disk
 BLOCK = 2**20
 NUMBER = re.compile(r"[0-9]+")
+OWNER = re.compile(r"process (\d{1,9}) on (.+)")
 
 
 def write_folder(folder: Path, write: Callable[[Path], None], listed: bool = False) -> None:
@@ -85,13 +91,30 @@ def appear(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def to_disk(path: Path) -> None:
-    """Sync a file's content, or the names in a folder, to disk."""
-    handle = os.open(path, os.O_RDONLY)
+def to_disk(path: Path) -> bool:
+    """Sync a file's content, or the names in a folder, to disk; False if the file system cannot."""
+    lacks = NO_FOLDER_SYNC if path.is_dir() else NO_SYNC
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in lacks:
+            return False
+        raise
+    return True
+
+
+def flushed(file: TextIO) -> None:
+    """Bring what was written to an open file to disk, if the file system can."""
+    file.flush()
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
 
 
 def sweep(parent: Path) -> None:
@@ -158,32 +181,78 @@ def reason(error: Exception, free: int | None = None) -> str:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[str | None]:
+def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | None]:
     """Hold the lock of a run's folder. Yields the owner of a stale lock, if any.
 
-    The system releases the lock when its process ends, however it ends. UserError if another
-    process holds it.
+    The system releases the lock when its process ends, however it ends. A file system without locks
+    leaves the owner's process and host in the file, which `warn` says. UserError if another process
+    holds it.
     """
     try:
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {reason(error)}") from error
+    own = f"process {os.getpid()} on {socket.gethostname()}"
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            who = _owner(file) or "another process"
-            raise UserError(
-                f"{folder} is being trained by {who}: stop that first, or wait until it ends"
-            ) from error
+        if not _locked(file, folder):
+            _refuse_owner(_owner(file), folder)
+            warn(
+                f"the file system of {folder} has no locks, so {folder / LOCK} names the process "
+                "that trains there; do not start two at the same moment"
+            )
+        if not to_disk(folder):
+            warn(
+                f"the file system of {folder} cannot sync folders: after a power loss the newest "
+                "files may be missing"
+            )
         before = _owner(file)
         os.ftruncate(file, 0)
         with suppress(OSError):  # on a full disk the lock holds all the same
-            os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            os.pwrite(file, own.encode(), 0)
         yield before or None
         os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def _locked(file: int, folder: Path) -> bool:
+    """Lock the open file; False if the file system has no locks. UserError if another process
+    holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        who = _owner(file) or "another process"
+        raise UserError(
+            f"{folder} is being trained by {who}: stop that first, or wait until it ends"
+        ) from error
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return False
+        raise UserError(f"{folder / LOCK} cannot be locked: {reason(error)}") from error
+    return True
+
+
+def _refuse_owner(owner: str, folder: Path) -> None:
+    """UserError if a lock file names a process of this host that lives, or one of another host."""
+    match = OWNER.fullmatch(owner)
+    if match is None or (match[2] == socket.gethostname() and not _lives(int(match[1]))):
+        return
+    raise UserError(
+        f"{folder / LOCK} says that {owner} trains this run, and its file system has no locks to "
+        "check that by: if that process is gone, remove the file"
+    )
+
+
+def _lives(process: int) -> bool:
+    if process == os.getpid():
+        return False  # an earlier run of this process
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _owner(lock: int) -> str:

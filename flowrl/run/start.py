@@ -110,8 +110,9 @@ def compared(run: Run, folder: Path, newest: Path | None, processes: int) -> lis
 @contextmanager
 def held_together(folder: Path, state: PartialState) -> Iterator[str | None]:
     """Hold the folder's lock on the main process; yields the owner of a stale lock, if any."""
+    warn = record.Terminal(state.is_main_process, 0).warn
     with ExitStack() as stack:
-        yield agreed(state, lambda: stack.enter_context(held(folder)))
+        yield agreed(state, lambda: stack.enter_context(held(folder, warn)))
 
 
 def agreed(state: PartialState, do: Callable[[], T]) -> T:

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import shutil
+import socket
+import stat
 import sys
 from pathlib import Path
 
@@ -11,12 +14,14 @@ from safetensors.torch import save_file
 
 from flowrl.cli import app
 from flowrl.errors import UserError
+from flowrl.models.diffusers import encoding_cache
 from flowrl.run import atomic
 from flowrl.run.atomic import write_folder
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from tests.support import runs
 from tests.support.disks import mounted
+from tests.support.warm import small
 
 
 def test_what_torch_and_safetensors_say_of_a_full_disk_is_one_sentence(tmp_path):
@@ -87,3 +92,90 @@ def test_whoever_stops_reading_is_not_told_of_it(monkeypatch, capfd):
                 app.main(words)
             assert end.value.code == 141
     assert capfd.readouterr().err == ""
+
+
+LACKING = [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS]
+
+
+def without_locks(monkeypatch, code: int) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(atomic.fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("code", LACKING)
+def test_without_locks_the_lock_file_names_process_and_host(tmp_path, monkeypatch, code):
+    """NFS without its lock service, Lustre without -o flock."""
+    without_locks(monkeypatch, code)
+    said: list[str] = []
+    with atomic.held(tmp_path, said.append) as before:
+        name = (tmp_path / ".lock").read_text()
+        assert before is None and name == f"process {os.getpid()} on {socket.gethostname()}"
+        assert len(said) == 1 and "has no locks" in said[0]
+    assert (tmp_path / ".lock").read_text() == ""
+    refused = ("process 1 on " + socket.gethostname(), "process 999999 on elsewhere")
+    for owner in refused:  # it lives; nobody knows
+        (tmp_path / ".lock").write_text(owner)
+        with pytest.raises(UserError, match="if that process is gone, remove the file"):
+            with atomic.held(tmp_path, said.append):
+                pass
+        assert (tmp_path / ".lock").read_text() == owner
+    gone = f"process 999999999 on {socket.gethostname()}"
+    (tmp_path / ".lock").write_text(gone)
+    with atomic.held(tmp_path, said.append) as before:
+        assert before == gone
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_folders_that_cannot_be_synced_are_written_all_the_same(tmp_path, monkeypatch, code):
+    """FUSE and object stores."""
+    fsync = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(handle)
+
+    monkeypatch.setattr(atomic.os, "fsync", of_files)
+    write_folder(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"), listed=True)
+    assert atomic.damage(tmp_path / "a") is None
+    said: list[str] = []
+    with atomic.held(tmp_path, said.append):
+        assert len(said) == 1 and "cannot sync folders" in said[0]
+
+
+def test_a_broken_disk_is_no_file_system_without_sync(tmp_path, monkeypatch):
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, "broken disk")
+
+    monkeypatch.setattr(atomic.os, "fsync", broken)
+    with pytest.raises(UserError, match="broken disk"):
+        write_folder(tmp_path / "a", lambda folder: (folder / "weights").write_text("1"))
+
+
+@pytest.mark.parametrize("code", LACKING)
+def test_a_run_trains_and_resumes_without_locks_and_sync(
+    pipeline, tmp_path, monkeypatch, capsys, code
+):
+    def fsync(_: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    without_locks(monkeypatch, code)
+    monkeypatch.setattr(atomic.os, "fsync", fsync)
+    config = runs.write(small(pipeline, tmp_path), tmp_path)
+    words = ("--train.iterations", "1")
+    assert runs.flowrl("train", config, "--folder", tmp_path / "run", *words) == 0
+    assert runs.flowrl("train", "--resume", tmp_path / "run", "--train.iterations", "2") == 0
+    errors = capsys.readouterr().err
+    assert errors.count("has no locks") == 2 and errors.count("cannot sync folders") == 2
+
+
+@pytest.mark.parametrize("code", LACKING)
+def test_encodings_find_a_folder_without_locks(tmp_path, monkeypatch, code):
+    without_locks(monkeypatch, code)
+    monkeypatch.setattr(encoding_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder, file = encoding_cache.new_folder()
+    assert (folder / encoding_cache.LOCK).exists()
+    file.close()
+    shutil.rmtree(folder)

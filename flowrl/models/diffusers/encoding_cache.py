@@ -140,10 +140,15 @@ def new_folder() -> tuple[Path, IO[str]]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         file = (folder / LOCK).open("w")
-        with suppress(OSError):
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / LOCK).exists():  # else another start has just removed it
-                return folder, file
+        except BlockingIOError:  # another start is just removing it
+            file.close()
+            continue
+        except OSError:  # without locks nobody removes it
+            return folder, file
+        if (folder / LOCK).exists():  # else another start has just removed it
+            return folder, file
         file.close()
 
 

@@ -1,7 +1,6 @@
 """The record of a run: `metrics.jsonl`, and a panel or one line per iteration on the terminal."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from accelerate.tracking import GeneralTracker
 from rich.console import Console
 
 from flowrl.errors import UserError
-from flowrl.run.atomic import reason
+from flowrl.run.atomic import flushed, reason
 from flowrl.run.watch.footer import Footer, suits
 from flowrl.run.watch.panel import (
     HEIGHT,
@@ -57,8 +56,7 @@ class JsonlTracker(GeneralTracker):
     def log(self, values: dict, step: int | None = None, **_: Any) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps({"iteration": step, **values}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())  # a checkpoint must not outlive the lines before it
+            flushed(file)  # a checkpoint must not outlive the lines before it
 
 
 def cut_back(folder: Path, iteration: int, warn: Callable[[str], None]) -> None:
@@ -100,8 +98,7 @@ def replace(path: Path, text: str) -> None:
     beside = path.with_name(path.name + ".tmp")
     with beside.open("w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        flushed(file)
     beside.rename(path)
 
 
