@@ -70,9 +70,10 @@ def _finish(result: "object") -> int:
     if not result.done:
         print(f"saved; continue with: flowrl train --resume {result.folder}")
         return code
-    for name, value in result.first.items():
+    for name, value in result.last.items():
         if name == "image/diversity" or not name.startswith("image/"):
-            print(f"held-out {name.removeprefix('image/')}: {value:.3f} -> {result.last[name]:.3f}")
+            before = f"{result.first[name]:.3f} -> " if name in result.first else ""
+            print(f"held-out {name.removeprefix('image/')}: {before}{value:.3f}")
     print(f"samples: {result.folder / 'samples'}  weights: {result.weights}")
     if (page := result.folder / "report.html").is_file():
         print(f"page: {page}")

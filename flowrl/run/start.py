@@ -15,7 +15,7 @@ from flowrl.paths import numbered
 from flowrl.processes.meeting import meet
 from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.save import checkpoint
-from flowrl.run.save.failures import resumable
+from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
 from flowrl.run.state import start_record as origin
 from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
@@ -24,7 +24,7 @@ from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import Result, train_session
 from flowrl.run.watch import record
 from flowrl.settings import Run
-from flowrl.settings.read import dump, read_run
+from flowrl.settings.read import dump
 
 T = TypeVar("T")
 
@@ -86,25 +86,21 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
         if before:
             terminal.say(f"{before} held this run's lock and is gone; continuing")
         newest = checkpoint.newest(folder, terminal.warn)
-        for line in agreed(state, lambda: compared(run, folder, newest, state.num_processes)):
-            terminal.say(line)
+        if newest is not None:
+            saved = newest
+            count = state.num_processes
+            for line in agreed(state, lambda: origin.changes(run, folder, saved, count)):
+                terminal.say(line)
         with resumable(folder):
             if state.is_main_process:
                 for parent in (folder, folder / "checkpoints", folder / "best"):
                     sweep(parent)
-            accelerator = open_accelerator(run, folder)
-            first = 0 if newest is None else int(newest.name) + 1
-            agreed(state, lambda: open_trackers(run, folder, accelerator, first))
-            session = open_session(run, folder, accelerator, live)
+            with starting(folder):
+                accelerator = open_accelerator(run, folder)
+                first = 0 if newest is None else int(newest.name) + 1
+                agreed(state, lambda: open_trackers(run, folder, accelerator, first))
+                session = open_session(run, folder, accelerator, live)
             return train_session(session, newest, cache)
-
-
-def compared(run: Run, folder: Path, newest: Path | None, processes: int) -> list[str]:
-    """Compare a run with its checkpoint, and bring run.yaml up to date. Returns what to print."""
-    lines = [] if newest is None else origin.changes(run, folder, newest, processes)
-    if dump(read_run(folder / "run.yaml")) != dump(run):
-        record.replace(folder / "run.yaml", yaml.safe_dump(dump(run), sort_keys=False))
-    return lines
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import yaml
+
 from flowrl.models.call_sizes import bounded_call
 from flowrl.run.call_search import search_sizes
 from flowrl.run.experience.collect import Experience
@@ -15,7 +17,7 @@ from flowrl.run.experience.experience import experience_of
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.save.failures import resumable
+from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.monitor import (
     evaluate_and_keep,
     guard,
@@ -37,6 +39,7 @@ from flowrl.run.watch import record
 from flowrl.run.watch.alarms import Alarms
 from flowrl.run.watch.histograms import IterationValues
 from flowrl.settings import Run
+from flowrl.settings.read import dump, read_run
 
 
 @dataclass
@@ -65,7 +68,8 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     explaining = explained(session.run, session.learner.policy)
     with failures, explaining, closing(session.learner.policy), Interrupt() as interrupt:
         with finishing(session.accelerator), session.writer.beside():
-            progress, alarms = begin(session, resume, cache)
+            with starting(session.folder):
+                progress, alarms = begin(session, resume, cache)
             stop = interrupt.pending(session.accelerator)
             if not stop:
                 with following(session, progress):
@@ -101,6 +105,9 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
         search_sizes(session)
     terminal.say(f"rows per call: {session.learner.policy.sizes}")
     record_start(session, progress.iteration, resume is not None)
+    with session.parallel.together():
+        if session.parallel.main:
+            keep_settings(session)
     if resume is None:
         base = evaluate_and_keep(session, progress, "before")
         alarms.compare(base, progress.iteration)
@@ -110,6 +117,13 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
         save(session, progress, alarms)
     proof.keep()
     return progress, alarms
+
+
+def keep_settings(session: Session) -> None:
+    """Bring run.yaml up to date with settings that this start has accepted."""
+    path = session.folder / "run.yaml"
+    if not path.exists() or dump(read_run(path)) != dump(session.run):
+        record.replace(path, yaml.safe_dump(dump(session.run), sort_keys=False))
 
 
 def following(session: Session, progress: Progress) -> AbstractContextManager[None]:

@@ -61,7 +61,6 @@ class Train(Settings):
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
         "rows_per_call": OnResume.FREE,
         "gradient_checkpointing": OnResume.FREE,
-        "share_prompts": OnResume.FREE,
         "on_failure": OnResume.FREE,
         "alarms": OnResume.FREE,
         "self_test": OnResume.FREE,

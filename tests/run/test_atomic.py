@@ -117,9 +117,11 @@ def test_without_locks_the_lock_file_names_process_and_host(tmp_path, monkeypatc
     refused = ("process 1 on " + socket.gethostname(), "process 999999 on elsewhere")
     for owner in refused:  # it lives; nobody knows
         (tmp_path / ".lock").write_text(owner)
-        with pytest.raises(UserError, match="if that process is gone, remove the file"):
-            with atomic.held(tmp_path, said.append):
-                pass
+        with (
+            pytest.raises(UserError, match="if that process is gone, remove the file"),
+            atomic.held(tmp_path, said.append),
+        ):
+            pass
         assert (tmp_path / ".lock").read_text() == owner
     gone = f"process 999999999 on {socket.gethostname()}"
     (tmp_path / ".lock").write_text(gone)

@@ -7,7 +7,7 @@ changed, and it is resumed.
 import copy
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 import torch
 import yaml
 
-from tests.support import runs
-from tests.support.runs import flowrl
+from flowrl.settings.read import dump, run_of
+from tests.support import runs, text_runs, tiny_lm
+from tests.support.runs import flowrl, lines
 from tests.support.warm import small
 
 OWN = """
@@ -145,10 +146,80 @@ def check(finished: Path, run: Path, path: str, value: Any, capsys) -> None:
     assert "Traceback" not in text and "was not renewed" not in text, text
     if code == 2:
         errors = [line for line in said.err.splitlines() if line.startswith("flowrl: ")]
-        assert len(errors) == 1 and "Error:" not in errors[0], text
+        assert len(errors) == 1 and "KeyError" not in errors[0], text
         return
     assert code == 0, text
     if "changed since checkpoint 000002" in said.out:
         return
     ends = (runs.weights(run), runs.weights(finished, "end"))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[1])
+
+
+def test_settings_that_are_refused_stay_out_of_run_yaml(finished, tmp_path, capsys):
+    """By the model's own call, which is made after all other checks."""
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    before = (run / "run.yaml").read_bytes()
+    assert flowrl("train", "--resume", run, "--model.height", "7") == 2
+    assert (run / "run.yaml").read_bytes() == before
+    assert flowrl("train", "--resume", run) == 0
+
+
+def test_another_judge_decides_anew_on_the_best_weights(finished, tmp_path, capsys):
+    """JPEG sizes are above 1 here and brightness below it: no score of it would be a new best."""
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    assert flowrl("train", "--resume", run, "--checkpoint.best", "bright") == 0
+    assert "another held-out reward decides" in capsys.readouterr().out
+    assert [path.name for path in (run / "best").glob("[0-9]*")] == ["000003"]
+
+
+def test_a_new_evaluation_is_not_compared_with_the_old_ones(finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished / "run", run)
+    options = ("--prompts.held_out", str(finished / "other.jsonl"), "--train.iterations", "4")
+    assert flowrl("train", "--resume", run, *options) == 0
+    said = capsys.readouterr().out
+    assert "the evaluation has changed" in said
+    assert "held-out after 3: jpeg" in said and "held-out after 4 (against the base)" in said
+    last = {line["iteration"]: line for line in lines(run)}
+    assert "held_out_gain_error/jpeg" in last[4]
+
+
+def test_shared_prompts_change_bits_and_are_said(tmp_path, capsys):
+    model = tiny_lm.write(tmp_path / "lm")
+    tree = text_runs.tree(model, tmp_path, text_runs.GRPO)
+    tree["train"]["iterations"] = 1
+    assert flowrl("train", runs.write(tree, tmp_path), "--folder", tmp_path / "run") == 0
+    capsys.readouterr()
+    words = ("--train.iterations", "2", "--train.share_prompts", "true")
+    assert flowrl("train", "--resume", tmp_path / "run", *words) == 0
+    assert "train.share_prompts false -> true" in capsys.readouterr().out
+
+
+CANDIDATES = (None, True, False, 0, 1, 2, -1, 0.5, 3, "nonsense", [], {}, "cpu", [1], ["x"])
+UNTRIED = {"model.compile", "track.with"}  # half a minute each; a tracker may be installed
+
+
+def leaves(tree: Mapping[str, Any], at: str = "") -> list[str]:
+    found = []
+    for name, value in tree.items():
+        found += leaves(value, f"{at}{name}.") if isinstance(value, Mapping) else [f"{at}{name}"]
+    return found
+
+
+@pytest.mark.slow
+def test_every_leaf_with_every_candidate(finished, tmp_path, capsys):
+    settings = dump(run_of(finished / "run"))
+    paths = [path for path in leaves(settings) if path not in UNTRIED]
+    assert len(paths) > 90
+    wrong = []
+    for path in paths:
+        for value in CANDIDATES:
+            run = tmp_path / "run"
+            try:
+                check(finished, run, path, value, capsys)
+            except AssertionError as error:
+                wrong.append(f"{path}: {value!r}: {str(error)[-600:]}")
+            shutil.rmtree(run)
+    assert not wrong, "\n\n".join(wrong)

@@ -17,6 +17,7 @@ from flowrl.errors import UserError
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
+from flowrl.run.state.comparable import Incomparable
 from flowrl.run.state.finite import NotFiniteError, first_not_finite, refuse
 from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.optimizers import update_settings
@@ -49,6 +50,15 @@ class Progress:
     first: dict[str, float] | None = None  # the base's evaluation
     last: dict[str, float] | None = None
     base_scores: dict[str, list[float]] | None = None  # of each sample of the base's evaluation
+
+    def forget(self, old: Incomparable) -> None:
+        """Leave out scores that later evaluations cannot be compared with."""
+        for name in ("first", "last", "base_scores"):
+            known = getattr(self, name) or {}
+            kept = {key: value for key, value in known.items() if not old.concerns(key)}
+            setattr(self, name, kept or None)
+        if old.best:
+            self.best = self.best_iteration = None
 
 
 _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
@@ -164,6 +174,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
         update_settings(session.learner.optimizer, session.run.train)
         if not alarms.restore(seen):
             session.terminal.say("the checkpoint is from an older version; alarms start over")
+        if old := session.parallel.every(Incomparable.of(session.run, checkpoint))[0]:
+            session.terminal.say(str(old))
+            progress.forget(old)
+            alarms.forget(old.concerns)
         session.tracker.restore(state["tracker"])
         if spent:  # a run that was begun without a budget has nothing to remember
             session.spending.restore(spent)

@@ -33,9 +33,28 @@ def resumable(folder: Path) -> Iterator[None]:
         raise stop from error
 
 
+class Mistake(UserError):
+    """A mistake in settings or files that the start of a resumed run found. Exit code 2."""
+
+
+@contextmanager
+def starting(folder: Path) -> Iterator[None]:
+    """Raise `Mistake` for user errors inside, if there is a checkpoint to resume from."""
+    newest = _newest(folder)
+    try:
+        yield
+    except NotFiniteError:
+        raise
+    except UserError as error:
+        if newest is None:
+            raise
+        text = f"{str(error).rstrip('.')}. {_way_on(folder, newest)}"
+        raise Mistake(text) from error
+
+
 def _stop(folder: Path, error: Exception) -> Stopped | None:
     """None for an error that propagates unchanged."""
-    newest = next(reversed(numbered_folders(folder / "checkpoints")), None)
+    newest = _newest(folder)
     not_finite = isinstance(error, NotFiniteError)
     text = _sentence(error)
     if text is None or (isinstance(error, UserError) and newest is None and not not_finite):
@@ -43,9 +62,19 @@ def _stop(folder: Path, error: Exception) -> Stopped | None:
     text += _trace(folder, error)
     if not_finite and numbered_folders(folder / "best"):
         text += f". The best weights are untouched in {folder / 'best'}"
-    text += f". Checkpoint {newest.name} is whole. " if newest else ". Nothing was trained yet. "
-    text += f"Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
-    return Stopped(f"{text}flowrl train --resume {folder}")
+    return Stopped(f"{text}. {_way_on(folder, newest)}")
+
+
+def _newest(folder: Path) -> Path | None:
+    return next(reversed(numbered_folders(folder / "checkpoints")), None)
+
+
+def _way_on(folder: Path, newest: Path | None) -> str:
+    whole = f"Checkpoint {newest.name} is whole" if newest else "Nothing was trained yet"
+    return (
+        f"{whole}. Once the cause is fixed (settings: {folder / 'run.yaml'}), resume with: "
+        f"flowrl train --resume {folder}"
+    )
 
 
 def _trace(folder: Path, error: Exception) -> str:
@@ -59,7 +88,7 @@ def _trace(folder: Path, error: Exception) -> str:
 
 def _sentence(error: Exception) -> str | None:
     """Describe an expected error in one sentence; None for an unexpected one."""
-    if isinstance(error, Stopped | BrokenPipeError) or of_callback(error):
+    if isinstance(error, Stopped | Mistake | BrokenPipeError) or of_callback(error):
         return None
     notes: list[str] = getattr(error, "__notes__", [])
     whose = next((n.removeprefix(REWARD).strip("'") for n in notes if n.startswith(REWARD)), None)

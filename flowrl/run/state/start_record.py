@@ -51,7 +51,7 @@ class Origin:
             processes=processes,
             revision=folder.name if folder and folder.parent.name == "snapshots" else None,
             base=dict(_base(folder)) if folder else {},
-            prompts=dict(_prompts(run)),
+            prompts=dict(prompt_digests(run)),
             sources=source_digests(run),
             shared_states=True,
         )
@@ -212,7 +212,7 @@ def _base(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, _digest(path)
 
 
-def _prompts(run: Run) -> Iterator[tuple[str, str]]:
+def prompt_digests(run: Run) -> Iterator[tuple[str, str]]:
     """Digests of the files of prompts, and of the chosen rows of data sets of the hub, which may
     have a new revision. Those that are not on this machine are left out."""
     for place in run.prompts.given:
@@ -260,6 +260,12 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
     named.append(run.model.sigmas)
     if run.model.environment is not None:
         named.append(run.model.environment.name)
+    yield from files_named(named)
+
+
+def files_named(value: Any) -> Iterator[tuple[str, Path]]:
+    """Find the source files that a value of the settings names, at any depth."""
+    named = [value]
     while named:
         value = named.pop()
         if isinstance(value, Mapping):

@@ -4,7 +4,7 @@ docs/alarms.md has the reasons and what to do, docs/results/alarms.md the runs t
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
@@ -132,6 +132,8 @@ class Alarms:
         """Add the evaluation after some iterations, to be compared with the first and the last one;
         return the new signs as clauses."""
         now = {name: value for name, value in metrics.items() if name.startswith("held_out")}
+        if not now:  # a run without held-out prompts
+            return []
         before, self.last = self.last, now | {_ITERATION: float(iteration)}
         if not self.base:
             self.base = now
@@ -239,6 +241,19 @@ class Alarms:
         if best - now <= max(self.at.reward_fall * spread, self.at.errors * error):
             return []
         return [Sign("reward", f"the reward fell from {best:.3f} to {now:.3f}")]
+
+    def forget(self, concerns: Callable[[str], bool]) -> None:
+        """Leave out held-out scores and statistics that later evaluations cannot be compared with,
+        by their names."""
+        for place in (self.base, self.last):
+            for key in [key for key in place if concerns(key.partition("/")[2])]:
+                del place[key]
+        names = (name.removeprefix("held_out/") for name in self.raised)
+        self.raised = [
+            sign for sign, name in zip(self.raised, names, strict=True) if not concerns(name)
+        ]
+        if not self.base:
+            self.last = {}
 
     def state(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "at"}

@@ -1,0 +1,93 @@
+"""Scores of a run's earlier evaluations that a resumed run can no longer compare with its own.
+
+A gain over the base, the best weights and the alarms of held-out scores compare evaluations of the
+same prompts, noise and rewards. Settings of these may change before a resume; then the next
+evaluation takes the base's place, for the rewards that the change concerns.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.run.state.start_record import Origin, files_named, prompt_digests, source_digests
+from flowrl.settings import RewardSpec, Run
+from flowrl.settings.read import dump, run_from
+
+EVALUATE = ("temperature", "samples", "per_prompt", "success", "seed")
+MODEL = ("height", "width", "call", "sigmas", "system", "stop", "environment")
+
+
+@dataclass(frozen=True)
+class Incomparable:
+    """Scores of evaluations before a checkpoint that say nothing of later ones.
+
+    every   all of them, and the statistics: other prompts, noise or samples
+    labels  of held-out rewards that are gone, or score otherwise now
+    best    the score that decides on the best weights is among them
+    """
+
+    every: bool = False
+    labels: frozenset[str] = frozenset()
+    best: bool = False
+
+    @classmethod
+    def of(cls, run: Run, checkpoint: Path) -> "Incomparable":
+        """Compare a run's settings and files with those of a checkpoint, where it has a record."""
+        before = Origin.read(checkpoint)
+        if before is None:
+            return cls()
+        try:
+            old = run_from(before.settings, "checkpoint")
+        except UserError:  # settings of parts that are gone
+            return cls(every=True, best=True)
+        held_out = dict(prompt_digests(run)).get("prompts.held_out")
+        known = before.prompts.get("prompts.held_out")
+        if _trial(old) != _trial(run) or (None not in (held_out, known) and held_out != known):
+            return cls(every=True, best=True)
+        changed = {n for n, d in source_digests(run).items() if before.sources.get(n, d) != d}
+        now = {spec.label: spec for spec in run.judges}
+        labels = frozenset(
+            spec.label
+            for spec in old.judges
+            if _scoring(spec) != _scoring(now.get(spec.label)) or changed & {*_sources(spec)}
+        )
+        best = _deciding(old)
+        return cls(labels=labels, best=best != _deciding(run) or best in labels)
+
+    def __str__(self) -> str:
+        if self.every:
+            return "the evaluation has changed: later scores are compared with the next one's"
+        if self.labels:
+            names = ", ".join(sorted(self.labels))
+            return f"the held-out rewards {names} have changed: their earlier scores are forgotten"
+        return "another held-out reward decides on the best weights: the next ones are kept"
+
+    def __bool__(self) -> bool:
+        return self.every or bool(self.labels) or self.best
+
+    def concerns(self, name: str) -> bool:
+        """Whether a score, an attempt's (`pass@4/NAME`) or a statistic cannot be compared."""
+        return self.every or name in self.labels or name.partition("/")[2] in self.labels
+
+
+def _trial(run: Run) -> tuple[Any, ...]:
+    """All settings that a sample of an evaluation depends on beside the weights."""
+    e, tree = run.evaluate, dump(run)
+    own = [getattr(e, name) for name in EVALUATE]
+    model = [tree["model"][name] for name in MODEL]
+    prompts = tree["prompts"]["held_out"], run.prompts.column
+    return run.evaluation_steps, run.evaluation_guidance, run.evaluation_size, own, model, prompts
+
+
+def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any]] | None:
+    return None if spec is None else (spec.name, spec.settings)
+
+
+def _sources(spec: RewardSpec) -> Iterator[str]:
+    return (name for name, _ in files_named([spec.name, spec.settings]))
+
+
+def _deciding(run: Run) -> str:
+    return run.checkpoint.best or run.judges[0].label
