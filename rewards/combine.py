@@ -1,6 +1,6 @@
 """All rewards of a run at once, the check of their scores, and judges made from rewards."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
@@ -100,11 +100,17 @@ def _numbers(result: Any, n: int) -> Tensor:
     """ValueError, with a description of the result, for anything but real numbers."""
     if result is None:
         return torch.full((n,), torch.nan, dtype=torch.float64)
+    if isinstance(result, np.ma.MaskedArray):
+        raise ValueError("a masked array, whose mask would be lost: take .filled(numpy.nan)")
+    if isinstance(result, Set):
+        raise ValueError(f"a {type(result).__name__}, which has no order")
     if isinstance(result, np.ndarray):
         result = torch.from_numpy(result) if result.dtype.kind in "fiub" else result.tolist()
     if isinstance(result, Tensor):
         if result.is_complex():
             raise ValueError("complex numbers")
+        if result.layout is not torch.strided:
+            raise ValueError("a sparse tensor")
         return result.detach().to("cpu", torch.float64)
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
         raise ValueError(f"one {type(result).__name__}")
@@ -114,6 +120,8 @@ def _numbers(result: Any, n: int) -> Tensor:
 def _number(value: Any) -> float:
     if value is None:
         return torch.nan
+    if value is np.ma.masked:
+        raise ValueError("a list with a masked number")
     if isinstance(value, Tensor | np.ndarray) and value.shape == ():
         value = value.item()
     if not isinstance(value, Real | np.bool_):

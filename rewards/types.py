@@ -42,6 +42,10 @@ class Samples:
                     f"Samples: {n} prompts but {count} {name}; one per sample is needed"
                 )
 
+    def __getattr__(self, name: str) -> Any:
+        """Only called for names that samples do not have."""
+        raise AttributeError(no_such_name(name))
+
     @property
     def kind(self) -> Kind:
         """The kind of the media. ValueError if they cannot be scored, or are of two kinds.
@@ -68,6 +72,14 @@ class Samples:
         meta = [self.meta[i] for i in at] if self.meta else ()
         group = self.group[index.to(self.group.device)]
         return Samples(media, [self.prompts[i] for i in at], group, meta)
+
+
+def no_such_name(name: str) -> str:
+    """The sentence for a name that samples do not have."""
+    return (
+        f"samples have no {name!r}; they have media (images [n 3 h w] or videos [n f 3 h w] in "
+        "0..1, or n texts), prompts, meta (other columns of the prompt file), group, kind and take"
+    )
 
 
 def _kind(item: Any) -> Kind:

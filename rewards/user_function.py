@@ -11,9 +11,11 @@ The remaining parameters are settings. TRL's may be columns of the prompt file t
 `__call__(self, samples)` is a reward too; the arguments of its constructor are its settings.
 """
 
+import ast
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +24,12 @@ from torch import Tensor
 
 from rewards.combine import scored
 from rewards.perception.media import each_size, expect
-from rewards.types import Reward, Samples, function_parameters
+from rewards.types import Reward, Samples, function_parameters, no_such_name
 
 _FLOW_GRPO = ("images", "prompts")  # how its signature begins
 _TRAINER = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+_SINGLE = ("image", "img", "picture", "photo", "video", "text", "prompt", "caption", "completion")
+_MANY = tuple(f"{name}s" for name in _SINGLE)
 _COLLECTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -118,18 +122,86 @@ def function_settings(name: str, function: Callable[..., Any]) -> dict[str, insp
     if inspect.isclass(function):
         if "__call__" not in vars(function):
             raise ValueError(f"{name} is a class without __call__(self, samples)")
+        _check_body(name, vars(function)["__call__"], 1)
         return dict(parameters)
     if not parameters:
         raise ValueError(
             f"{name} takes no arguments; a reward takes (samples), (images, prompts, metadata) or "
             "(prompts, completions); call a factory in the file and name its result"
         )
+    if not (_is_trl(function) or _is_flow_grpo(function)):
+        _check_first(name, function, parameters)
+    _check_body(name, function, None if _is_trl(function) or _is_flow_grpo(function) else 0)
     if not _is_trl(function):
         return _free(function)
     for trainer in _TRAINER:
         if trainer in parameters and parameters[trainer].default is inspect.Parameter.empty:
             raise ValueError(f"{name} takes {trainer!r}, which only TRL's trainer has")
     return {key: p.replace(default=None) for key, p in _free(function).items()}
+
+
+def _check_first(
+    name: str, function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
+) -> None:
+    """ValueError for a function of one image or text: a reward gets all samples at once."""
+    first = next(iter(parameters.values()))
+    if first.name in (*_SINGLE, *_MANY) and first.annotation not in (Samples, "Samples"):
+        raise ValueError(
+            f"{name} takes ({', '.join(parameters)}), but a reward is called with all samples at "
+            f"once: write {function.__name__}(samples) and return one score for each of "
+            "samples.media and samples.prompts, or take (images, prompts, metadata)"
+        )
+
+
+def _check_body(name: str, function: Any, samples: int | None) -> None:
+    """ValueError for a function that returns nothing, or that reads what samples do not have.
+
+    samples: the place of the parameter that is given samples, if one is.
+    """
+    if not inspect.isfunction(function) or "__wrapped__" in vars(function):
+        return
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError):  # made without a file, or in the middle of a line
+        return
+    body = tree.body[0]
+    if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
+        return
+    own = list(_own_nodes(body))
+    gives = (ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)
+    if not any(isinstance(n, gives) and not _empty(n) for n in own):
+        raise ValueError(f"{name} has no `return`: it must return one score per sample")
+    if samples is None or len(body.args.args) <= samples:
+        return
+    shown = body.args.args[samples].arg
+    if any(
+        isinstance(n, ast.Name) and n.id == shown and not isinstance(n.ctx, ast.Load) for n in own
+    ):
+        return
+    known = (*Samples.__dataclass_fields__, "kind", "take")
+    for node in own:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            read = node.attr
+            if node.value.id == shown and read not in known and not read.startswith("__"):
+                line = function.__code__.co_firstlineno + node.lineno - 1
+                raise ValueError(f"{name}, line {line}: {no_such_name(read)}")
+
+
+def _empty(node: ast.AST) -> bool:
+    """Whether a statement returns nothing."""
+    return isinstance(node, ast.Return) and (
+        node.value is None or (isinstance(node.value, ast.Constant) and node.value.value is None)
+    )
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function's body without those of functions and classes inside it."""
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(
+            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+        ):
+            yield child
+            yield from _own_nodes(child)
 
 
 def user_reward(

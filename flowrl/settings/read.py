@@ -19,6 +19,7 @@ from flowrl.settings.checks import (
     check_texts,
     check_trackers,
 )
+from flowrl.settings.data import RewardSpec
 from flowrl.settings.gradients import check_gradients, check_own_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.options import with_options
@@ -150,8 +151,13 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_rewards(run: Run, given: Collection[str] = ()) -> None:
-    """UserError for a reward that does not exist, or does not take its settings. Those with the
-    labels `given` are objects of Python."""
+    """UserError for a reward that does not exist, or does not take its settings, and for weights
+    that cancel. Those with the labels `given` are objects of Python."""
+    if _cancel(run.rewards) and _cancel(run.way_rewards):
+        raise UserError(
+            f"rewards: the weights of {', '.join(spec.label for spec in run.rewards)} add up to 0, "
+            "so no sample is better than another: change a weight"
+        )
     for place in ("rewards", "held_out_rewards", "way_rewards"):
         for spec in getattr(run, place):
             if spec.label in given:
@@ -164,6 +170,19 @@ def check_rewards(run: Run, given: Collection[str] = ()) -> None:
                 rewards.check_reward(spec.name, spec.settings)
             except ValueError as error:
                 raise UserError(f"{place}: {error}") from error
+
+
+def _cancel(specs: Sequence[RewardSpec]) -> bool:
+    """Whether the weights of equal rewards add up to 0 in every iteration; true without rewards."""
+    turns = {0, *(at for s in specs if isinstance(s.weight, tuple) for at, _ in s.weight)}
+    for turn in turns:
+        sums: dict[str, float] = {}
+        for spec in specs:
+            same = f"{spec.name} {sorted(spec.settings.items(), key=str)}"
+            sums[same] = sums.get(same, 0.0) + spec.weight_at(turn)
+        if any(sums.values()):
+            return False
+    return True
 
 
 def check_run(run: Run, given: Collection[str] = ()) -> None:

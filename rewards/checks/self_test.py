@@ -95,8 +95,9 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
     """Test a reward and return a sentence with its scores. ValueError, naming it, if it fails.
 
     Failures: samples that must differ score alike or in the wrong order, nothing is scored, the
-    scores are not one finite number per sample, they differ between two equal calls by more than a
-    tenth of the spread in a group, or they depend on the rest of the batch.
+    scores are not one finite number per sample, they differ between two equal calls, or by the
+    place in the batch, by more than a tenth of the spread in a group, or they depend on the rest of
+    the batch.
     """
     if prompts is not None and isinstance(reward, ChecksPrompts):
         reward.check_prompts(prompts.texts, prompts.meta)
@@ -115,8 +116,10 @@ def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
         line = f"{name}: {', '.join(f'{s:.4g}' for s in scores)} for {len(scores)} unlike samples"
     if isinstance(reward, OneCall) and reward.one_call:
         return f"{line}; called once"
-    _check_repeatable(name, reward, samples, scores)
-    return f"{line}; {_check_batches(name, reward, samples, scores)}"
+    noise = _check_repeatable(name, reward, samples, scores)
+    how = _check_batches(name, reward, samples, scores)
+    _check_places(name, reward, samples, noise)
+    return f"{line}; {how}"
 
 
 def _probed(name: str, reward: Reward, prompts: Prompts) -> tuple[Samples, Float[Tensor, " n"]]:
@@ -169,22 +172,78 @@ def _alike(scores: Float[Tensor, " n"]) -> bool:
 
 def _check_repeatable(
     name: str, reward: Reward, samples: Samples, scores: Float[Tensor, " n"]
-) -> None:
-    """A second, equal call must return the same, up to noise that is small within a group."""
+) -> float:
+    """The largest difference of a second, equal call: none, or noise that is small in a group."""
     again = scored(name, reward, samples)
-    noise = float(
-        (again - scores).abs().nan_to_num(torch.inf)[~(again.isnan() & scores.isnan())].max()
-    )
-    if noise <= _ROUNDING * float(scores.abs().nan_to_num(0).max()):
-        return
-    group = scored(name, reward, _similar(samples))
-    spread = float(group[~group.isnan()].std(correction=0).nan_to_num(0))
+    noise = _largest_gap(again, scores)
+    if noise <= _rounding(scores):
+        return noise
+    spread = _spread(scored(name, reward, _similar(samples)))
     if noise > _NOISE * spread:
         raise ValueError(
             f"reward {name}: the same samples score {_list(scores)}, then {_list(again)}; the "
             f"difference of {noise:.2g} is too large beside the spread of {spread:.2g} within a "
             "group; make it repeatable, or set one_call if it cannot be"
         )
+    return noise
+
+
+def _check_places(name: str, reward: Reward, samples: Samples, noise: float) -> None:
+    """Alike samples in another order must score the same, up to what is small in a group: a score
+    that grows with the place in the batch would rank a group's samples by it."""
+    near = _similar(samples)
+    scores = scored(name, reward, near)
+    back = list(range(len(scores)))[::-1]
+    turned = scored(name, reward, near.take(back)).flip(0)
+    gap, spread = _largest_gap(turned, scores), _spread(scores)
+    if gap > max(_rounding(scores), 2 * noise, _NOISE * spread):
+        raise ValueError(
+            f"reward {name}: alike samples score {_list(scores)}, and {_list(turned)} in the "
+            f"opposite order of the batch; the difference of {gap:.2g} is too large beside their "
+            f"spread of {spread:.2g}; a reward must score each sample for itself"
+        )
+
+
+def _largest_gap(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> float:
+    """The largest difference; infinite where only one of them is scored."""
+    both = ~(a.isnan() & b.isnan())
+    return float((a - b).abs().nan_to_num(torch.inf)[both].max()) if both.any() else 0.0
+
+
+def _rounding(scores: Float[Tensor, " n"]) -> float:
+    return _ROUNDING * float(scores.abs().nan_to_num(0).max())
+
+
+def _spread(scores: Float[Tensor, " n"]) -> float:
+    return float(scores[~scores.isnan()].std(correction=0).nan_to_num(0))
+
+
+def check_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float], prompts: Prompts) -> str:
+    """A sentence on the weighted sum of several rewards. ValueError if it is the same for samples
+    that the rewards tell one from another.
+
+    Rewards that are called once, or that do not score the test's own samples, are not asked.
+    """
+    unasked = "weighted sum of the rewards: not tested"
+    if any(isinstance(reward, OneCall) and reward.one_call for reward in rewards.values()):
+        return unasked
+    samples = probe(prompts.kind, prompts)
+    try:
+        whole = torch.stack([weights[k] * scored(k, r, samples) for k, r in rewards.items()])
+    except WrongMedia:
+        return unasked
+    known = whole[:, ~whole.isnan().any(0)]
+    total = known.sum(0)
+    if len(total) < 2:
+        return unasked
+    spread, left = float(known.std(1, correction=0).max()), float(total.max() - total.min())
+    if spread > 0 and left <= _ROUNDING * spread:
+        raise ValueError(
+            f"rewards {', '.join(rewards)}: their weighted sum is {total[0]:.6g} for all of "
+            f"{len(total)} unlike samples: they cancel, so no sample is better than another; "
+            "change a weight"
+        )
+    return f"weighted sum of the rewards: {_list(total)} for {len(total)} unlike samples"
 
 
 def _similar(samples: Samples) -> Samples:

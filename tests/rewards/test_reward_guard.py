@@ -208,6 +208,11 @@ def test_ctrl_c_is_the_users():
         ([1.0, float("inf"), 0.0], "an infinite score"),
         ([1.0, 10**400, 0.0], "an infinite score"),
         (torch.tensor([1.0, -torch.inf, 0.0]), "an infinite score"),
+        ({1.0, 2.0, 3.0}, "a set, which has no order"),
+        ({1.0: 0, 2.0: 0, 3.0: 0}.keys(), "a dict_keys, which has no order"),
+        (np.ma.masked_array([1.0, 2.0, 3.0], [0, 1, 0]), "a masked array"),
+        ([1.0, np.ma.masked, 3.0], "a list with a masked number"),
+        (torch.eye(3)[0].to_sparse(), "a sparse tensor"),
     ],
 )
 def test_a_result_that_is_no_score_names_the_reward_and_what_was_wanted(result, what):

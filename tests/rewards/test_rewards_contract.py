@@ -11,7 +11,7 @@ from PIL import Image
 
 import rewards
 from rewards import Samples, check_reward, load, score_all
-from rewards.checks.self_test import Prompts, self_test
+from rewards.checks.self_test import Prompts, check_sum, self_test
 from rewards.load import names
 from rewards.perception.files import read_images
 from rewards.perception.media import WrongMedia, each_size, to_pil, to_tensor
@@ -140,6 +140,31 @@ class Shown:
 def test_the_self_test_says_what_is_wrong(reward, message):
     with pytest.raises(ValueError, match=message):
         self_test("mine", reward)
+
+
+@pytest.mark.parametrize("bias", [0.001, 0.0003, -0.0008])
+def test_a_score_that_grows_with_the_place_in_the_batch_is_found(bias):
+    """Less than 1 % of the largest score, and as large as the spread of a group."""
+
+    def biased(samples: Samples) -> torch.Tensor:
+        return samples.media.flatten(1).mean(1) + bias * torch.arange(len(samples.prompts))
+
+    with pytest.raises(ValueError, match="in the opposite order of the batch"):
+        self_test("mine", biased)
+    self_test("mine", lambda s: s.media.flatten(1).mean(1))
+
+
+def test_rewards_that_cancel_are_found_by_their_sum():
+    def light(samples: Samples) -> torch.Tensor:
+        return samples.media.flatten(1).mean(1)
+
+    both = {"light": light, "dark": lambda s: 1 - light(s)}
+    for weights in ({"light": 1.0, "dark": 1.0}, {"light": 0.3, "dark": 0.3}):
+        with pytest.raises(ValueError, match=r"light, dark: their weighted sum is .* they cancel"):
+            check_sum(both, weights, Prompts())
+    assert "unlike samples" in check_sum(both, {"light": 1.0, "dark": 0.9}, Prompts())
+    both["dark"] = Shown((1.0, 0.0), one_call=True)
+    assert "not tested" in check_sum(both, {"light": 1.0, "dark": 1.0}, Prompts())
 
 
 def test_videos_of_the_self_test_move_so_that_a_reward_of_motion_can_be_told():

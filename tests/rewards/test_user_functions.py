@@ -126,3 +126,86 @@ def test_trls_columns_are_checked_before_the_run(peers):
 def test_a_factory_is_refused_with_the_way_out(peers):
     with pytest.raises(ValueError, match=r"takes no arguments; .* call a factory in the file"):
         check_reward(f"{peers}:jpeg_incompressibility", {})
+
+
+SLIPS = """
+import torch
+from rewards import Samples
+
+def one(image, prompt):
+    return image.mean()
+
+def alone(image):
+    return image.mean()
+
+def several(images):
+    return images.mean()
+
+def images_of(samples):
+    light = samples.images.flatten(1)
+    return light.mean(1)
+
+def forgotten(samples):
+    scores = samples.media.flatten(1).mean(1)
+
+def bare(samples):
+    def inner():
+        return 1.0
+    if inner():
+        return
+    return None
+
+class Judge:
+    def __call__(self, samples):
+        return [len(text) for text in samples.texts]
+
+def annotated(image: Samples):
+    return image.media.flatten(1).mean(1)
+
+def sound(samples):
+    rows, media = samples.meta, samples.media
+    return [float(samples.take([i]).media.mean()) for i in range(len(samples.prompts))]
+
+def other(samples):
+    samples = samples.media
+    return samples.mean((1, 2, 3))
+
+def hidden(samples):
+    whole = samples
+    return whole.pictures.mean((1, 2, 3))
+
+short = lambda samples: samples.media.flatten(1).mean(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("one", r"takes \(image, prompt\), but a reward is called with all samples at once"),
+        ("alone", r"takes \(image\), but .*write alone\(samples\)"),
+        ("several", r"takes \(images\), but "),
+        ("images_of", r"line 15: samples have no 'images'; they have media"),
+        ("forgotten", "has no `return`: it must return one score per sample"),
+        ("bare", "has no `return`"),
+        ("Judge", r"line 30: samples have no 'texts'"),
+    ],
+)
+def test_common_slips_are_named_before_a_run(function, message, tmp_path):
+    (tmp_path / "mine.py").write_text(SLIPS)
+    with pytest.raises(ValueError, match=message):
+        check_reward(f"{tmp_path / 'mine.py'}:{function}", {})
+
+
+@pytest.mark.parametrize("function", ["annotated", "sound", "other", "short"])
+def test_sound_functions_pass(function, tmp_path):
+    (tmp_path / "mine.py").write_text(SLIPS)
+    name = f"{tmp_path / 'mine.py'}:{function}"
+    check_reward(name, {})
+    assert score_all({"a": load(name)}, pictures()).values.std() > 0
+
+
+def test_what_samples_do_not_have_is_a_sentence(tmp_path):
+    (tmp_path / "mine.py").write_text(SLIPS)
+    with pytest.raises(AttributeError, match="samples have no 'pictures'; they have media"):
+        load(f"{tmp_path / 'mine.py'}:hidden")(pictures())
+    assert getattr(pictures(), "pictures", None) is None

@@ -152,3 +152,23 @@ def test_numbers_go_up_from_the_highest(tmp_path):
     (tmp_path / "demo-0007").mkdir()
     (tmp_path / "demo-lora-0009").mkdir()
     assert numbered(tmp_path, "demo").name == "demo-0008"
+
+
+def test_weights_that_are_0_for_a_while_are_a_schedule(tree):
+    rises = [{"name": "shapes", "weight": [[0, 0.0], [9, 1.0]]}]
+    check_run(run_from({**tree, "rewards": rises}, "run.yaml"))
+    check_run(run_from({**tree, "rewards": [{"name": "ocr", "weight": 0}, "shapes"]}, "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "labels"),
+    [
+        ([{"name": "shapes", "weight": 0}], "shapes"),
+        ([{"name": "ocr"}, {"name": "ocr", "label": "again", "weight": -1}], "ocr, again"),
+        ([{"name": "ocr", "weight": [[0, 0.0], [9, 0.0]]}], "ocr"),
+    ],
+)
+def test_weights_that_cancel_are_refused(tree, rewards, labels):
+    message = f"rewards: the weights of {labels} add up to 0, so no sample is better"
+    with pytest.raises(UserError, match=message):
+        check_run(run_from({**tree, "rewards": rewards}, "run.yaml"))

@@ -1,6 +1,6 @@
 """The objects of a run, built once: the learner, its prompts, its rewards, where results go."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from flowrl.run.state.writer import FileWriter
 from flowrl.run.watch.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
 from rewards import Reward, Samples, Scores, load, score_all
-from rewards.checks.self_test import Prompts, self_test
+from rewards.checks.self_test import Prompts, check_sum, self_test
 from rewards.load import check_sources
 from rewards.types import Kind
 
@@ -114,9 +114,16 @@ def prove_rewards(
     if run.train.self_test == "off":
         return
     shown = Prompts(prompts.texts, prompts.meta, kind)
-    for name, reward in rewards.items():
+    tests: list[Callable[[], str]] = [
+        lambda name=name, reward=reward: f"reward {self_test(name, reward, shown)}"
+        for name, reward in rewards.items()
+    ]
+    weights = {spec.label: spec.weight_at(0) for spec in run.rewards}
+    if len(rewards) > 1 and set(rewards) == set(weights):
+        tests.append(lambda: check_sum(rewards, weights, shown))
+    for test in tests:
         try:
-            yield f"reward {self_test(name, reward, shown)}"
+            yield test()
         except ValueError as error:
             if run.train.self_test == "raise":
                 raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
