@@ -6,7 +6,7 @@ from functools import cached_property
 
 from flowrl.credit.advantages import Estimator
 from flowrl.credit.choices import AnyPlan, AnyPlanner, check_parts, first_plans, independent
-from flowrl.credit.intermediate import reads_way
+from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
 from flowrl.credit.values import Transform
@@ -76,7 +76,7 @@ class Algorithm:
     @property
     def by_step(self) -> bool:
         """Whether credit reads scores on the way, so that steps of a sample differ in it."""
-        return reads_way(self.transforms)
+        return reads_intermediate(self.transforms)
 
     @property
     def roles(self) -> frozenset[str]:
@@ -84,7 +84,7 @@ class Algorithm:
         return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
 
     @property
-    def through(self) -> bool:
+    def reward_gradient(self) -> bool:
         """Whether it follows the rewards' own gradients."""
         return isinstance(self.likelihood, Pathwise)
 

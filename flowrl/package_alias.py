@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-SIBLINGS = ("rewards", "samplers")
+PACKAGES = ("rewards", "samplers")
 FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -19,16 +19,16 @@ class _BesideFlowrl:
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         """The specification of one of the two packages; None for all other names."""
-        return PathFinder.find_spec(name, [str(FOLDER)]) if name in SIBLINGS else None
+        return PathFinder.find_spec(name, [str(FOLDER)]) if name in PACKAGES else None
 
 
-def bind_siblings() -> None:
+def bind_packages() -> None:
     """Let every later `import rewards` and `import samplers` mean flowrl's own; imports neither.
 
     A user's module of such a name that is imported already stays where it is in use; a warning
     names it, since the next import of that name finds flowrl's.
     """
-    for name in SIBLINGS:
+    for name in PACKAGES:
         loaded = sys.modules.get(name)
         if loaded is None or _is_ours(name, loaded):
             continue

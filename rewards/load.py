@@ -91,7 +91,7 @@ def check_sources(name: str, settings: Mapping[str, Any], want: Want = "load") -
                 model_path(value)
 
 
-def own_function(name: str) -> Callable[..., Any]:
+def user_function_of(name: str) -> Callable[..., Any]:
     """The function of a user's file that `my_file.py:function` names. ValueError without one."""
     path, colon, function = name.rpartition(":")
     if not (colon and path.endswith(".py")):

@@ -169,7 +169,7 @@ class Judge(Protocol):
     ) -> Float[Tensor, " p"]: ...
 
 
-class WayScores(NamedTuple):
+class IntermediateScores(NamedTuple):
     """Scores of the clean samples that states on the way stand for; column k is the state before
     step k. `values` is 0 where `scored` is False. `weights` are those of rewards that are asked on
     the way alone; None: the rewards are those of the samples."""
@@ -178,9 +178,9 @@ class WayScores(NamedTuple):
     scored: Bool[Tensor, "n k r"]
     weights: Float[Tensor, " r"] | None = None
 
-    def arranged(self, move: Callable[[Tensor], Tensor]) -> "WayScores":
+    def arranged(self, move: Callable[[Tensor], Tensor]) -> "IntermediateScores":
         """Apply `move` to the rows [n ...] of both columns."""
-        return WayScores(move(self.values), move(self.scored), self.weights)
+        return IntermediateScores(move(self.values), move(self.scored), self.weights)
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Scores:
     values: Float[Tensor, "n r"]
     scored: Bool[Tensor, "n r"]
     names: tuple[str, ...]
-    way: WayScores | None = None
+    way: IntermediateScores | None = None
 
     @property
     def unscored(self) -> dict[str, int]:
@@ -212,7 +212,7 @@ class Scores:
         ways, way = [part.way for part in parts if part.way is not None], None
         if ways:
             both = (torch.cat([w.values for w in ways]), torch.cat([w.scored for w in ways]))
-            way = WayScores(*both, ways[0].weights)
+            way = IntermediateScores(*both, ways[0].weights)
         values, scored = torch.cat([p.values for p in parts]), torch.cat([p.scored for p in parts])
         return cls(values, scored, parts[0].names, way)
 

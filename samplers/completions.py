@@ -189,8 +189,8 @@ class TextRollout:
     kept       the tokens that top-p, top-k and min-p left; None where they left all
     common     of a tree that forked: first tokens that a leaf shares with each of its draw's
     elsewhere  another engine drew them: `logp` is that engine's
-    `told`     tokens that an environment put between the model's turns, whose `logp` is 0; None
-               where there is no environment
+    from_environment  tokens that an environment put between the model's turns, whose `logp` is
+               0; None where there is no environment
     states     with an environment: ids of the states that turns were taken in, 0 where there is
                no such turn
     """
@@ -208,7 +208,7 @@ class TextRollout:
     index: int = 0
     common: Int[Tensor, "n g"] | None = None
     elsewhere: bool = False
-    told: Bool[Tensor, "n t"] | None = None
+    from_environment: Bool[Tensor, "n t"] | None = None
     states: Int[Tensor, "n k"] | None = None
 
     @property
@@ -232,14 +232,18 @@ class TextRollout:
     @property
     def ends(self) -> Int[Tensor, " n"]:
         """Tokens of each, the environment's included."""
-        return self.lengths if self.told is None else self.lengths + self.told.sum(1)
+        return (
+            self.lengths
+            if self.from_environment is None
+            else self.lengths + self.from_environment.sum(1)
+        )
 
     @property
     def written(self) -> Bool[Tensor, "n t"]:
         """Positions that hold a token of the model."""
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         whole = places < self.ends[:, None]
-        return whole if self.told is None else whole & ~self.told
+        return whole if self.from_environment is None else whole & ~self.from_environment
 
     @property
     def point(self) -> Int[Tensor, "n t"]:
@@ -247,7 +251,7 @@ class TextRollout:
         environment replies belongs to the turn that follows."""
         if self.common is not None:
             return points(self.common, self.ids.shape[1])
-        if self.told is not None:
+        if self.from_environment is not None:
             return self._began.cumsum(1)
         cuts = torch.tensor(self.plan.cuts, dtype=torch.int64, device=self.ids.device)
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
@@ -256,21 +260,21 @@ class TextRollout:
     @property
     def _began(self) -> Bool[Tensor, "n t"]:
         """Positions at which an environment's reply begins."""
-        assert self.told is not None
-        before = torch.nn.functional.pad(self.told[:, :-1], (1, 0))
-        return self.told & ~before
+        assert self.from_environment is not None
+        before = torch.nn.functional.pad(self.from_environment[:, :-1], (1, 0))
+        return self.from_environment & ~before
 
     @property
     def last(self) -> Int[Tensor, " n"]:
         """Each sample's last decision point."""
-        if self.told is None:
+        if self.from_environment is None:
             return torch.full_like(self.lengths, len(self.columns.nodes) - 1)
         return self._began.sum(1)
 
     @property
     def exists(self) -> Bool[Tensor, "n k"] | None:
         """Whether a sample has each turn; None where all have all decision points."""
-        if self.told is None:
+        if self.from_environment is None:
             return None
         turns = torch.arange(self.plan.turns, device=self.ids.device)
         return turns <= self.last[:, None]

@@ -48,9 +48,11 @@ def state_id(name: str) -> int:
     return key_hash("state", name) >> 1
 
 
-def own_turns(ids: Int[Tensor, " t"], told: Bool[Tensor, " t"], end: int) -> list[list[int]]:
-    """The model's turns of the first `end` tokens, between those that it was `told`."""
-    pairs = zip(integers(ids[:end]), integers(told[:end]), strict=True)
+def own_turns(
+    ids: Int[Tensor, " t"], from_environment: Bool[Tensor, " t"], end: int
+) -> list[list[int]]:
+    """The model's turns of the first `end` tokens, between those of the environment."""
+    pairs = zip(integers(ids[:end]), integers(from_environment[:end]), strict=True)
     parts = groupby(pairs, lambda pair: pair[1])
     return [[token for token, _ in part] for others, part in parts if not others]
 

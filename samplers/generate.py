@@ -179,14 +179,14 @@ class Writer:
         common = None
         if plan.forking is not None:
             draft, common = self._fork(draft, plan, index)
-        lengths, told, states = draft.lengths, None, None
+        lengths, from_environment, states = draft.lengths, None, None
         if self.environment is not None:
-            draft, told, states = self._converse(draft, plan, index, self.environment)
-            lengths = draft.lengths - told.sum(1)
+            draft, from_environment, states = self._converse(draft, plan, index, self.environment)
+            lengths = draft.lengths - from_environment.sum(1)
         return TextRollout(
             plan, draft.ids, draft.logp, lengths, draft.stopped, draft.kept,
             rows.repeat_interleave(plan.group), self.draws, self.seed, self.iteration, index,
-            common, self.sampler.elsewhere, told, states,
+            common, self.sampler.elsewhere, from_environment, states,
         )  # fmt: skip
 
     def _noise(self, index: int, part: int, nodes: int) -> Int[Tensor, " m"]:
@@ -230,24 +230,26 @@ class Writer:
         length, behind that of earlier turns.
         """
         assert plan.forking is None and not plan.cuts, "a tree has no turns"
-        told = torch.zeros_like(draft.ids, dtype=torch.bool)
+        from_environment = torch.zeros_like(draft.ids, dtype=torch.bool)
         noise, live = self._noise(index, 0, plan.group), draft.stopped
         states = draft.ids.new_zeros(len(draft.ids), plan.turns)
         starts = [environment.start(prompt) for prompt in range(len(self.draws))]
         states[:, 0] = draft.ids.new_tensor(starts).repeat_interleave(plan.group)
         for turn in range(1, plan.turns):
-            draft, more, states[:, turn] = self._answered(draft, told, live, environment)
-            told = told | more
+            draft, more, states[:, turn] = self._answered(
+                draft, from_environment, live, environment
+            )
+            from_environment = from_environment | more
             live = more.any(1)
             rows = live.nonzero()[:, 0]
             draft = self._extend(draft, rows, noise[rows], plan, (turn * plan.length, plan.length))
             live = live & draft.stopped
-        return draft, told, states
+        return draft, from_environment, states
 
     def _answered(
         self,
         draft: Draft,
-        told: Bool[Tensor, "m t"],
+        from_environment: Bool[Tensor, "m t"],
         live: Bool[Tensor, " m"],
         environment: Environment,
     ) -> tuple[Draft, Bool[Tensor, "m t"], Int[Tensor, " m"]]:
@@ -259,7 +261,7 @@ class Writer:
         replies, cut = dict[int, EnvironmentReply](), torch.zeros_like(live)
         for row in integers(live.nonzero()[:, 0]):
             end = int(before[row])
-            reply = environment(row // each, own_turns(draft.ids[row], told[row], end))
+            reply = environment(row // each, own_turns(draft.ids[row], from_environment[row], end))
             if reply is None:
                 continue
             assert len(reply.ids) > 0, "a reply has a token"
@@ -277,8 +279,8 @@ class Writer:
             draft = draft.extended(rows, part)
             states[rows] = states.new_tensor([reply.state for reply in replies.values()])
         places = torch.arange(draft.ids.shape[1], device=self.device)
-        told = (places >= before[:, None]) & (places < draft.lengths[:, None])
-        return draft, told, states
+        from_environment = (places >= before[:, None]) & (places < draft.lengths[:, None])
+        return draft, from_environment, states
 
     def _fork(self, draft: Draft, plan: TextPlan, index: int) -> tuple[Draft, Tensor]:
         rule, draws = plan.forking, len(self.draws)

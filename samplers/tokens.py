@@ -33,7 +33,7 @@ def warp(
     return scaled.log_softmax(-1)
 
 
-def kept_tokens(
+def token_support(
     logp: Float[Tensor, "*n v"], top_p: float, top_k: int, min_p: float
 ) -> Bool[Tensor, "*n v"] | None:
     """The tokens that top-k, top-p of these and min-p leave, in transformers' order; None: all.

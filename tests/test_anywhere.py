@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowrl.errors import UserError
-from flowrl.package_alias import bind_siblings
+from flowrl.package_alias import bind_packages
 from flowrl.paths import CONFIGS_FOLDER, PROJECT, find, own_runs, run_file
 from flowrl.settings.read import check_run, read_run
 
@@ -110,7 +110,7 @@ def test_a_users_module_imported_before_stays_in_use_and_is_said(folder: Path) -
     before = list(sys.meta_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bind_siblings()  # ours are imported here
+        bind_packages()  # ours are imported here
     assert sys.meta_path == before
 
 

@@ -17,6 +17,7 @@ from samplers.token_support import KeptTokens, joined_kept
 from samplers.tokens import unpack
 
 RowChange = Callable[[str, Any], Any]  # (name, tensor or kept tokens) -> the same kind
+_RENAMED = {".told": ".from_environment"}  # columns of checkpoints before 0.2
 Pieces = dict[str, Tensor]  # a sample's part of every tensor of a rollout, on the CPU
 
 
@@ -113,4 +114,9 @@ class Successes:
         return [[*key, *success] for key, success in self.kept.items()]
 
     def restore(self, state: list[Any]) -> None:
-        self.kept = {(row[0], row[1]): Success(*row[2:]) for row in state}
+        self.kept = {(row[0], row[1]): _renamed(Success(*row[2:])) for row in state}
+
+
+def _renamed(success: Success) -> Success:
+    """A success of a checkpoint whose columns may have the names of an earlier version."""
+    return success._replace(pieces={_RENAMED.get(k, k): v for k, v in success.pieces.items()})

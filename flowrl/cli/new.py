@@ -223,7 +223,7 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
         body += "  # call: {num_frames: 33}                  # arguments of the pipeline's call\n"
     head = HEAD.format(recipe=recipe, settings=_group(recipe))
     body += TEACHERS if recipe == "opd" else ""
-    graded = RECIPES[recipe]().through
+    graded = RECIPES[recipe]().reward_gradient
     reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
     tail = TAIL.format(reward=reward, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
     return _files(head + body + tail, code, prompts)

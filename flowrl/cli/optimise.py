@@ -23,8 +23,8 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.pathwise import euler_path
 from flowrl.models.diffusers.call.conditioning import Conditioning
 from rewards import Samples
-from rewards.checks.differentiable import GradedScore, graded_score
-from rewards.checks.gradient_test import graded_scores
+from rewards.checks.differentiable import DifferentiableScore, differentiable_score
+from rewards.checks.gradient_test import differentiable_scores
 from samplers import Velocity
 from samplers.noise import normal
 
@@ -101,7 +101,7 @@ class NoiseScores:
         return torch.cat(scores), torch.cat(slopes)
 
     def _slope(
-        self, z: Tensor, at: Tensor, rewards: dict[str, GradedScore]
+        self, z: Tensor, at: Tensor, rewards: dict[str, DifferentiableScore]
     ) -> tuple[Tensor, Tensor]:
         """The decoder's part first, so that its activations are gone before the network's."""
         trial, policy = self.scorer.trial, self.scorer.policy
@@ -118,7 +118,8 @@ class NoiseScores:
             shown = self.scorer.shown(media.detach(), at)
             weights = self.scorer.weights
             each = [
-                weights[n] * graded_scores(n, r, media, shown).to(media) for n, r in rewards.items()
+                weights[n] * differentiable_scores(n, r, media, shown).to(media)
+                for n, r in rewards.items()
             ]
             score = torch.stack(each).sum(0)
             (slope,) = torch.autograd.grad(score.sum(), part)
@@ -126,10 +127,10 @@ class NoiseScores:
         return score.detach(), found
 
 
-def graded_of(scorer: SampleScorer) -> dict[str, GradedScore]:
+def graded_of(scorer: SampleScorer) -> dict[str, DifferentiableScore]:
     """The rewards as differentiable functions. UserError, naming it, for one without a gradient."""
     try:
-        return {name: graded_score(name, reward) for name, reward in scorer.rewards.items()}
+        return {name: differentiable_score(name, reward) for name, reward in scorer.rewards.items()}
     except ValueError as error:
         first = str(error).split(":")[0]
         raise UserError(

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from flowrl.cli.given_model import device_of
 from flowrl.errors import UserError
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole import proof_cache as kept_proofs
-from flowrl.models.diffusers.whole.proof_cache import KeptProof
+from flowrl.models.diffusers.whole import proof_cache as proof_cache
+from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from flowrl.models.diffusers.whole.whole_proof import LEGEND, WholeProof, deviations, prove_whole
 from flowrl.models.open import evaluation_policy
 from flowrl.paths import run_file
 from flowrl.prompts import PromptSet
 from flowrl.run.model_proof import PromptColumns, proof_digest, proof_prompts, whole_prompts
 from flowrl.run.state.learner import load_policy
-from flowrl.run.state.start_record import Origin
+from flowrl.run.state.start_record import StartRecord
 from flowrl.settings import Run
 from flowrl.settings.arguments import ProveArguments
 from flowrl.settings.checks import check_hub, check_model
@@ -59,8 +59,8 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
             print(sentence)
         return
     policy.check_rows(rows[1])
-    digest = proof_digest(run, policy, rows, held_out, Origin.of(run, 1))
-    kept = kept_proofs.read(digest) if cache else None
+    digest = proof_digest(run, policy, rows, held_out, StartRecord.of(run, 1))
+    kept = proof_cache.read(digest) if cache else None
     if kept is None:
         sentences = policy.proofs(rows[0], run.algorithm().steps, rows[1])
     else:
@@ -70,7 +70,7 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
     whole = kept.whole if kept is not None else ()
     if not whole:
         whole = _whole(run, policy, rows)
-        kept_proofs.keep(digest, KeptProof.of(policy, sentences, whole))
+        proof_cache.keep(digest, CachedProof.of(policy, sentences, whole))
     print(f"{deviations(whole)}\n{LEGEND}")
     if kept is not None:
         print(kept.line)

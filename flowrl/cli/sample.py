@@ -63,9 +63,9 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         option = "--steer" if given.optimise == "no" else "--optimise"
         weights, driven = last_weights(specs, run.train.iterations), drivable(policy, option)
         scorer = SampleScorer(driven, rewards, weights, trial, guidance, device_of(run))
-        samples, told = _improved(scorer, given)
+        samples, summary = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))
-        print(told)
+        print(summary)
     shown: list[float | None] = [None] * len(result.samples.prompts)
     title = chosen.name
     if rewards:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowrl.credit.choices import Choices, image_plans, refusal, text_plans
-from flowrl.credit.intermediate import reads_way
+from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.trackers import NoTracker
 from flowrl.credit.uncompared import Uncompared
 from flowrl.credit.values import (
@@ -244,7 +244,7 @@ class Estimator:
         """Samples with enough scores for an advantage, before later transforms mask any."""
         credit = node_values(scores, context, self.fusion)
         for transform in self.chain:
-            if reads_way((transform,)):  # a sample counts by its own scores
+            if reads_intermediate((transform,)):  # a sample counts by its own scores
                 continue
             credit = transform(credit, context)
             if isinstance(transform, Sum):

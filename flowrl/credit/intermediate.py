@@ -33,7 +33,7 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     A state before a step without noise has the value of the next one, unless it has a score: the
     ODE decides nothing.
     """
-    assert context.way is not None, "`refuse_way` excludes plans that look at nothing"
+    assert context.way is not None, "`refuse_intermediate` excludes plans that look at nothing"
     scores, scored = context.way.values.cpu(), context.way.scored.cpu()
     noisy = context.columns.noisy
     value, known = credit.value[:, -1], credit.mask[:, -1]
@@ -48,7 +48,7 @@ def state_values(credit: Credit, context: Context) -> StateValues:
     return StateValues(torch.stack(values, 1), torch.stack(knowns, 1), noisy)
 
 
-def refuse_way(choices: Choices, chains: bool) -> str | None:
+def refuse_intermediate(choices: Choices, chains: bool) -> str | None:
     """A sentence where the plans look at nothing, or branch although credit needs `chains`."""
     plans = image_plans(choices)
     if isinstance(choices.plan, Particled):
@@ -93,7 +93,7 @@ class StepGain:
         return Credit(gain * mask, mask)
 
     def refuses(self, choices: Choices) -> str | None:
-        return refuse_way(choices, chains=False)
+        return refuse_intermediate(choices, chains=False)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class TurningPoint:
         return kept.view_as(turn)
 
     def refuses(self, choices: Choices) -> str | None:
-        return refuse_way(choices, chains=True)
+        return refuse_intermediate(choices, chains=True)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Discounted:
         return Credit(torch.stack(parts, 1) * mask, mask)
 
     def refuses(self, choices: Choices) -> str | None:
-        return refuse_way(choices, chains=True)
+        return refuse_intermediate(choices, chains=True)
 
 
 @dataclass(frozen=True)
@@ -260,15 +260,15 @@ class Potential:
         return credit._replace(value=credit.value + self.weight * own * credit.mask)
 
     def refuses(self, choices: Choices) -> str | None:
-        return refuse_way(choices, chains=False)
+        return refuse_intermediate(choices, chains=False)
 
 
-def reads_way(transforms: Sequence[Transform]) -> bool:
+def reads_intermediate(transforms: Sequence[Transform]) -> bool:
     """Whether credit reads scores on the way."""
     kinds = StepGain | TurningPoint | Discounted | Potential
     return any(isinstance(each, kinds) for each in transforms)
 
 
-def differs_on_way(transforms: Sequence[Transform]) -> bool:
+def differs_between_steps(transforms: Sequence[Transform]) -> bool:
     """Whether credit may have rewards on the way that differ from those of the samples."""
-    return all(isinstance(each, Potential) for each in transforms if reads_way((each,)))
+    return all(isinstance(each, Potential) for each in transforms if reads_intermediate((each,)))

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from flowrl.errors import UserError
-from rewards.types import Scores, WayScores
+from rewards.types import IntermediateScores, Scores
 from samplers import Columns
 from samplers.untyped import distinct_rows
 
@@ -69,7 +69,7 @@ class Context:
     turns: SampleTurns | None = None
     reference: ReferenceRatios | None = None
     tracked: TrackedStatistics = TrackedStatistics()
-    way: WayScores | None = None
+    way: IntermediateScores | None = None
 
     def arranged(self, move: Callable[[Tensor], Tensor]) -> "Context":
         """Apply `move` to the rows [n ...] of every entry that has one per sample."""

@@ -98,7 +98,7 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
         decoded = 1 if run.model.vae.slicing else decoded
         wide = BYTES[run.model.dtype]
         phases["decoding"] = decoded * model.decoding * LAYERS * wide
-        if algorithm.through:
+        if algorithm.reward_gradient:
             layers = CHECKPOINTED_LAYERS if run.train.gradient_checkpointing else GRADED_LAYERS
             phases["decoding with gradients"] = decoded * model.decoding * layers * wide
     if run.model.offload:
@@ -155,7 +155,7 @@ def _most_trained(run: Run, iteration: int) -> int:
     if algorithm.text:
         return -(-draws * algorithm.group // updates)
     groups = max(2, *_groups(run, iteration))  # a given pair has 2
-    if algorithm.through or algorithm.loss.unit > 1:
+    if algorithm.reward_gradient or algorithm.loss.unit > 1:
         return draws * groups * max(1, algorithm.steps)
     return draws * -(-groups // updates)
 
@@ -235,7 +235,7 @@ def _words(change: str, run: Run) -> list[str] | None:
             several = seen is not None and seen.largest < seen.trained and not m.compile
             return [name] if several and not m.offload_experts else None
         case "--train.states.device":
-            moves = pipeline and not run.algorithm().through and t.states.device is None
+            moves = pipeline and not run.algorithm().reward_gradient and t.states.device is None
             return [name, *value] if moves else None
         case "--train.rows-per-call":
             seen = sizes.of(m, run.algorithm().steps)

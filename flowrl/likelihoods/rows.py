@@ -88,7 +88,7 @@ class TokenRows(Rows):
     lengths    number of the model's own tokens. Positions from `ends` on are padding (0)
     kept       the tokens that the sampler's top-p, top-k and min-p kept; None: all
     sampled    log-probabilities by another engine that sampled; None: the model itself did
-    `told`     tokens of an environment, which are context only; None: there are none
+    from_environment  tokens of an environment, which are context only; None: there are none
     uncertain  tokens of highest entropy in the iteration: see `flowrl.losses.weights.HighEntropy`
     """
 
@@ -97,20 +97,24 @@ class TokenRows(Rows):
     temperature: float
     kept: KeptTokens | None
     sampled: Float[Tensor, "b t"] | None = None
-    told: Bool[Tensor, "b t"] | None = None
+    from_environment: Bool[Tensor, "b t"] | None = None
     uncertain: Bool[Tensor, "b t"] | None = None
 
     @property
     def ends(self) -> Int[Tensor, " b"]:
         """Number of tokens in each row, the environment's included."""
-        return self.lengths if self.told is None else self.lengths + self.told.sum(1)
+        return (
+            self.lengths
+            if self.from_environment is None
+            else self.lengths + self.from_environment.sum(1)
+        )
 
     @property
     def written(self) -> Bool[Tensor, "b t"]:
         """Mask of the model's own tokens."""
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         whole = places < self.ends[:, None]
-        return whole if self.told is None else whole & ~self.told
+        return whole if self.from_environment is None else whole & ~self.from_environment
 
 
 def without_old(chunk: Rows) -> Rows:

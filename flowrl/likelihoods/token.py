@@ -106,7 +106,7 @@ class Token:
             temperature=rollout.plan.temperature,
             kept=rollout.kept,
             sampled=rollout.logp if rollout.elsewhere else None,
-            told=rollout.told,
+            from_environment=rollout.from_environment,
         )
         drawn = torch.arange(len(rollout.ids), device=rollout.ids.device)
         if not rollout.plan.greedy:

@@ -16,7 +16,7 @@ from flowrl.settings.levels import levels_of
 from samplers.storage import Storage
 
 if TYPE_CHECKING:
-    from flowrl.models.diffusers.encoding_cache import KeptEncodings
+    from flowrl.models.diffusers.encoding_cache import EncodingCache
     from flowrl.models.language.policy import CausalPolicy
 
 DTYPES = {
@@ -37,14 +37,14 @@ def open_model(run: Run, device: torch.device, folder: Path | None = None) -> Po
 def _pipeline(run: Run, device: torch.device) -> Policy:
     from flowrl.models import savings
     from flowrl.models.diffusers.batch import Scales
-    from flowrl.models.diffusers.call.user_levels import OwnLevels
+    from flowrl.models.diffusers.call.user_levels import UserLevels
     from flowrl.models.diffusers.policy import PipelinePolicy
 
     m, sigmas = run.model, run.model.sigmas
     assert m.pipeline is not None
     own = None
     if sigmas is not None:
-        own = OwnLevels(partial(levels_of, sigmas), trial=run.algorithm().steps)
+        own = UserLevels(partial(levels_of, sigmas), trial=run.algorithm().steps)
     call = {"height": m.height, "width": m.width, **m.call}
     policy = PipelinePolicy.load(
         place(m.pipeline),
@@ -61,7 +61,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
     if m.compile:
         savings.compile_blocks(policy.denoisers)
     policy.guidance = Scales(m.guidance.sample, m.guidance.train)
-    policy.kept_encodings = _kept_encodings(run)
+    policy.encoding_cache = _kept_encodings(run)
     policy.storage = _storage(run)
     return policy
 
@@ -72,11 +72,11 @@ def _storage(run: Run) -> Storage:
     return Storage(None if states.dtype is None else DTYPES[states.dtype], device)
 
 
-def _kept_encodings(run: Run) -> "KeptEncodings | None":
-    from flowrl.models.diffusers.encoding_cache import MIB, KeptEncodings
+def _kept_encodings(run: Run) -> "EncodingCache | None":
+    from flowrl.models.diffusers.encoding_cache import MIB, EncodingCache
 
     how = run.model.encodings
-    return None if how.keep == "no" else KeptEncodings(how.keep, how.most * MIB)
+    return None if how.keep == "no" else EncodingCache(how.keep, how.most * MIB)
 
 
 def call_sizes(run: Run, automatic: int) -> CallSizes:
@@ -103,7 +103,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
     if size:
         twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
         twin.call, twin.known_proofs = twin.loop.call, {}
-        twin.kept_encodings = _kept_encodings(run)  # they may depend on the size
+        twin.encoding_cache = _kept_encodings(run)  # they may depend on the size
         twin.sizes = call_sizes(run, twin.automatic(run.evaluation_steps))
         twin.frozen.rest()
     return twin

@@ -103,7 +103,7 @@ class TreeRecord:
 
 
 @dataclass(frozen=True)
-class StartRecord:
+class LaunchRecord:
     """A start or a resume: the machine, the versions, and the plan as text."""
 
     iteration: int  # done before
@@ -121,7 +121,7 @@ AnyRecord = EvaluationRecord | TreeRecord
 _READERS: dict[str, TypeAdapter[Any]] = {
     "evaluation": TypeAdapter(EvaluationRecord),
     "tree": TypeAdapter(TreeRecord),
-    STARTS: TypeAdapter(StartRecord),
+    STARTS: TypeAdapter(LaunchRecord),
     ALARMS: TypeAdapter(AlarmRecord),
 }
 
@@ -138,9 +138,9 @@ def write_record(run: Path, record: AnyRecord) -> None:
     write_whole(run / RECORDS_FOLDER / f"{kind}-{record.iteration:06d}.json", _json(record))
 
 
-def append_record(run: Path, record: StartRecord | AlarmRecord) -> None:
+def append_record(run: Path, record: LaunchRecord | AlarmRecord) -> None:
     """Add a line to `report/starts.jsonl` or `report/alarms.jsonl`."""
-    path = run / RECORDS_FOLDER / (STARTS if isinstance(record, StartRecord) else ALARMS)
+    path = run / RECORDS_FOLDER / (STARTS if isinstance(record, LaunchRecord) else ALARMS)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(_json(record) + "\n")
@@ -194,7 +194,7 @@ def read_trees(run: Path) -> list[TreeRecord]:
     return _records(run, "tree")
 
 
-def read_starts(run: Path) -> list[StartRecord]:
+def read_starts(run: Path) -> list[LaunchRecord]:
     return _lines(run, STARTS)
 
 

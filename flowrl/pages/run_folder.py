@@ -13,7 +13,7 @@ from flowrl.pages.defaults import chosen_settings
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
-    StartRecord,
+    LaunchRecord,
     TreeRecord,
     read_alarms,
     read_evaluations,
@@ -41,7 +41,7 @@ class RunFolder:
     metrics: Sequence[MetricLine]
     evaluations: Sequence[EvaluationRecord] = field(default_factory=list[EvaluationRecord])
     trees: Sequence[TreeRecord] = field(default_factory=list[TreeRecord])
-    starts: Sequence[StartRecord] = field(default_factory=list[StartRecord])
+    starts: Sequence[LaunchRecord] = field(default_factory=list[LaunchRecord])
     alarms: Sequence[AlarmRecord] = field(default_factory=list[AlarmRecord])
 
     @classmethod

@@ -19,7 +19,7 @@ from samplers.tails import LastSteps, OneOfSteps
 Form = Literal["linear", "hinge", "target"]
 
 
-def through(steps: int, plan: Planner, starts: Starts, loss: RewardGradient) -> Algorithm:
+def pathwise(steps: int, plan: Planner, starts: Starts, loss: RewardGradient) -> Algorithm:
     """The choices that all of these recipes share."""
     return Algorithm(steps, plan, Estimator((Uncompared(),)), Pathwise(starts), loss)
 
@@ -38,7 +38,7 @@ def refl(
     of a flow teach little: `stop` leaves them out.
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    return through(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
+    return pathwise(steps, OneOfSteps(group, first, stop), Kept(project=True), loss)
 
 
 def draft(
@@ -56,7 +56,7 @@ def draft(
     the velocities of these K steps near the start (DRaFT+).
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    return through(steps, LastSteps(group, last, cut, spread), Kept(), loss)
+    return pathwise(steps, LastSteps(group, last, cut, spread), Kept(), loss)
 
 
 def draft_lv(
@@ -68,7 +68,7 @@ def draft_lv(
     steps, LoRA.
     """
     loss = RewardGradient(form=form, bound=bound, scale=scale, anchors=anchors(kl))
-    return through(steps, Ode(group), Renoised(draws), loss)
+    return pathwise(steps, Ode(group), Renoised(draws), loss)
 
 
 def srpo(
@@ -89,4 +89,4 @@ def srpo(
     """
     starts = KnownNoise(levels, width, both=words is not None, strengths=strengths)
     loss = RewardGradient(form=form, bound=bound, scale=scale, words=words, anchors=anchors(kl))
-    return through(steps, Ode(group), starts, loss)
+    return pathwise(steps, Ode(group), starts, loss)

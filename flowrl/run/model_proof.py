@@ -12,11 +12,11 @@ from accelerate.utils import broadcast_object_list
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole import proof_cache as kept_proofs
-from flowrl.models.diffusers.whole.proof_cache import KeptProof
+from flowrl.models.diffusers.whole import proof_cache as proof_cache
+from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from flowrl.prompts import PromptSet
 from flowrl.run.state.session import Session
-from flowrl.run.state.start_record import Origin
+from flowrl.run.state.start_record import StartRecord
 from flowrl.settings import Run
 from flowrl.settings.read import dump
 
@@ -44,24 +44,24 @@ def proof_digest(
     policy: PipelinePolicy,
     rows: PromptColumns,
     held_out: PromptSet | None,
-    origin: Origin,
+    start_record: StartRecord,
     *,
     sharded: bool = False,
 ) -> str:
-    """The digest of a run's start: see `kept_proofs`."""
+    """The digest of a run's start: see `proof_cache`."""
     settings = {
         "model": dump(run)["model"],
         "gradient_checkpointing": run.train.gradient_checkpointing,
         "steps": [run.algorithm().steps, run.evaluation_steps],
         "levels": [run.levels(n) for n in (run.algorithm().steps, run.evaluation_steps)],
         "evaluation": [run.evaluation_guidance, run.evaluation_size],
-        "base": origin.base,
-        "processes": [origin.processes, sharded],
+        "base": start_record.base,
+        "processes": [start_record.processes, sharded],
     }
     first: PromptColumns = ((), ()) if held_out is None else (held_out.texts[:1], held_out.meta[:1])
     used = [(rows[0][:2], rows[1][:2]), whole_prompts(rows), first]
     texts, meta = ([value for part in parts for value in part] for parts in zip(*used, strict=True))
-    return kept_proofs.digest(policy, settings, texts, meta)
+    return proof_cache.digest(policy, settings, texts, meta)
 
 
 class StartProof:
@@ -73,15 +73,15 @@ class StartProof:
         self.rows = proof_prompts(session.prompts, session.held_out)
         self.digest: str | None = None  # of a pipeline, on the main process
         self.sentences: list[str] = []
-        box: list[KeptProof | None] = [None]
+        box: list[CachedProof | None] = [None]
         if session.parallel.main:
             box[0] = self._found(cache)
         broadcast_object_list(box)
         self.kept = box[0]
 
-    def _found(self, cache: bool) -> KeptProof | None:
+    def _found(self, cache: bool) -> CachedProof | None:
         session = self.session
-        if not isinstance(session.learner.policy, PipelinePolicy) or session.origin is None:
+        if not isinstance(session.learner.policy, PipelinePolicy) or session.start_record is None:
             return None
         try:
             self.digest = proof_digest(
@@ -89,12 +89,12 @@ class StartProof:
                 session.learner.policy,
                 self.rows,
                 session.held_out,
-                session.origin,
+                session.start_record,
                 sharded=session.parallel.lockstep is not None,
             )
         except (UserError, OSError, *FAILURES):  # raised here it would leave the others waiting
             return None  # the proof itself names it
-        return kept_proofs.read(self.digest) if cache else None
+        return proof_cache.read(self.digest) if cache else None
 
     def prove(self) -> None:
         """Print the sentences of the proof, which is made if none is kept."""
@@ -115,4 +115,4 @@ class StartProof:
         """Keep a new proof, with those that the base's evaluation has added."""
         policy = self.session.learner.policy
         if self.digest is not None and self.kept is None and isinstance(policy, PipelinePolicy):
-            kept_proofs.keep(self.digest, KeptProof.of(policy, self.sentences))
+            proof_cache.keep(self.digest, CachedProof.of(policy, self.sentences))

@@ -9,7 +9,7 @@ from pydantic import Field
 from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from rewards.load import own_function
+from rewards.load import user_function_of
 from samplers.completions import TextPlan
 
 
@@ -38,7 +38,7 @@ class EnvironmentSettings(Settings):
     def function(self) -> Callable[..., Any]:
         """The function. UserError if it is missing or does not take its arguments."""
         try:
-            function = own_function(self.name)
+            function = user_function_of(self.name)
             inspect.signature(function).bind("", {}, (), **self.settings)
         except TypeError as error:
             raise UserError(

@@ -10,7 +10,7 @@ from flowrl.settings.data import RewardSpec
 from flowrl.settings.run import Run
 from flowrl.settings.train import StatesSettings
 from rewards.checks.differentiable import GRADED, Differentiable, never_graded, no_gradient
-from rewards.load import own_function
+from rewards.load import user_function_of
 
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
 
@@ -23,7 +23,7 @@ def by_slope(algorithm: Algorithm) -> bool:
 
 def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
     """The rewards whose slope is followed, and their key in the file."""
-    if algorithm.through or not run.way_rewards:
+    if algorithm.reward_gradient or not run.way_rewards:
         return "rewards", run.rewards
     return "way_rewards", run.way_rewards
 
@@ -32,18 +32,18 @@ def check_own_gradients(run: Run) -> None:
     """UserError, naming it, for a function of a user's file without a gradient, where one is
     needed. It imports the file."""
     algorithm = run.algorithm()
-    if not algorithm.through and not by_slope(algorithm):
+    if not algorithm.reward_gradient and not by_slope(algorithm):
         return
     place, specs = _followed(run, algorithm)
     for spec in specs:
-        if ".py:" in spec.name and not isinstance(own_function(spec.name), Differentiable):
+        if ".py:" in spec.name and not isinstance(user_function_of(spec.name), Differentiable):
             raise UserError(f"{place}: {no_gradient(spec.label)}")
 
 
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method cannot go with, and, naming it, for a reward
     without a gradient. Rewards of a user's file or of Python are asked once they are loaded."""
-    if not algorithm.through and not by_slope(algorithm):
+    if not algorithm.reward_gradient and not by_slope(algorithm):
         return
     name = run.recipe.name  # type: ignore[attr-defined]
     place, specs = _followed(run, algorithm)
@@ -53,7 +53,7 @@ def check_gradients(run: Run, algorithm: Algorithm) -> None:
             beside = f"; {', '.join(others)} has one" if len(others) == 1 else ""
             raise UserError(f"{place}: {no_gradient(spec.label)}{beside}")
     plain = BudgetSettings()
-    for setting in COMPARING if algorithm.through else ():
+    for setting in COMPARING if algorithm.reward_gradient else ():
         if getattr(run.budget, setting) != getattr(plain, setting):
             raise UserError(
                 f"budget.{setting}: {name} follows the slope of every sample's own score and "

@@ -2,28 +2,28 @@
 
 from flowrl.algorithm import Algorithm
 from flowrl.credit.choices import image_plans
-from flowrl.credit.intermediate import differs_on_way
+from flowrl.credit.intermediate import differs_between_steps
 from flowrl.errors import UserError
 from flowrl.settings.budget import BudgetSettings
 from samplers import Particled
 
 
-def asks_on_way(algorithm: Algorithm) -> bool:
+def asks_intermediate(algorithm: Algorithm) -> bool:
     """Whether any plan of the run asks for rewards of clean images on the way."""
     return isinstance(algorithm.plan, Particled) or any(
         plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm)
     )
 
 
-def check_way(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
+def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
     """UserError for rewards on the way that nothing reads or that credit cannot compare, and for a
     budget that needs one advantage per sample. `own`: whether `way_rewards` has any."""
-    if own and not asks_on_way(algorithm):
+    if own and not asks_intermediate(algorithm):
         raise UserError(
             "way_rewards: this recipe asks for no reward on the way: leave it out, or take a "
             "recipe that does (potential_tree, pro_grpo), or steer"
         )
-    if own and not differs_on_way(algorithm.transforms):
+    if own and not differs_between_steps(algorithm.transforms):
         raise UserError(
             "way_rewards: this recipe subtracts rewards on the way from those of the samples, so "
             "both must be the same: leave way_rewards out"

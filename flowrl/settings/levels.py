@@ -11,7 +11,7 @@ from flowrl.settings.base import Settings
 from flowrl.settings.own_parts import OWN_NAME, own_error
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
-from rewards.load import own_function
+from rewards.load import user_function_of
 
 
 class LevelShift(Settings):
@@ -83,7 +83,7 @@ def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
             )
         return sigmas
     try:
-        found = falling(_listed(own_function(sigmas)(steps)))
+        found = falling(_listed(user_function_of(sigmas)(steps)))
     except ValueError as error:
         raise UserError(f"model.sigmas: {sigmas}: {error}") from error
     except Exception as error:  # the user's own code runs here, and may raise anything

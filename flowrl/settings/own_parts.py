@@ -24,7 +24,7 @@ from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Objective
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
-from rewards.load import own_function, own_settings
+from rewards.load import own_settings, user_function_of
 from samplers import Gaussian, Kernel, Planner, Solver
 from samplers.completions import TextPlanner
 from samplers.solvers import Point
@@ -74,7 +74,7 @@ class PartKind:
     def build(self, value: str | Mapping[str, Any]) -> Any:
         """Make the part that a run's file names. ValueError, in one sentence, where it cannot."""
         name, settings = (value, {}) if isinstance(value, str) else _split(value, self.word)
-        found: Any = own_function(name)
+        found: Any = user_function_of(name)
         if isinstance(found, type):
             self._check_class(name, found)
             found = found(**own_settings(name, found, settings))

@@ -22,7 +22,7 @@ from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.own_parts import OWN_NAME, is_own, own_error, part_kind, part_setting
 from flowrl.settings.words import unknown_name
-from rewards.load import own_function
+from rewards.load import user_function_of
 from rewards.types import function_parameters
 
 _MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
@@ -110,7 +110,7 @@ def recipe_function(name: Any) -> Callable[..., Algorithm]:
         return RECIPES[name]
     if isinstance(name, str) and (OWN_NAME.fullmatch(name) or name.endswith(".py")):
         try:
-            return own_function(name)
+            return user_function_of(name)
         except ValueError as error:
             raise UserError(f"recipe.name: {error}") from error
     raise UserError(f"recipe.name: {unknown_name(name, list(RECIPES))}")

@@ -12,7 +12,7 @@ from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
-from flowrl.settings.intermediate import check_way
+from flowrl.settings.intermediate import check_intermediate
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
@@ -127,7 +127,7 @@ class Run(Settings):
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         check_teachers(self.teachers, algorithm)
-        check_way(algorithm, bool(self.way_rewards), self.budget)
+        check_intermediate(algorithm, bool(self.way_rewards), self.budget)
         return self.budget.around(algorithm)
 
     @property
@@ -137,7 +137,7 @@ class Run(Settings):
         return draws if self.given is None else draws - self.given.count(draws)
 
     @property
-    def asked_on_way(self) -> tuple[RewardSpec, ...]:
+    def asked_intermediate(self) -> tuple[RewardSpec, ...]:
         """The rewards of clean images on the way."""
         return self.way_rewards or self.rewards
 

@@ -33,13 +33,13 @@ class Differentiable(Protocol):
         ...
 
 
-GradedScore = Callable[[Tensor, Samples], Float[Tensor, " n"]]
+DifferentiableScore = Callable[[Tensor, Samples], Float[Tensor, " n"]]
 
 
-def graded_score(name: str, reward: Reward) -> GradedScore:
+def differentiable_score(name: str, reward: Reward) -> DifferentiableScore:
     """The reward as a differentiable function (media, samples). ValueError without a gradient."""
     if isinstance(reward, OverFrames):
-        inner = graded_score(name, reward.reward)
+        inner = differentiable_score(name, reward.reward)
         return lambda media, samples: _over_frames(reward, inner, media, samples)
     if isinstance(reward, Differentiable):
         return reward.differentiable
@@ -63,7 +63,7 @@ def never_graded(name: str) -> bool:
 
 
 def _over_frames(
-    over: OverFrames, inner: GradedScore, media: Tensor, samples: Samples
+    over: OverFrames, inner: DifferentiableScore, media: Tensor, samples: Samples
 ) -> Float[Tensor, " n"]:
     """Images as they are; of videos the aggregate over the chosen frames."""
     if media.ndim == 4:

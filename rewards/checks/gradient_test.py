@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from rewards.checks.differentiable import GradedScore, graded_score
+from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.self_test import Prompts
 from rewards.combine import scored
 from rewards.types import Kind, Reward, Samples
@@ -67,11 +67,11 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
     Failures: no gradient is offered, or none reaches the media; the two scores rank the group
     otherwise or differ by more than 5 % of its spread; finite differences measure another slope.
     """
-    score = graded_score(name, reward)
+    score = differentiable_score(name, reward)
     samples = group_of("image" if prompts is None else prompts.kind, prompts or Prompts())
     plain = scored(name, reward, samples)
     with torch.no_grad():
-        near = Agreement.of(plain, graded_scores(name, score, samples.media, samples))
+        near = Agreement.of(plain, differentiable_scores(name, score, samples.media, samples))
     if not near.close:
         raise ValueError(
             f"reward {name}: `differentiable` is not the reward's own score: {near} (at least "
@@ -79,7 +79,7 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
         )
     some = samples.take(range(SLOPES))
     media = some.media.clone().requires_grad_()
-    graded = graded_scores(name, score, media, some)
+    graded = differentiable_scores(name, score, media, some)
     if not graded.requires_grad:
         raise ValueError(f"reward {name}: `differentiable` has no gradient to the media")
     (slope,) = torch.autograd.grad(graded.sum(), media, allow_unused=True)
@@ -92,8 +92,8 @@ def gradient_test(name: str, reward: Reward, prompts: Prompts | None = None) -> 
     return f"{name} with gradients: {near}; its slope is right to {error:.1%}"
 
 
-def graded_scores(
-    name: str, score: GradedScore, media: Tensor, samples: Samples
+def differentiable_scores(
+    name: str, score: DifferentiableScore, media: Tensor, samples: Samples
 ) -> Float[Tensor, " n"]:
     """Call a differentiable reward. ValueError, naming it, for another result than n floats."""
     found: object = score(media, samples)
@@ -106,7 +106,7 @@ def graded_scores(
     return found
 
 
-def slope_error(score: GradedScore, samples: Samples, slope: Tensor | None) -> float:
+def slope_error(score: DifferentiableScore, samples: Samples, slope: Tensor | None) -> float:
     """The relative error of the slope along itself, by the best of several steps; NaN for none."""
     if slope is None or not bool(slope.isfinite().all()) or not bool((slope != 0).any()):
         return float("nan")

@@ -52,13 +52,13 @@ BYTES = ("upload_bytes", "pinned_bytes", "download_bytes")
 
 def phases() -> dict[Any, str]:
     """Phases by the functions whose frames they run in."""
-    from flowrl.models.diffusers.batch import Painting
-    from flowrl.models.language.batch import Writing
+    from flowrl.models.diffusers.batch import MediaBatch
+    from flowrl.models.language.batch import TextBatch
     from flowrl.run.experience.round import decode_samples_of
     from flowrl.run.update.update import update
     from rewards import score_all
 
-    sampling = (Painting.rollouts, Writing.rollouts)
+    sampling = (MediaBatch.rollouts, TextBatch.rollouts)
     others = (decode_samples_of, score_all)
     named = [("sampling", each) for each in sampling] + [("other", each) for each in others]
     named.append(("training", update))

@@ -10,7 +10,7 @@ DRIVEN = f"{ZOO}::test_any_pipeline_is_driven_to_the_bit"
 REFUSED = f"{ZOO}::test_what_our_samplers_cannot_step_is_refused"
 START = "models/test_pipeline_start.py::test_a_sample_is_the_pipelines_own"
 NEIGHBOURS = "models/test_proof_neighbours.py::test_a_hundredth_of_a_neighbour_is_refused"
-LEVELS = "models/test_own_levels.py"
+LEVELS = "models/test_user_levels.py"
 LATER = "models/test_proof_neighbours.py::test_the_states_dtype_after_the_first_step_is_kept"
 EPSILON = "models/test_pipeline_epsilon.py"
 HYBRID = "models/test_hybrid.py::test_the_last_steps_are_the_bases"
@@ -95,12 +95,12 @@ ROWS = (
      "models/test_whole_proof.py::test_whole_samples_are_the_pipelines_own"),
     ("kept-sum", "flowrl/models/diffusers/whole/proof_cache.py",
      'if written["sum"] != _sum(written["proof"]):', "if False:",
-     "models/test_kept_proofs.py::test_a_damaged_entry_counts_as_none"),
+     "models/test_proof_cache.py::test_a_damaged_entry_counts_as_none"),
     ("kept-sources", "flowrl/models/diffusers/whole/proof_cache.py", '"sources": sorted({*_sources(classes)}),',
-     '"sources": [],', "models/test_kept_proofs.py::test_the_source_of_an_own_pipeline_is_in_the_digest"),
+     '"sources": [],', "models/test_proof_cache.py::test_the_source_of_an_own_pipeline_is_in_the_digest"),
     ("kept-sign", "flowrl/models/diffusers/whole/proof_cache.py",
      'form=traits["form"], sign=traits["sign"], later=later)', "later=later)",
-     "models/test_kept_proofs.py::test_traits_that_only_the_proof_finds_are_kept"),
+     "models/test_proof_cache.py::test_traits_that_only_the_proof_finds_are_kept"),
     ("kept-later", "flowrl/models/diffusers/whole/proof_cache.py",
      'sign=traits["sign"], later=later)', 'sign=traits["sign"])', LATER),
     ("later-first", "flowrl/models/diffusers/call/signature.py",
@@ -109,7 +109,7 @@ ROWS = (
      "outputs[at] = outputs[at].to(dtype)", "pass", LATER),
     ("shapes-between", "flowrl/models/diffusers/call/columns.py", "(1, 2), (4, 3), (3, 4)", "(1, 2)",
      "models/test_pipeline_refusals.py::test_latents_of_the_pictures_shape_are_refused"),
-    ("kept-weights", "flowrl/run/model_proof.py", '"base": origin.base,', '"base": {},',
+    ("kept-weights", "flowrl/run/model_proof.py", '"base": start_record.base,', '"base": {},',
      "cli/test_prove.py::test_other_weights_are_proven_again"),
     ("probe-texts", "flowrl/models/diffusers/call/traits.py", "**dict.fromkeys(texts, prompt)}",
      "}", "models/test_proof_neighbours.py::test_negative_prompts_as_a_column_of_any_lengths"),

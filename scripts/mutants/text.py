@@ -4,7 +4,7 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 """
 
 LOSSES = "losses/test_token_losses.py losses/test_token_weights.py"
-KEPT = "samplers/test_kept_tokens.py"
+KEPT = "samplers/test_token_support.py"
 CREDIT = "credit/test_text_credit.py credit/test_success_credit.py"
 
 # fmt: off

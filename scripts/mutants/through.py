@@ -27,7 +27,7 @@ ROWS = (
     ("pixels-clip", "rewards/perception/pixels.py", "media = media.clamp(0, 1) if self.clipped else media", "pass", GRADIENTS),
     ("noise-natural", "flowrl/cli/optimise.py", "wide - (z[0].numel() - 1) * wide / squares", "wide", NOISES),
     ("noise-best", "flowrl/cli/optimise.py", "best[better] = score.cpu()[better], z[better]", "best[better] = score.cpu()[better], noise[better]", NOISES),
-    ("noise-weights", "flowrl/cli/optimise.py", "weights[n] * graded_scores(", "graded_scores(", NOISES),
+    ("noise-weights", "flowrl/cli/optimise.py", "weights[n] * differentiable_scores(", "differentiable_scores(", NOISES),
     ("steer-weights", "flowrl/cli/steer.py", "scores.values @ weights", "scores.values.sum(1)", NOISES),
     ("ratio-overflow", "flowrl/losses/ratio.py", "torch.where(lost, _LARGE, log_ratio).exp()", "log_ratio.exp()",
      "losses/test_losses.py"),

@@ -14,9 +14,8 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.update import minibatches as deal
-from flowrl.run.update import ratio_check
-from flowrl.run.update.update import update
+from flowrl.run.update import minibatches as assignment
+from flowrl.run.update import ratio_check, update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs, text_runs, tiny_lm
 
@@ -144,7 +143,7 @@ def test_a_process_whose_draws_are_all_left_out_has_nothing_to_learn_from(model,
     experience = collect(kept, 0)
     none = torch.empty(0, dtype=torch.int64)
     empty = replace(experience, draws=(), rows=tuple(take(r, none) for r in experience.rows))
-    assert all(share == [] for share in deal.shares_of(kept.learner, empty, 0))
+    assert all(share == [] for share in assignment.shares_of(kept.learner, empty, 0))
     assert ratio_check.noise_floor(kept.learner, empty) is None
 
 

@@ -15,7 +15,7 @@ from flowrl.settings.gradients import check_own_gradients
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples, load
-from rewards.checks.differentiable import graded_score
+from rewards.checks.differentiable import differentiable_score
 
 QUICK = ["--train.iterations", "1", "--evaluate.samples", "4", "--prompts.per-iteration", "2"]
 QUICK += ["--recipe.group", "4", "--evaluate.every", "1", "--checkpoint.every", "1"]
@@ -120,7 +120,7 @@ def test_a_gradient_method_gets_a_reward_with_a_gradient(name: str, tmp_path: Pa
     written = load(f"{tmp_path}/my_reward.py:Warmth")
     media = torch.rand(3, 3, 8, 8, requires_grad=True)
     samples = Samples(media.detach(), ["a"] * 3, torch.zeros(3).long())
-    scores = graded_score("warmth", written)(media, samples)
+    scores = differentiable_score("warmth", written)(media, samples)
     torch.testing.assert_close(scores.detach(), torch.as_tensor(written(samples)))
     scores.sum().backward()
     assert media.grad is not None and (media.grad[:, 0] > 0).all() and (media.grad[:, 2] < 0).all()

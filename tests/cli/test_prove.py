@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from tests.support import runs
 
 torch.set_num_threads(1)
@@ -64,7 +64,7 @@ def test_a_start_does_not_repeat_a_proof(file: Path, tmp_path: Path, capsys: Any
     logs = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("one", "two", "three")]
     kept = [[without_times(line) for line in log.splitlines()] for log in logs]
     assert kept[0] == kept[1] == kept[2]  # the same bits with a kept proof
-    for entry in kept_proofs.folder().iterdir():
+    for entry in proof_cache.folder().iterdir():
         entry.write_text("damaged")
     assert runs.flowrl("train", file, "--folder", tmp_path / "four") == 0
     assert made == [4, 3] * 3
@@ -95,7 +95,7 @@ def test_a_pipeline_that_is_refused(file: Path, capsys: Any) -> None:
     """Guidance without effect: refused at load, with exit code 1, and nothing is kept."""
     assert runs.flowrl("prove", file, "--model.call", "{clip_skip: 99}") == 1
     assert "refused: StableDiffusion3Pipeline" in capsys.readouterr().err
-    assert not kept_proofs.folder().exists()
+    assert not proof_cache.folder().exists()
 
 
 def test_a_whole_sample_that_differs_is_refused(
@@ -106,7 +106,7 @@ def test_a_whole_sample_that_differs_is_refused(
     assert runs.flowrl("prove", file) == 1
     printed = capsys.readouterr()
     assert "away from the pipeline's own" in printed.err and "latents" in printed.out
-    assert not kept_proofs.folder().exists() and begin is not PipelinePolicy.begin
+    assert not proof_cache.folder().exists() and begin is not PipelinePolicy.begin
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from flowrl.credit.values import node_values
 from flowrl.errors import UserError
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
 from rewards import Scores
-from rewards.types import WayScores
+from rewards.types import IntermediateScores
 from samplers import Chain, ConstantSDE, FlowSDE, Frozen, Looking, Ode, Tree, Window
 
 LEVELS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
@@ -35,7 +35,7 @@ def drawn(planner, draws: int = 2, rewards: int = 2, seed: int = 0) -> Scores:
         way[:, k] = own.repeat_interleave(n // len(own), 0)
         known[:, k] = True
     whole = torch.ones_like(values, dtype=torch.bool)
-    return Scores(values, whole, ("a", "b")[:rewards], WayScores(way, known))
+    return Scores(values, whole, ("a", "b")[:rewards], IntermediateScores(way, known))
 
 
 def credited(transform, scores, of: Context):
@@ -72,7 +72,7 @@ def test_a_state_before_the_ode_has_the_value_behind_it():
     scores = drawn(planner)
     known = scores.way.scored.clone()
     known[:, [1, 3]] = False
-    scores = replace(scores, way=WayScores(scores.way.values * known, known))
+    scores = replace(scores, way=IntermediateScores(scores.way.values * known, known))
     gains = credited(StepGain(), scores, Context(columns, WEIGHTS))
     way = scores.way.values
     torch.testing.assert_close(gains.value[:, 0], way[:, 2] - way[:, 0])
@@ -84,12 +84,12 @@ def test_a_step_without_a_score_is_masked_and_no_failure():
     scores, of = drawn(CHAIN), context(CHAIN)
     known = scores.way.scored.clone()
     known[1, 2] = False  # the second sample, before step 2: the steps 1 and 2 lack an end
-    some = replace(scores, way=WayScores(scores.way.values, known))
+    some = replace(scores, way=IntermediateScores(scores.way.values, known))
     own = Estimator((StepGain(), Sum(), Standardize()))
     advantages, mask = own(some, of)
     assert mask[1].tolist() == [True, False, False, True, False]
     assert mask[[0, 2, 3, 4, 5], :4].all() and (advantages[1, 1:3] == 0).all()
-    nothing = replace(scores, way=WayScores(scores.way.values, torch.zeros_like(known)))
+    nothing = replace(scores, way=IntermediateScores(scores.way.values, torch.zeros_like(known)))
     assert own.credited(nothing, of).all(), "failures are those of the samples alone"
     assert not own(nothing, of)[1][:, :3].any()
     lost = replace(scores, scored=torch.zeros_like(scores.scored))
@@ -151,7 +151,7 @@ def trajectory(rewards) -> Scores:
     known = torch.ones(2, 5, 1, dtype=torch.bool)
     known[:, 4] = False
     end = torch.full((2, 1), rewards[4], dtype=torch.float64)
-    return Scores(end, torch.ones(2, 1, dtype=torch.bool), ("a",), WayScores(way, known))
+    return Scores(end, torch.ones(2, 1, dtype=torch.bool), ("a",), IntermediateScores(way, known))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -178,7 +178,7 @@ def test_turns_have_the_signs_of_weighted_sums():
     for weights in (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])):
         of = context(CHAIN, weights.double())
         chosen = int(weights.argmax())
-        way = WayScores(scores.way.values[..., [chosen]], scores.way.scored[..., [chosen]])
+        way = IntermediateScores(scores.way.values[..., [chosen]], scores.way.scored[..., [chosen]])
         alone = Scores(scores.values[:, [chosen]], scores.scored[:, [chosen]], ("c",), way)
         chain = (TurningPoint("released"), Sum(), Standardize())
         both = Estimator(chain)(scores, of)[0]
@@ -205,7 +205,7 @@ def test_a_turn_reads_the_whole_trajectory():
     scores = drawn(CHAIN)
     known = scores.way.scored.clone()
     known[0, 2, 1] = False
-    lost = replace(scores, way=WayScores(scores.way.values * known, known))
+    lost = replace(scores, way=IntermediateScores(scores.way.values * known, known))
     got = credited(TurningPoint(), lost, context(CHAIN))
     assert not got.mask[0].any() and got.mask[1:, :4].all()
 
@@ -248,7 +248,7 @@ def test_a_group_without_spread_still_learns_from_absolute_values():
     scores = drawn(planner)
     flat = Scores(
         torch.ones_like(scores.values), scores.scored, scores.names,
-        WayScores(torch.ones_like(scores.way.values), scores.way.scored),
+        IntermediateScores(torch.ones_like(scores.way.values), scores.way.scored),
     )  # fmt: skip
     chain = (Discounted(0.5), Sum(), AbsoluteValue(0.3, bounds=(1.0, 1.0)))
     got = Estimator(chain)(flat, context(planner))[0]
@@ -263,7 +263,7 @@ def test_a_potential_may_abstain():
     known = scores.way.scored.clone()
     known[0:2, 1] = False  # the first node behind step 0 of the first draw
     own = torch.tensor([2.0, 0.0], dtype=torch.float64)
-    scores = replace(scores, way=WayScores(scores.way.values, known, own))
+    scores = replace(scores, way=IntermediateScores(scores.way.values, known, own))
     plain = Estimator((Sum(), Standardize()))(scores, of)[0]
     got, mask = Estimator((Sum(), Standardize(), Potential(0.7, eps=0.0)))(scores, of)
     assert mask.all()

@@ -28,7 +28,7 @@ def test_turns_and_replies_alternate_as_the_function_says(policy):
     for row in range(len(found.ids)):
         parts = by_hand(policy, found, row)
         flags = [flag for part, flag in parts for _ in part]
-        assert found.told[row].tolist() == flags + [False] * (24 - len(flags))
+        assert found.from_environment[row].tolist() == flags + [False] * (24 - len(flags))
         assert int(found.lengths[row]) == flags.count(False)
         assert int(found.ends[row]) == len(flags)
         turns = [part for part, flag in parts if not flag]
@@ -44,7 +44,7 @@ def test_turns_and_replies_alternate_as_the_function_says(policy):
     assert {1, 2, 3} == set(counts)
     statistics = batch.statistics(found, texts).means
     assert statistics["text/turns"] == pytest.approx(sum(counts) / len(counts))
-    assert not found.logp[found.told].any() and not found.logp[~found.written].any()
+    assert not found.logp[found.from_environment].any() and not found.logp[~found.written].any()
     assert (found.logp[found.written] < 0).any()
     assert int(found.own.sum()) == int(found.lengths.sum()) == batch.meter.frozen
 
@@ -81,12 +81,14 @@ def test_each_own_token_has_the_probability_of_all_that_stands_before_it(policy,
     rows = rows_of(found)
     said = batch.policy(rows, True)
     torch.testing.assert_close(said.logp[rows.mask], found.logp[rows.mask], atol=2e-5, rtol=0)
-    assert not said.logp[found.told].any() and not said.out[found.told].any()
-    row = int(found.told.sum(1).argmax())
+    assert (
+        not said.logp[found.from_environment].any() and not said.out[found.from_environment].any()
+    )
+    row = int(found.from_environment.sum(1).argmax())
     context = batch.contexts[int(found.prompt[row])]
     ids = found.ids[row].tolist()
     for t in range(int(found.ends[row])):
-        if found.told[row, t]:
+        if found.from_environment[row, t]:
             continue
         with torch.no_grad():
             logits = policy.model(torch.tensor([[*context, *ids[:t]]])).logits[0, -1]
@@ -103,8 +105,8 @@ def test_the_outcome_is_that_of_all_turns_and_the_replies_have_no_loss(policy):
     found, batch = rollout(policy)
     rows = rows_of(found)
     credit = torch.linspace(-1, 1, len(found.ids), dtype=torch.float64).float()
-    assert torch.equal(rows.mask, found.written) and not (rows.mask & found.told).any()
-    assert not rows.advantage[found.told].any()
+    assert torch.equal(rows.mask, found.written) and not (rows.mask & found.from_environment).any()
+    assert not rows.advantage[found.from_environment].any()
     for row in range(len(found.ids)):
         assert (rows.advantage[row, rows.mask[row]] == credit[row]).all()
     policy.model.requires_grad_(True)
@@ -125,19 +127,20 @@ def test_the_outcome_is_that_of_all_turns_and_the_replies_have_no_loss(policy):
         ids = torch.tensor([[*context, *found.ids[i, :end].tolist()]])
         logits = policy.model(ids).logits[0, len(context) - 1 : -1] / WARPED["temperature"]
         place = torch.full((end,), i), torch.arange(end)
-        wide = rows.kept[place].mask(logits.shape[1]) | found.told[i, :end, None]
+        wide = rows.kept[place].mask(logits.shape[1]) | found.from_environment[i, :end, None]
         logp = logits.masked_fill(~wide, -torch.inf).log_softmax(-1)
-        own = logp.gather(1, ids[0, len(context) :, None])[:, 0][~found.told[i, :end]]
+        own = logp.gather(1, ids[0, len(context) :, None])[:, 0][~found.from_environment[i, :end]]
         total = total - credit[i] * own.sum()
     (total / int(found.lengths.sum())).backward()
     want = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-3)
-    wide = rows.kept.mask(policy.model.config.vocab_size) | found.told[..., None]
+    wide = rows.kept.mask(policy.model.config.vocab_size) | found.from_environment[..., None]
     every = KeptTokens.of(wide.flatten(0, 1))
-    kept = every.mapped(lambda part: part.view(found.told.shape))
+    kept = every.mapped(lambda part: part.view(found.from_environment.shape))
     wrong = replace(
-        rows, told=None, lengths=found.ends, kept=kept, mask=rows.mask | found.told,
-        advantage=rows.advantage + found.told * credit[:, None],
+        rows, from_environment=None, lengths=found.ends, kept=kept,
+        mask=rows.mask | found.from_environment,
+        advantage=rows.advantage + found.from_environment * credit[:, None],
     )  # fmt: skip
     assert (gradient(wrong) - want).abs().max() > 100 * (got - want).abs().max()
 
@@ -145,7 +148,7 @@ def test_the_outcome_is_that_of_all_turns_and_the_replies_have_no_loss(policy):
 def test_completions_that_ran_out_of_room_can_be_masked(policy):
     found, _ = rollout(policy, steps=10)
     rows = rows_of(found, cut="mask")
-    assert found.told.any() and not found.stopped.all() and found.stopped.any()
+    assert found.from_environment.any() and not found.stopped.all() and found.stopped.any()
     assert torch.equal(rows.mask, found.written & found.stopped[:, None])
 
 
@@ -154,7 +157,7 @@ def test_neither_the_batch_nor_the_chunk_changes_a_conversation(tmp_path, policy
     found, _ = rollout(policy)
     other, _ = rollout(made(tmp_path, rows=rows))
     alone, _ = rollout(policy, draws=(2,), prompts=PROMPTS[2:3], meta=META[2:3])
-    for name in ("ids", "lengths", "stopped", "told"):
+    for name in ("ids", "lengths", "stopped", "from_environment"):
         assert torch.equal(getattr(found, name), getattr(other, name))
         assert torch.equal(getattr(found, name)[12:18], getattr(alone, name))
     torch.testing.assert_close(found.logp, other.logp, atol=2e-5, rtol=0)
@@ -168,7 +171,7 @@ def test_a_later_turn_has_noise_of_its_own(tmp_path):
     pairs = 0
     for row in range(len(found.ids)):
         end = int(found.ends[row])
-        flags = found.told[row, :end].tolist()
+        flags = found.from_environment[row, :end].tolist()
         if True not in flags:
             continue
         first = found.ids[row, : flags.index(True)].tolist()
@@ -183,7 +186,7 @@ def test_a_reply_is_a_turn_of_the_chat_template(tmp_path):
     policy = made(tmp_path, chat=True)
     assert policy.tokenizer.decode(policy.environment.encode("hi")) == " <pad>:hi a:"
     found, batch = rollout(policy)
-    whole = policy.tokenizer.decode(found.ids[int(found.told.sum(1).argmax())])
+    whole = policy.tokenizer.decode(found.ids[int(found.from_environment.sum(1).argmax())])
     assert "<end> <pad>:hi  a:" in whole or "<end> <pad>:dig  a:" in whole
     rows = rows_of(found)
     said = batch.policy(rows, False)

@@ -18,8 +18,7 @@ from flowrl.run.experience.collect import Experience, collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
-from flowrl.run.update import ratio_check
-from flowrl.run.update.update import update
+from flowrl.run.update import ratio_check, update
 from tests.support import environments, runs, text_runs, tiny_lm
 from tests.support.runs import opened
 

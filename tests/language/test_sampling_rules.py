@@ -13,7 +13,7 @@ from flowrl.settings import EnvironmentSettings
 from flowrl.settings.read import check_plan, run_from
 from samplers.completions import Completions, Forks, Segments, TextPlan
 from samplers.forks import Forking
-from samplers.tokens import kept_tokens, warp
+from samplers.tokens import token_support, warp
 from tests.support import text_runs, tiny_lm
 from tests.support.environments import GUESS
 
@@ -40,10 +40,10 @@ def test_kept_tokens_are_those_of_transformers(top_p, top_k, min_p):
         theirs = TopPLogitsWarper(top_p)(None, theirs)
     if min_p:
         theirs = MinPLogitsWarper(min_p)(None, theirs)
-    kept = kept_tokens(warp(logits, 0.7), top_p, top_k, min_p)
+    kept = token_support(warp(logits, 0.7), top_p, top_k, min_p)
     assert kept is not None and 0 < int(kept.sum()) < kept.numel()
     torch.testing.assert_close(warp(logits, 0.7, kept), theirs.log_softmax(-1))
-    assert kept_tokens(logits, 1.0, 0, 0.0) is None
+    assert token_support(logits, 1.0, 0, 0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from flowrl.models.language.token_scores import ScoringPolicy
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
-from flowrl.run.update.update import update
+from flowrl.run.update import update
 from flowrl.settings.read import check_plan, run_from
 from tests.support import runs, text_runs, tiny_lm
 

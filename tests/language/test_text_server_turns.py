@@ -38,8 +38,15 @@ def test_only_the_models_own_tokens_are_held_against_the_servers(model, tmp_path
             assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
         assert metrics["text/turns"] > 1
         rows = only(collect(kept, 2).rows)
-        assert rows.told is not None and rows.told.any() and rows.sampled is not None
-        assert rows.sampled[rows.told].eq(0).all() and not rows.mask[rows.told].any()
+        assert (
+            rows.from_environment is not None
+            and rows.from_environment.any()
+            and rows.sampled is not None
+        )
+        assert (
+            rows.sampled[rows.from_environment].eq(0).all()
+            and not rows.mask[rows.from_environment].any()
+        )
         assert torch.equal(rows.ids, only(collect(kept, 2).rows).ids)
 
 
@@ -48,8 +55,8 @@ def test_every_turn_has_a_seed_of_its_own(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(settings(server, tmp_path, "text_grpo"), tmp_path)
         rows = only(collect(kept, 0).rows)
-        assert rows.told is not None
+        assert rows.from_environment is not None
         asked = [(body["seed"], tuple(body["prompt"])) for body in server.bodies]
-        began = rows.told[:, 1:] & ~rows.told[:, :-1]
+        began = rows.from_environment[:, 1:] & ~rows.from_environment[:, :-1]
         assert len(asked) == len(rows.ids) + int(began.sum()), "a request a turn"
         assert len({seed for seed, _ in asked}) == len(asked)

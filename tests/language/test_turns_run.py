@@ -51,7 +51,10 @@ class Trajectory:
         self.won = won
         self.place, self.texts, self.states = prompts[int(rows.prompt[row])], [], []
         (prompt,), (meta,) = session.prompts.take([self.place])
-        ids, told = rows.ids[row, : int(rows.ends[row])].tolist(), rows.told[row].tolist()
+        ids, told = (
+            rows.ids[row, : int(rows.ends[row])].tolist(),
+            rows.from_environment[row].tolist(),
+        )
         self.turn_of, state = [], prompt
         for t, token in enumerate(ids):
             if told[t]:

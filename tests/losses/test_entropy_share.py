@@ -6,7 +6,7 @@ from torch import Tensor
 from flowrl.losses.weights import share_bound
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.update.update import update
+from flowrl.run.update import update
 from tests.support import text_runs, tiny_lm
 
 RECIPE = {"name": "text_forking", "length": 6, "group": 6, "share": 0.3}

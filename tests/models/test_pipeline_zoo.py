@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Painting, Scales
+from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import columns, proof_checks
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise, clean_part
 from flowrl.models.diffusers.call.proof_checks import media_of
@@ -103,7 +103,7 @@ def test_a_painting_begins_at_its_pictures_and_samples_at_its_own_guidance(
     made = zoo("StableDiffusion3Img2ImgPipeline")
     made.guidance = Scales(sample=4.5, train=1.0)
     conditioning = made.loop.encode(PROMPTS, made.loop.tried(()))
-    painting = Painting(made, conditioning, STEPS)
+    painting = MediaBatch(made, conditioning, STEPS)
     (painted,) = painting.rollouts(Ode(2), (4, 7), seed=0, iteration=0)
     plans = Ode(2)(made.schedule(STEPS).sigmas, 0, 0)
     velocity = made.bind(conditioning, steps=STEPS, guidance=4.5)

@@ -14,8 +14,8 @@ from flowrl.run.state.learner import EVALUATION
 from flowrl.run.state.policies import Policies
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.update import minibatches as deal
-from flowrl.run.update.update import update
+from flowrl.run.update import minibatches as assignment
+from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 
@@ -107,7 +107,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     experience = collect(kept, 0)
     for scale in (1.0, 2.0**16):
         kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": scale})
-        for chunk in deal.share_of(kept.learner, experience, 0, 0):
+        for chunk in assignment.share_of(kept.learner, experience, 0, 0):
             entries, mask = update.chunk_loss(kept.learner, experience, chunk.rows())
             loss = entries.value[mask].sum() * 1e-7  # as of a mean over large latents
             kept.learner.scaler.scale(loss).backward()

@@ -9,7 +9,7 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole.proof_cache import KeptProof
+from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, qwen_image, sd3
@@ -85,7 +85,7 @@ def test_the_states_dtype_after_the_first_step_is_kept(monkeypatch: pytest.Monke
     whole = prove_whole(made, PROMPTS, (), proof)
     assert whole.failure() is None and whole.own is not None and whole.own.media == 0
     again = PipelinePolicy(family.build().to(torch.bfloat16), call=family.call)
-    KeptProof.of(made, []).use(again)
+    CachedProof.of(made, []).use(again)
     assert again.loop.traits.later == torch.bfloat16
     conditioning, schedule = again.encode(PROMPTS), again.schedule(STEPS)
     velocity = again.bind(conditioning, steps=STEPS, guidance=1.0)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts import Chat, PromptSet, on_hub
-from flowrl.run.state.start_record import Origin
+from flowrl.run.state.start_record import StartRecord
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.checks import check_texts
 from flowrl.settings.data import PromptFiles
@@ -267,7 +267,7 @@ def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, 
 
     def digest(**choice: Any) -> str:
         tree["prompts"]["train"] = {"source": "o/d", **choice}
-        return Origin.of(run_from(tree, "test"), 1).prompts["prompts.train"]
+        return StartRecord.of(run_from(tree, "test"), 1).prompts["prompts.train"]
 
     first = digest()
     assert digest() == first != digest(limit=3)
@@ -276,9 +276,9 @@ def test_a_resume_notices_another_revision_and_another_choice_of_rows(tmp_path, 
     assert digest() != first
     plain = file(tmp_path)
     tree["prompts"]["train"] = plain
-    alone = Origin.of(run_from(tree, "test"), 1).prompts["prompts.train"]
+    alone = StartRecord.of(run_from(tree, "test"), 1).prompts["prompts.train"]
     tree["prompts"]["train"] = {"source": plain, "limit": 3}
-    assert Origin.of(run_from(tree, "test"), 1).prompts["prompts.train"] != alone
+    assert StartRecord.of(run_from(tree, "test"), 1).prompts["prompts.train"] != alone
 
 
 def test_a_chat_is_refused_for_a_pipeline(tmp_path):

@@ -15,7 +15,7 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
-from rewards.types import Scores, WayScores
+from rewards.types import IntermediateScores, Scores
 from samplers import (
     Chain,
     ConstantSDE,
@@ -82,7 +82,9 @@ def test_dual_credit_adds_two_advantages(outcome, process):
     known = torch.ones(8, 4, 1, dtype=torch.bool)
     known[:, 0] = False
     known[5, 2] = False  # the process reward abstains
-    scores = Scores(end, torch.ones_like(end, dtype=torch.bool), ("r",), WayScores(way, known))
+    scores = Scores(
+        end, torch.ones_like(end, dtype=torch.bool), ("r",), IntermediateScores(way, known)
+    )
     got, mask = algorithm.advantage(scores, Context(plan.columns, torch.ones(1)))
     assert mask.all()
     wanted = torch.zeros(8, 4, dtype=torch.float64)

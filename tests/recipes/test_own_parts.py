@@ -14,7 +14,7 @@ from flowrl.losses.base import RatioLoss
 from flowrl.paths import PROJECT
 from flowrl.recipes import IMAGE_RECIPES, RECIPES
 from flowrl.run.show import monitor
-from flowrl.run.state.start_record import Origin
+from flowrl.run.state.start_record import StartRecord
 from flowrl.settings import Run, recipe_kind
 from flowrl.settings.read import check_plan, dump, override, run_from
 from samplers import Kernel, Plan, Solver
@@ -145,7 +145,7 @@ def test_the_pages_three_files_train(here: Path, capsys) -> None:
     (floor,) = re.findall(r"recomputed, largest difference (\S+)", out)
     assert float(floor) < 1e-5 and "reward warmth" in out
     assert lines(here / "run")[-1]["ratio"] == pytest.approx(1, abs=1e-5)
-    record = Origin.read(next((here / "run" / "checkpoints").iterdir()))
+    record = StartRecord.read(next((here / "run" / "checkpoints").iterdir()))
     assert record is not None
     assert {"my_recipe.py", "my_kernel.py", "my_rewards.py"} == record.sources.keys()
 
@@ -203,7 +203,7 @@ def test_every_recipe_takes_an_own_kernel_or_solver(here: Path, name: str) -> No
     places = {"kernel": "my_kernel.py:FadingSDE", "solver": "parts.py:Halved"}
     own = {part: place for part, place in places.items() if part in fields}
     if not own:  # a plan of plain steps, whose solver is not a choice
-        assert IMAGE_RECIPES[name]().through
+        assert IMAGE_RECIPES[name]().reward_gradient
         return
     plans = run(False, name=name, **own).recipe.algorithm().plans  # opd also needs a teacher
     found = {type(part).__name__ for plan in plans for part in (plan.kernel, plan.solver)}  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.likelihoods.transition import Transition
 from flowrl.losses.ratio import NFT, Anchor, Entries, Preference, Surrogate, Weighted
 from flowrl.recipes.table import IMAGE_RECIPES
-from flowrl.run.experience.intermediate_scores import way_scores
+from flowrl.run.experience.intermediate_scores import intermediate_scores
 from rewards import Scores
 from samplers import (
     Chain,
@@ -109,7 +109,7 @@ class Loop:
         )  # fmt: skip
 
     def rows(self, rollout: Rollout) -> list[Rows]:
-        scores = replace(corner_scores(rollout), way=way_scores(rollout, corner_scores))
+        scores = replace(corner_scores(rollout), way=intermediate_scores(rollout, corner_scores))
         logp = {edges.step: edges.logp for edges in rollout.edges}
         credit = self.algorithm.advantage(scores, Context(rollout.columns, torch.ones(1), logp))
         found = []
@@ -150,7 +150,9 @@ class Loop:
 
 def test_every_recipe_is_tested():
     assert SMALL.keys() == RECIPES.keys()
-    assert {name for name, recipe in IMAGE_RECIPES.items() if recipe().through} == {*THROUGH}
+    assert {name for name, recipe in IMAGE_RECIPES.items() if recipe().reward_gradient} == {
+        *THROUGH
+    }
 
 
 QUICK = ("flow_grpo", "branch_grpo", "nft", "dpo")  # a loss or a plan of each kind

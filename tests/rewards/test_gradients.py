@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rewards import Samples, load
-from rewards.checks.differentiable import GRADED, Differentiable, graded_score, never_graded
+from rewards.checks.differentiable import GRADED, Differentiable, differentiable_score, never_graded
 from rewards.checks.gradient_test import Agreement, gradient_test, group_of, slope_error
 from rewards.checks.self_test import Prompts
 from rewards.perception.embedding import image_processor
@@ -54,7 +54,7 @@ def test_clips_gradient_passes_its_test(clip, kind):
 
 def test_brightness_and_its_sign(clip):
     for kind, sign in (("bright", 1), ("dark", -1)):
-        score = graded_score("brightness", load("brightness", kind=kind))
+        score = differentiable_score("brightness", load("brightness", kind=kind))
         samples = group_of("image", PROMPTS)
         media = samples.media.clone().requires_grad_()
         (slope,) = torch.autograd.grad(score(media, samples).sum(), media)
@@ -97,7 +97,7 @@ def test_a_users_class_passes_and_faults_are_named():
 
 def test_a_reward_without_a_gradient_is_refused_by_name():
     with pytest.raises(ValueError, match="reward size: it offers no gradient"):
-        graded_score("size", load("jpeg"))
+        differentiable_score("size", load("jpeg"))
 
 
 def test_the_table_of_names_is_what_the_rewards_offer(clip):

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from flowrl.algorithm import Decay
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.finite import first_not_finite
 from flowrl.run.state.learner import Learner
 from flowrl.run.train import begin, iterate
-from flowrl.run.update.update import update
+from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms
 from samplers import Rollout
 from tests.support import runs
@@ -146,15 +146,15 @@ def test_a_reward_that_scores_no_held_out_sample(pipeline, tmp_path, capsys, goo
 
 def test_samples_are_checked_before_a_reward_sees_them(pipeline, tmp_path, capsys, monkeypatch):
     """A reward would answer with NaN or an error, and be blamed."""
-    media = Painting.media
+    media = MediaBatch.media
 
-    def harmed(self: Painting, rollout: Rollout) -> Tensor:
+    def harmed(self: MediaBatch, rollout: Rollout) -> Tensor:
         images = media(self, rollout)
         if rollout.iteration == 1:
             images[-1, 0, 0, 0] = torch.nan
         return images
 
-    monkeypatch.setattr(Painting, "media", harmed)
+    monkeypatch.setattr(MediaBatch, "media", harmed)
     config = runs.write(runs.tree(pipeline, tmp_path, runs.NFT), tmp_path)
     sentence = stopped(capsys, config, "--folder", tmp_path / "run")
     assert "samples of iteration 2" in sentence and "reward" not in sentence
@@ -163,15 +163,15 @@ def test_samples_are_checked_before_a_reward_sees_them(pipeline, tmp_path, capsy
 
 def test_latents_are_checked_where_the_decoder_hides_them(pipeline, tmp_path, monkeypatch):
     kept = runs.session(pipeline, tmp_path, runs.NFT)
-    monkeypatch.setattr(Painting, "media", lambda self, rollout: torch.zeros(8, 3, 16, 16))
-    rollouts = Painting.rollouts
+    monkeypatch.setattr(MediaBatch, "media", lambda self, rollout: torch.zeros(8, 3, 16, 16))
+    rollouts = MediaBatch.rollouts
 
-    def harmed(self: Painting, *given: object, **more: object) -> list[Rollout]:
+    def harmed(self: MediaBatch, *given: object, **more: object) -> list[Rollout]:
         made = rollouts(self, *given, **more)
         made[0].x0[-1, 0, 0, 0] = torch.inf
         return made
 
-    monkeypatch.setattr(Painting, "rollouts", harmed)
+    monkeypatch.setattr(MediaBatch, "rollouts", harmed)
     with pytest.raises(UserError, match="latents of the samples of iteration 1 are not finite"):
         iterate(kept, Progress(), Alarms())
 

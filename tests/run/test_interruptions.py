@@ -19,7 +19,7 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show import monitor
 from flowrl.run.train import iterate
-from flowrl.run.update.update import update
+from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 from tests.support.disks import mounted

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.run import model_proof
 from flowrl.run.model_proof import StartProof, whole_prompts
 from tests.support import runs
@@ -33,8 +33,8 @@ def test_other_processes_use_what_the_main_one_has_found(
         raise AssertionError("another process has read or written a proof")
 
     monkeypatch.setattr(model_proof, "broadcast_object_list", received)
-    monkeypatch.setattr(kept_proofs, "read", unread)
-    monkeypatch.setattr(kept_proofs, "keep", unread)
+    monkeypatch.setattr(proof_cache, "read", unread)
+    monkeypatch.setattr(proof_cache, "keep", unread)
     monkeypatch.setattr(type(session.learner.policy), "proofs", unread)
     other = replace(
         session, learner=replace(session.learner, parallel=replace(session.parallel, rank=1))
@@ -52,11 +52,11 @@ def test_a_digest_that_cannot_be_made_leaves_the_proof(
         raise OSError("no such file")
 
     session = runs.opened(runs.tree(pipeline, tmp_path, runs.FLOW_GRPO), tmp_path)
-    monkeypatch.setattr(kept_proofs, "digest", broken)
+    monkeypatch.setattr(proof_cache, "digest", broken)
     proof = StartProof(session, cache=True)
     proof.prove()
     proof.keep()
-    assert proof.sentences and not kept_proofs.folder().exists()
+    assert proof.sentences and not proof_cache.folder().exists()
 
 
 def test_whole_samples_take_prompts_of_three_lengths() -> None:

@@ -21,9 +21,9 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state import start_record as origin
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
-from flowrl.run.state.start_record import Origin
-from flowrl.run.update.minibatches import Deal, calls
-from flowrl.run.update.update import update
+from flowrl.run.state.start_record import StartRecord
+from flowrl.run.update import update
+from flowrl.run.update.minibatches import RowAssignment, calls
 from flowrl.settings.read import run_from
 from samplers import Chain, FlowSDE, Fork, Latents, Plan, Planner, Sampling, Tree, Window, roll
 from tests.support import runs
@@ -84,7 +84,9 @@ def distinct(rows: Rows) -> int:
 
 # gradient methods evaluate the steps that rebuild a sample: tests/run/test_through.py counts them,
 # and tests/run/test_teachers.py those of opd, which needs a teacher
-SURROGATES = [n for n, recipe in IMAGE_RECIPES.items() if not recipe().through and n != "opd"]
+SURROGATES = [
+    n for n, recipe in IMAGE_RECIPES.items() if not recipe().reward_gradient and n != "opd"
+]
 
 
 @pytest.mark.parametrize("name", quick(SURROGATES, "temp_flow", "mix_grpo", "flow_grpo"))
@@ -180,20 +182,22 @@ def rows_of(plans: Sequence[Plan], draws: Sequence[int]) -> list[TransitionRows]
 @given(planners(), st.integers(1, 3), st.integers(0, 99))
 def test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes(planner, updates, seed):
     plans = planner(SIGMAS, 0, 0)
-    draws, deal = (4, 9, 11), Deal(seed, 2, updates)
+    draws, assignment = (4, 9, 11), RowAssignment(seed, 2, updates)
     parts, alone = rows_of(plans, draws), rows_of(plans, draws[1:])
     assert sum(len(p.prompt) for p in parts) == 3 * sum(plan.trained_nodes for plan in plans)
     assert sum(map(distinct, parts)) == 3 * sum(plan.trained_states for plan in plans)
     for place, (rows, other) in enumerate(zip(parts, alone, strict=True)):
         inputs = input_of(rows)
-        steps = deal.steps(*dealt(rows), draws, place, 1)
+        steps = assignment.steps(*dealt(rows), draws, place, 1)
         assert int(inputs.max()) + 1 == distinct(rows)
         assert len(set(zip(inputs.tolist(), steps.tolist(), strict=True))) == distinct(rows)
         order = torch.randperm(len(steps), generator=torch.Generator().manual_seed(seed))
-        mixed = deal.steps(*dealt(take(rows, order)), draws, place, 1)
+        mixed = assignment.steps(*dealt(take(rows, order)), draws, place, 1)
         if rows.state is not None:
             assert torch.equal(mixed, steps[order]), "a row's step is that of its node"
-        assert torch.equal(deal.steps(*dealt(other), draws[1:], place, 1), steps[rows.prompt > 0])
+        assert torch.equal(
+            assignment.steps(*dealt(other), draws[1:], place, 1), steps[rows.prompt > 0]
+        )
         called = calls(order, inputs, 2)
         assert sorted(torch.cat(called).tolist()) == list(range(len(steps)))
         seen = [set(inputs[call].tolist()) for call in called]
@@ -203,7 +207,10 @@ def test_the_deal_is_of_inputs_whatever_the_order_of_rows_and_the_processes(plan
 def test_one_state_per_step_does_not_send_a_draw_into_one_optimizer_step():
     """All steps of a fork with one root have one input per draw: they take turns."""
     parts = rows_of(Fork(FlowSDE(), 3)(SIGMAS, 0, 0), (0,))
-    steps = [Deal(0, 0, 2).steps(*dealt(rows), (0,), place, 1) for place, rows in enumerate(parts)]
+    steps = [
+        RowAssignment(0, 0, 2).steps(*dealt(rows), (0,), place, 1)
+        for place, rows in enumerate(parts)
+    ]
     assert [step.unique().tolist() for step in steps] == [[0], [1], [0], [1]]
 
 
@@ -242,7 +249,7 @@ def test_an_older_checkpoint_of_a_run_that_shares_states_is_resumed_with_one_lin
     pipeline, tmp_path, name
 ):
     run = run_from(runs.tree(pipeline, tmp_path, {"name": name, **STEPS}), "test")
-    record = Origin.of(run, 1).state()
+    record = StartRecord.of(run, 1).state()
     assert origin.changes(run, tmp_path, kept(tmp_path, record), 1) == []
     del record["shared_states"]  # as versions wrote it that dealt every sample by itself
     lines = origin.changes(run, tmp_path, kept(tmp_path, record), 1)

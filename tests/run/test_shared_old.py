@@ -10,7 +10,7 @@ from flowrl.models.diffusers.lora import lora
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.policies import Policies
-from flowrl.run.update.update import update
+from flowrl.run.update import update
 from tests.support import runs
 
 NFT = runs.NFT | {"kl": 1e-2}

@@ -136,9 +136,9 @@ def test_a_sample_without_a_score_is_left_out(pipeline, tmp_path):
     for mask in (torch.tensor([True, False, True, True]), torch.zeros(4, dtype=torch.bool)):
         masked = replace(experience, rows=(replace(rows, mask=mask[:, None]),))
         share, tally = share_of(kept.learner, masked, 0, 0), Tally()
-        experience.through.decoded[0] = 0
+        experience.reward_path.decoded[0] = 0
         add_gradients(kept.learner, masked, share, frozenset(), tally, None)
-        assert experience.through.decoded[0] == int(mask.sum())
+        assert experience.reward_path.decoded[0] == int(mask.sum())
         tally.settle()
         assert tally.counts.get("loss", 0) == int(mask.sum())
 

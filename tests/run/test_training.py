@@ -16,8 +16,8 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.update import minibatches as deal
-from flowrl.run.update.update import update
+from flowrl.run.update import minibatches as assignment
+from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from rewards import Scores
@@ -79,7 +79,7 @@ def test_the_updates_share_out_the_mean_over_all_unmasked_rows(
 
     monkeypatch.setattr(update, "optimizer_step", step)
     update.update(kept.learner, experience, Progress())
-    shares = [deal.share_of(kept.learner, experience, 0, number) for number in range(updates)]
+    shares = [assignment.share_of(kept.learner, experience, 0, number) for number in range(updates)]
     counts = [sum(int(chunk.mask.sum()) for chunk in share) for share in shares]
     assert len(found) == updates and sum(counts) == sum(int(r.mask.sum()) for r in experience.rows)
     for i, grad in enumerate(want):

@@ -10,9 +10,9 @@ from flowrl.media.thumbnails import small_copy
 from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
+    LaunchRecord,
     LevelRecord,
     SampleRecord,
-    StartRecord,
     TreeRecord,
     append_record,
     write_record,
@@ -110,7 +110,7 @@ def write_run(folder: Path, kind: str = "image", end: float = 0.75) -> Path:
         if iteration in (1, 2, 4):
             write_record(folder, tree(iteration, kind))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    append_record(folder, StartRecord(0, {"torch": "2.9", "model": SCRIPT}, "a draw: 1 plan <b>"))
+    append_record(folder, LaunchRecord(0, {"torch": "2.9", "model": SCRIPT}, "a draw: 1 plan <b>"))
     append_record(folder, AlarmRecord(4, ALARM))
     return folder
 

@@ -61,7 +61,7 @@ class Driven(Protocol):
 
 
 @dataclass(frozen=True)
-class Painting:
+class MediaBatch:
     """A `flowrl.models.policy.Batch` of images or videos. `meter` counts sampling; `ending`
     replaces the velocity of sampling in a part of the loop."""
 
@@ -69,7 +69,7 @@ class Painting:
     conditioning: Conditioning
     steps: int
     meter: Meter = field(default_factory=Meter)
-    ending: "Callable[[Painting, Velocity], Velocity] | None" = None
+    ending: "Callable[[MediaBatch, Velocity], Velocity] | None" = None
 
     @property
     def policy(self) -> Velocity:

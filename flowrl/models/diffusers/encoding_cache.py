@@ -39,7 +39,7 @@ def encoded_in_calls(
     return Conditioning.cat(parts).take(order)
 
 
-class KeptEncodings:
+class EncodingCache:
     """Encodings of single prompts, the last used ones, up to `most` bytes.
 
     Every prompt is encoded alone, also a new one, so that its bits depend on nothing but itself:
@@ -50,7 +50,7 @@ class KeptEncodings:
 
     def __init__(self, where: KeptWhere, most: int) -> None:
         self.where, self.most, self.bytes = where, most, 0
-        self._kept: OrderedDict[tuple[Any, ...], KeptEncoding] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], CachedEncoding] = OrderedDict()
         self._folder: Path | None = None
         self._lock: IO[str] | None = None
         self._written = 0
@@ -91,7 +91,7 @@ class KeptEncodings:
                 old.file.unlink(missing_ok=True)
         if size > self.most:
             return
-        kept = KeptEncoding(made, size)
+        kept = CachedEncoding(made, size)
         if self._folder is not None:
             self._written += 1
             kept = kept.written(self._folder / f"{self._written}.pt")
@@ -99,14 +99,14 @@ class KeptEncodings:
 
 
 @dataclass(frozen=True)
-class KeptEncoding:
+class CachedEncoding:
     """An encoding of one prompt; one in a file has no values beside it."""
 
     encoding: Conditioning
     size: int
     file: Path | None = None
 
-    def written(self, file: Path) -> "KeptEncoding":
+    def written(self, file: Path) -> "CachedEncoding":
         """Move the values to a file. OSError where it cannot be written: the disk may be full."""
         plain = self.encoding.plain
         try:
@@ -115,7 +115,7 @@ class KeptEncoding:
             reason = "cannot be written: is its disk full? (model.encodings keeps files there)"
             raise OSError(f"{file} {reason}") from error
         bare = None if plain is None else replace(plain, values=())
-        return KeptEncoding(replace(self.encoding, values=(), plain=bare), self.size, file)
+        return CachedEncoding(replace(self.encoding, values=(), plain=bare), self.size, file)
 
     def read(self) -> Conditioning | None:
         """The whole encoding; None where its file is damaged or gone."""

@@ -10,7 +10,7 @@ from diffusers.loaders.peft import PeftAdapterMixin
 from torch import Tensor
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from samplers import Ode, Velocity
 
@@ -28,7 +28,7 @@ class HybridPolicy:
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
-    ) -> Painting:
+    ) -> MediaBatch:
         """As `PipelinePolicy.open`. UserError for as many steps of the base as there are steps."""
         if not 0 < self.last < steps:
             raise UserError(
@@ -36,12 +36,12 @@ class HybridPolicy:
                 "weights make at least one; --weights base makes all of them with the base"
             )
         policy = self.policy
-        return Painting(policy, policy.encode(prompts, meta), steps, ending=self._ended)
+        return MediaBatch(policy, policy.encode(prompts, meta), steps, ending=self._ended)
 
     def plain(self, group: int) -> Ode:
         return self.policy.plain(group)
 
-    def _ended(self, painting: Painting, velocity: Velocity) -> Velocity:
+    def _ended(self, painting: MediaBatch, velocity: Velocity) -> Velocity:
         """The velocity, by the base from the level on that the last steps begin with."""
         steps, guidance = painting.steps, self.policy.guidance.sample
         begins = self.policy.schedule(steps).sigmas[steps - self.last]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from flowrl.errors import UserError
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Patch, patched
 from flowrl.models.diffusers.policy import PipelinePolicy
@@ -103,7 +103,7 @@ class MediaEncoder:
     media: tuple[int, ...]  # the shape of a decoded sample
 
     @classmethod
-    def of(cls, batch: Painting) -> "MediaEncoder":
+    def of(cls, batch: MediaBatch) -> "MediaEncoder":
         """Study the decoding of a batch's pipeline. UserError where it cannot be inverted."""
         policy = batch.owner
         assert isinstance(policy, PipelinePolicy)
@@ -164,7 +164,7 @@ class MediaEncoder:
         x = self.given.inverse(z.cpu()).view(self.policy.shape(self.steps))
         return x.to(self.policy.device, self.policy.arithmetic)
 
-    def round_trip(self, batch: Painting, media: Tensor, x0: Tensor) -> float:
+    def round_trip(self, batch: MediaBatch, media: Tensor, x0: Tensor) -> float:
         """The peak signal-to-noise ratio, in dB, of a decoded sample beside the given one."""
         again = _decoded(batch, self.policy, x0[None])[0].cpu()
         return float(-10 * (again - media).square().mean().clamp(min=1e-10).log10())
@@ -181,13 +181,13 @@ def _mode(output: Any) -> Tensor:
     raise UserError(f"given: latents of {type(output).__name__} are not known")
 
 
-def _decoded(batch: Painting, policy: PipelinePolicy, x: Tensor) -> Tensor:
+def _decoded(batch: MediaBatch, policy: PipelinePolicy, x: Tensor) -> Tensor:
     row = batch.conditioning.take(torch.zeros(1, dtype=torch.long))
     x = x.to(policy.device, policy.arithmetic)
     return policy.decode(x, row, steps=batch.steps, guidance=policy.guidance.sample)
 
 
-def _decoder_input(batch: Painting, policy: PipelinePolicy, vae: nn.Module, x: Tensor) -> Tensor:
+def _decoder_input(batch: MediaBatch, policy: PipelinePolicy, vae: nn.Module, x: Tensor) -> Tensor:
     """Return what `vae.decode` would get for the latents x [1 *d]."""
 
     def end(latents: Tensor, *_: Any, **__: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flowrl.models import savings
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
-from flowrl.models.diffusers.batch import Painting, Scales
+from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
@@ -24,8 +24,8 @@ from flowrl.models.diffusers.call.experts import RestingExperts
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
-from flowrl.models.diffusers.call.user_levels import OwnLevels
-from flowrl.models.diffusers.encoding_cache import KeptEncodings, encoded_in_calls
+from flowrl.models.diffusers.call.user_levels import UserLevels
+from flowrl.models.diffusers.encoding_cache import EncodingCache, encoded_in_calls
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.replay import proof
 from samplers import Begin, Ode, Velocity
@@ -49,7 +49,7 @@ class PipelinePolicy:
         *,
         call: Mapping[str, Any],
         rows_per_call: int | None = None,
-        levels: OwnLevels | None = None,
+        levels: UserLevels | None = None,
     ) -> None:
         self.pipe, self.sizes = pipe, CallSizes.same(rows_per_call)
         self.guidance = Scales()
@@ -66,7 +66,7 @@ class PipelinePolicy:
         self.name, self.call = self.loop.name, self.loop.call
         self.denoisers: tuple[nn.Module, ...] = tuple(self.loop.driver.denoisers.values())
         self.known_proofs: dict[tuple[int, float | None], proof.Replay] = {}
-        self.kept_encodings: KeptEncodings | None = None  # None: prompts are encoded in batches
+        self.encoding_cache: EncodingCache | None = None  # None: prompts are encoded in batches
         self.storage = Storage()  # of the states that are trained on
 
     @classmethod
@@ -79,7 +79,7 @@ class PipelinePolicy:
         call: Mapping[str, Any],
         offload: bool = False,
         offload_experts: bool = False,
-        levels: OwnLevels | None = None,
+        levels: UserLevels | None = None,
     ) -> "PipelinePolicy":
         """Load a folder or a hub name. Components that its index does not list are left out."""
         pipe = checks.from_pretrained(source, dtype, levels)
@@ -95,8 +95,8 @@ class PipelinePolicy:
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
-    ) -> Painting:
-        return Painting(self, self.encode(prompts, meta), steps)
+    ) -> MediaBatch:
+        return MediaBatch(self, self.encode(prompts, meta), steps)
 
     def plain(self, group: int) -> Ode:
         return Ode(group)
@@ -159,10 +159,10 @@ class PipelinePolicy:
         extras = self.loop.extras(meta, prompts)
         assert not extras or len(extras) == len(prompts)
         given = self.loop.encode, prompts, extras
-        if self.kept_encodings is None:
+        if self.encoding_cache is None:
             found = encoded_in_calls(*given, self.sizes.most("sampling", len(prompts)))
         else:
-            found = self.kept_encodings.encode(*given, self.device)
+            found = self.encoding_cache.encode(*given, self.device)
         self.frozen.rest()
         return found
 

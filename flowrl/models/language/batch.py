@@ -22,7 +22,7 @@ from samplers.parts import DrawsPart, draw_parts, joined_texts
 
 
 @dataclass(frozen=True)
-class Writing:
+class TextBatch:
     """A `flowrl.models.policy.Batch` of texts.
 
     contexts       the prompts' tokens
@@ -108,9 +108,9 @@ class Writing:
         ends = rollout.ends - by_token.long()
         starts = torch.zeros_like(ends)
         if self.answers is not None and self.answers.by.how.shows == "last":
-            assert rollout.told is not None
+            assert rollout.from_environment is not None
             places = torch.arange(1, rollout.ids.shape[1] + 1, device=ends.device)
-            starts = (places * rollout.told).amax(1)  # after the last reply
+            starts = (places * rollout.from_environment).amax(1)  # after the last reply
         parts = zip(rollout.ids.tolist(), starts.tolist(), ends.tolist(), strict=True)
         rows = [row[start:end] for row, start, end in parts]
         texts = self.tokenizer.batch_decode(

@@ -23,7 +23,7 @@ from transformers import (
 from flowrl.models.language.stop_texts import StopAtTexts, StopTexts
 from samplers.generate import TokenRequest, WrittenTokens
 from samplers.token_support import KeptTokens, joined_column, joined_kept
-from samplers.tokens import entropy, gumbel, kept_tokens, warp
+from samplers.tokens import entropy, gumbel, token_support, warp
 
 
 class Keyed(LogitsProcessor):
@@ -40,7 +40,7 @@ class Keyed(LogitsProcessor):
         asked = self.asked
         cold = asked.temperature == 0
         logp = warp(scores, 1.0 if cold else asked.temperature)
-        kept = kept_tokens(logp, asked.top_p, asked.top_k, asked.min_p)
+        kept = token_support(logp, asked.top_p, asked.top_k, asked.min_p)
         if kept is not None:
             logp = logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
             self.kept.append(KeptTokens.of(kept))

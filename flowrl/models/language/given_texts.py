@@ -7,10 +7,10 @@ from jaxtyping import Float, Int
 
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import TokenRows
-from flowrl.models.language.batch import Writing
+from flowrl.models.language.batch import TextBatch
 
 
-def completion_tokens(batch: Writing, text: str, length: int) -> list[int]:
+def completion_tokens(batch: TextBatch, text: str, length: int) -> list[int]:
     """The tokens of a completion and of its end, as `batch` would have sampled them.
 
     The end is the tokenizer's end token if the model stops at it, else the first stop token. A
@@ -22,7 +22,7 @@ def completion_tokens(batch: Writing, text: str, length: int) -> list[int]:
     return [*ids, *ends][:length]
 
 
-def check_length(batch: Writing, text: str, length: int, place: str) -> None:
+def check_length(batch: TextBatch, text: str, length: int, place: str) -> None:
     """UserError, beginning with `place`, for a completion without tokens or of more than
     `length`."""
     count = len(completion_tokens(batch, text, 10**9))
@@ -36,7 +36,7 @@ def check_length(batch: Writing, text: str, length: int, place: str) -> None:
 
 
 def completion_rows(
-    batch: Writing,
+    batch: TextBatch,
     texts: Sequence[str],
     prompt: Int[torch.Tensor, " b"],
     advantage: Float[torch.Tensor, " b"],

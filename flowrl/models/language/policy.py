@@ -19,7 +19,7 @@ from flowrl.errors import UserError
 from flowrl.models import savings
 from flowrl.models.call_sizes import CallSizes, SamplingRows
 from flowrl.models.language import lora
-from flowrl.models.language.batch import Writing
+from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.chat import chat_tokens
 from flowrl.models.language.environment import Replies
 from flowrl.models.language.generation import Generation
@@ -120,11 +120,11 @@ class CausalPolicy:
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
-    ) -> Writing:
+    ) -> TextBatch:
         contexts = [self.encode(prompt) for prompt in prompts]
         self._check_room(prompts, contexts, steps)
         answers = None if self.environment is None else self.environment.to(prompts, meta)
-        return Writing(
+        return TextBatch(
             self.model, self.tokenizer, contexts, self.stop, steps, self._separate_head,
             self.rows_per_call, self.server, answers, self.stop_texts, self.packing,
         )  # fmt: skip

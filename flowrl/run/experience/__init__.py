@@ -1,1 +1,1 @@
-"""Material that an iteration learns from: samples, scores, credit."""
+"""One iteration: samples, scores and credit."""

@@ -11,7 +11,7 @@ from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.run.experience.first_tree import FirstTree, first_tree
-from flowrl.run.experience.intermediate_scores import looks_of, way_metrics
+from flowrl.run.experience.intermediate_scores import intermediate_metrics, looks_of
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.round import PlanSamples, Round
@@ -36,7 +36,7 @@ class Experience:
     unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
     advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
     tree: FirstTree | None = None  # of one draw of `samples`, likewise
-    through: RewardPath | None = None  # of gradient methods
+    reward_path: RewardPath | None = None  # of gradient methods
     tasks: tuple[str, ...] = ()  # of the draws, where each task has a teacher
 
 
@@ -122,7 +122,7 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
         part[samples] = column[groups.place]
     owns = rounds.own([part.to(device) for part in whole], columns.group)
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    return PlanCredit(owns, metrics | _kl(context, kept[1]) | way_metrics(everyone))
+    return PlanCredit(owns, metrics | _kl(context, kept[1]) | intermediate_metrics(everyone))
 
 
 def _some(scores: Scores, samples: Tensor) -> Scores:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flowrl.likelihoods.rows import Rows, TokenRows
 from flowrl.run.experience.collect import Experience, collect
-from flowrl.run.state.given_samples import GivenData, GivenRows
+from flowrl.run.state.given_samples import GivenRows, GivenSamples
 from flowrl.run.state.session import Session
 from rewards import Samples, Scores
 
@@ -43,14 +43,14 @@ def experience_of(session: Session, iteration: int) -> Experience:
     return _joined(session.given, collect(session, iteration), given, iteration)
 
 
-def _given_alone(data: GivenData, given: GivenRows, iteration: int) -> Experience:
+def _given_alone(data: GivenSamples, given: GivenRows, iteration: int) -> Experience:
     nothing = Samples(torch.empty(0, 3, 1, 1), [], torch.empty(0, dtype=torch.long))
     scores = Scores(torch.empty(0, 0), torch.empty(0, 0, dtype=torch.bool), ())
     metrics = _metrics(data, given, iteration) | {"count/sampling": 0.0, "count/scored": 0.0}
     return Experience(given.rows, given.draws, given.policy, metrics, nothing, scores)
 
 
-def _joined(data: GivenData, drawn: Experience, given: GivenRows, iteration: int) -> Experience:
+def _joined(data: GivenSamples, drawn: Experience, given: GivenRows, iteration: int) -> Experience:
     """Given rows come first, so that their places among the rows do not depend on those drawn."""
     first = len(drawn.draws)
     moved: list[Rows] = [replace(each, prompt=each.prompt + first) for each in given.rows]
@@ -63,7 +63,7 @@ def _joined(data: GivenData, drawn: Experience, given: GivenRows, iteration: int
     )
 
 
-def _metrics(data: GivenData, given: GivenRows, iteration: int) -> dict[str, float]:
+def _metrics(data: GivenSamples, given: GivenRows, iteration: int) -> dict[str, float]:
     """`count/given`, the given samples of the iteration, and `given/epochs`, those so far."""
     epochs = (iteration + 1) * given.count / len(data.file.rows)
     return {"count/given": float(given.count * data.file.group), "given/epochs": epochs}

@@ -8,7 +8,7 @@ import torch
 from flowrl.models.policy import RolloutLike
 from flowrl.run.state.session import Session, score_once
 from rewards import Samples, Scores
-from rewards.types import WayScores
+from rewards.types import IntermediateScores
 from samplers import Rollout
 
 
@@ -18,7 +18,7 @@ def looks_of(rollout: RolloutLike) -> int:
 
 
 @dataclass(frozen=True)
-class AskedOnWay:
+class IntermediateScorer:
     """Adds the scores of what a rollout's plan looked at."""
 
     session: Session
@@ -27,16 +27,18 @@ class AskedOnWay:
 
     def __call__(self, rollout: RolloutLike, scores: Scores) -> Scores:
         session = self.session
-        own = session.way_weights(self.iteration) if session.run.way_rewards else None
+        own = session.intermediate_weights(self.iteration) if session.run.way_rewards else None
 
         def score(samples: Samples) -> Scores:
             return score_once(session.parallel, session.way_rewards, samples)
 
-        way = way_scores(rollout, lambda seen: score(self.decode(seen)))
+        way = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
         return replace(scores, way=None if way is None else way._replace(weights=own))
 
 
-def way_scores(rollout: RolloutLike, score: Callable[[Rollout], Scores]) -> WayScores | None:
+def intermediate_scores(
+    rollout: RolloutLike, score: Callable[[Rollout], Scores]
+) -> IntermediateScores | None:
     """Score what a rollout's plan looked at; None if it looked at nothing.
 
     Each distinct state is scored once. Those of one step are scored together, so that groupwise
@@ -55,10 +57,10 @@ def way_scores(rollout: RolloutLike, score: Callable[[Rollout], Scores]) -> WayS
         leaves = n // len(seen.x0)
         values[:, seen.step] = own.values.repeat_interleave(leaves, 0)
         known[:, seen.step] = own.scored.repeat_interleave(leaves, 0)
-    return WayScores(values, known)
+    return IntermediateScores(values, known)
 
 
-def way_metrics(scores: Scores) -> dict[str, float]:
+def intermediate_metrics(scores: Scores) -> dict[str, float]:
     """`unscored_way`: the share of the leaves' looked-at states that have no score."""
     if scores.way is None:
         return {}

@@ -20,14 +20,19 @@ from flowrl.likelihoods.pathwise import PathRows, Pathwise, velocities_of
 from flowrl.likelihoods.rows import Evaluation, Rows
 from flowrl.losses.base import Entries
 from flowrl.losses.reward import RewardGradient
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
 from flowrl.settings.gradients import by_slope
 from rewards import Reward, Samples, Scores
-from rewards.checks.differentiable import GradedScore, graded_score
-from rewards.checks.gradient_test import Agreement, graded_scores, gradient_test, slope_error
+from rewards.checks.differentiable import DifferentiableScore, differentiable_score
+from rewards.checks.gradient_test import (
+    Agreement,
+    differentiable_scores,
+    gradient_test,
+    slope_error,
+)
 from rewards.checks.self_test import Prompts
 from rewards.types import Kind
 from samplers import Rollout, Velocity
@@ -48,10 +53,10 @@ class RewardPath:
     size     samples that are decoded with gradients at one time
     """
 
-    batch: Painting
+    batch: MediaBatch
     texts: Sequence[str]
     meta: Sequence[Mapping[str, Any]]
-    rewards: Mapping[str, GradedScore]
+    rewards: Mapping[str, DifferentiableScore]
     weights: Float[Tensor, " r"]
     size: int
     decoded: list[int] = field(default_factory=lambda: [0])  # samples, with gradients
@@ -62,8 +67,9 @@ class RewardPath:
     ) -> "RewardPath | None":
         """The path of a batch of these prompts (`rows`); None for other than gradient methods."""
         given = session.rewards, session.weights(iteration)
-        through = session.algorithm.through
-        return cls._open(session, batch, rows, *given) if through else None
+        if not session.algorithm.reward_gradient:
+            return None
+        return cls._open(session, batch, rows, *given)
 
     @classmethod
     def guiding(
@@ -72,7 +78,7 @@ class RewardPath:
         """The path to the rewards on the way, where their slope guides a plan's steps."""
         if not by_slope(session.algorithm):
             return None
-        given = session.way_rewards, session.way_weights(iteration)
+        given = session.way_rewards, session.intermediate_weights(iteration)
         return cls._open(session, batch, rows, *given)
 
     @classmethod
@@ -84,14 +90,14 @@ class RewardPath:
         rewards: Mapping[str, Reward],
         weights: Tensor,
     ) -> "RewardPath":
-        assert isinstance(batch, Painting)
+        assert isinstance(batch, MediaBatch)
         texts, meta = session.prompts.take(rows)
         slicing = session.run.model.vae.slicing
         return cls(
             batch,
             texts,
             meta,
-            graded_rewards(rewards),
+            differentiable_rewards(rewards),
             weights,
             1 if slicing else session.learner.policy.sizes.most("decoding", len(texts)),
         )
@@ -106,7 +112,9 @@ class RewardPath:
     def total(self, media: Tensor, prompt: Tensor, word: str = "") -> Float[Tensor, " m"]:
         """The weighted sum of the rewards, with a gradient to the media."""
         shown = self.samples(media, prompt, word)
-        parts = [graded_scores(n, r, media, shown).to(media) for n, r in self.rewards.items()]
+        parts = [
+            differentiable_scores(n, r, media, shown).to(media) for n, r in self.rewards.items()
+        ]
         return torch.stack(parts, 1) @ self.weights.to(media)
 
     def score(
@@ -188,15 +196,17 @@ class RewardPath:
         return sentence, near.close
 
 
-def graded_rewards(rewards: Mapping[str, Reward]) -> dict[str, GradedScore]:
+def differentiable_rewards(rewards: Mapping[str, Reward]) -> dict[str, DifferentiableScore]:
     """Rewards as differentiable functions. UserError, naming it, for one without."""
     try:
-        return {name: graded_score(name, reward) for name, reward in rewards.items()}
+        return {name: differentiable_score(name, reward) for name, reward in rewards.items()}
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def path_entries(learner: Learner, policy: Velocity, through: RewardPath, rows: Rows) -> Entries:
+def path_entries(
+    learner: Learner, policy: Velocity, reward_path: RewardPath, rows: Rows
+) -> Entries:
     """The loss of rows: states for the anchors first, then the path, the slopes, and the loss."""
     likelihood, loss = learner.algorithm.likelihood, learner.algorithm.loss
     assert isinstance(likelihood, Pathwise) and isinstance(loss, RewardGradient)
@@ -214,7 +224,7 @@ def path_entries(learner: Learner, policy: Velocity, through: RewardPath, rows: 
     if loss.roles and out is None:
         out = likelihood.at(policy, rows, states)
     kept = rows.mask.any(1).nonzero()[:, 0]
-    score, slope = through.slopes(path.x0, rows, kept, loss.words)
+    score, slope = reward_path.slopes(path.x0, rows, kept, loss.words)
     zeros = path.x0.detach().flatten(1)[:, 0] * 0
     value, whole = zeros.index_copy(0, kept, score), torch.zeros_like(path.x0.detach())
     whole = whole.index_copy(0, kept, slope)
@@ -229,10 +239,10 @@ def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
     UserError for those that fail, or a warning where `train.self_test` says so.
     """
     run, algorithm = session.run, session.algorithm
-    if not algorithm.through and not by_slope(algorithm):
+    if not algorithm.reward_gradient and not by_slope(algorithm):
         return
-    given = session.rewards if algorithm.through else session.way_rewards
-    rewards = graded_rewards(given)
+    given = session.rewards if algorithm.reward_gradient else session.way_rewards
+    rewards = differentiable_rewards(given)
     yield decoder_test(session)
     if run.train.self_test == "off":
         return

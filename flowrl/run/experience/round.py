@@ -15,7 +15,7 @@ from flowrl.models.call_sizes import bounded_call
 from flowrl.models.evaluation_counter import Meter
 from flowrl.models.policy import Batch, RolloutLike
 from flowrl.prompts import Draws, PromptSet
-from flowrl.run.experience.intermediate_scores import AskedOnWay, looks_of
+from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reference_kl import reference_log_ratios
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.score_parts import ScoreParts
@@ -76,7 +76,7 @@ class Lookahead:
         self.count += len(rollout.prompt)
         samples = self.decode(rollout)
         scores = self.session.parallel.once(lambda: score_all(self.session.way_rewards, samples))
-        return totals(scores, self.session.way_weights(self.iteration))
+        return totals(scores, self.session.intermediate_weights(self.iteration))
 
 
 def sample_round(
@@ -114,7 +114,7 @@ def sample_round(
             scores = ahead.scores(decoded)
         if any(looks_of(rollout) for rollout in rollouts):
             with timed(seconds, "way"):
-                asked = AskedOnWay(session, iteration, decode)
+                asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)

@@ -83,7 +83,7 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
                 "alarms": alarms.state(),
                 "tracker": session.tracker.state(),
                 "scaler": session.learner.scaler.state_dict(),
-                "origin": session.origin.state() if session.origin else None,
+                "origin": session.start_record.state() if session.start_record else None,
                 "call_sizes": saved_sizes(session.learner),
             }
             saved = SavedState(

@@ -1,1 +1,1 @@
-"""A run's page, trackers and files of samples."""
+"""The page of a run, trackers and files of samples."""

@@ -23,9 +23,9 @@ from flowrl.pages.records import (
     AlarmRecord,
     EvaluationRecord,
     GivenImage,
+    LaunchRecord,
     LevelRecord,
     SampleRecord,
-    StartRecord,
     TreeRecord,
     append_record,
     cut_back_records,
@@ -79,7 +79,9 @@ def record_start(session: Session, iteration: int, resumed: bool) -> None:
     with _harmless(session):
         cut_back_records(session.folder, iteration if resumed else -1)
         facts = dict(_facts(session))
-        append_record(session.folder, StartRecord(iteration, facts, _plan_text(session, iteration)))
+        append_record(
+            session.folder, LaunchRecord(iteration, facts, _plan_text(session, iteration))
+        )
 
 
 def _facts(session: Session) -> Iterator[tuple[str, str]]:

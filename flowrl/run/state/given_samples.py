@@ -12,10 +12,10 @@ from torch.nn.functional import interpolate
 from flowrl.errors import UserError
 from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Rows, take
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.media_encoder import MediaEncoder
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.language.batch import Writing
+from flowrl.models.language.batch import TextBatch
 from flowrl.models.language.given_texts import check_length, completion_rows
 from flowrl.prompts import Draws
 from flowrl.run.state.given_file import (
@@ -40,7 +40,7 @@ class KeptLatents:
     encoder: MediaEncoder | None = None  # once it is needed
     latents: OrderedDict[int, Tensor] = field(default_factory=OrderedDict[int, Tensor])
 
-    def encode(self, batch: Painting) -> MediaEncoder:
+    def encode(self, batch: MediaBatch) -> MediaEncoder:
         if self.encoder is None:
             self.encoder = MediaEncoder.of(batch)
         return self.encoder
@@ -63,7 +63,7 @@ class GivenRows:
 
 
 @dataclass(frozen=True)
-class GivenData:
+class GivenSamples:
     """The given samples of a run, with those that were encoded."""
 
     file: GivenFile
@@ -72,7 +72,7 @@ class GivenData:
     kept: KeptLatents = field(default_factory=KeptLatents)
 
     @classmethod
-    def open(cls, learner: Learner) -> "GivenData | None":
+    def open(cls, learner: Learner) -> "GivenSamples | None":
         """Read the file of a run; None without one."""
         if learner.run.given is None:
             return None
@@ -97,7 +97,7 @@ class GivenData:
             batch = self.open_batch(rows)
             made = (
                 [self._of_texts(batch, rows)]
-                if isinstance(batch, Writing)
+                if isinstance(batch, TextBatch)
                 else self._of_media(batch, rows, ids, iteration)
             )
         if not counts:
@@ -112,13 +112,13 @@ class GivenData:
         each = [1.0, -1.0] if group == 2 else [self.settings.weight]
         return items, prompt, torch.tensor(each * len(rows))
 
-    def _of_texts(self, batch: Writing, rows: Sequence[int]) -> Rows:
+    def _of_texts(self, batch: TextBatch, rows: Sequence[int]) -> Rows:
         items, prompt, advantage = self._places(rows)
         texts = [str(self.file.items[item].sample) for item in items]
         return completion_rows(batch, texts, prompt, advantage)
 
     def _of_media(
-        self, batch: Painting, rows: Sequence[int], ids: tuple[int, ...], iteration: int
+        self, batch: MediaBatch, rows: Sequence[int], ids: tuple[int, ...], iteration: int
     ) -> list[Rows]:
         algorithm, run = self.learner.algorithm, self.learner.run
         items, prompt, advantage = self._places(rows)
@@ -132,7 +132,7 @@ class GivenData:
         assert isinstance(algorithm.likelihood, Matching)
         return [*algorithm.likelihood.rows(rollout, advantage[:, None], some)]
 
-    def encoded(self, batch: Painting, item: int) -> Tensor:
+    def encoded(self, batch: MediaBatch, item: int) -> Tensor:
         """The latents of a sample, encoded the first time that it is drawn."""
         known = self.kept.latents.get(item)
         if known is None:

@@ -15,10 +15,10 @@ from flowrl.errors import UserError
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
 from flowrl.run.state.freed_memory import keep_freed_memory
-from flowrl.run.state.given_samples import GivenData
+from flowrl.run.state.given_samples import GivenSamples
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.live import NOTHING_LIVE, Live
-from flowrl.run.state.start_record import Origin
+from flowrl.run.state.start_record import StartRecord
 from flowrl.run.state.writer import FileWriter
 from flowrl.run.watch.record import JsonlTracker, Terminal
 from flowrl.settings import RewardSpec, Run
@@ -46,9 +46,9 @@ class Session:
     terminal: Terminal
     tracker: Tracker
     spending: Spending
-    origin: Origin | None  # on the main process, which writes it into checkpoints
+    start_record: StartRecord | None  # on the main process, which writes it into checkpoints
     live: Live = NOTHING_LIVE
-    given: GivenData | None = None
+    given: GivenSamples | None = None
     writer: FileWriter = field(default_factory=FileWriter)
 
     @property
@@ -67,9 +67,9 @@ class Session:
         """Return the weights [r] of the rewards."""
         return torch.tensor([spec.weight_at(iteration) for spec in self.run.rewards])
 
-    def way_weights(self, iteration: int) -> torch.Tensor:
+    def intermediate_weights(self, iteration: int) -> torch.Tensor:
         """Return the weights [r] of the rewards on the way."""
-        return torch.tensor([spec.weight_at(iteration) for spec in self.run.asked_on_way])
+        return torch.tensor([spec.weight_at(iteration) for spec in self.run.asked_intermediate])
 
 
 def score_once(parallel: Parallel, rewards: Mapping[str, Reward], samples: Samples) -> Scores:
@@ -148,9 +148,11 @@ def open_session(
         terminal=Terminal(accelerator.is_main_process, run.train.iterations),
         tracker=learner.algorithm.tracker(),
         spending=spending.open_spending(run.budget, learner.algorithm.group),
-        origin=Origin.of(run, learner.parallel.processes) if learner.parallel.main else None,
+        start_record=StartRecord.of(run, learner.parallel.processes)
+        if learner.parallel.main
+        else None,
         live=live,
-        given=GivenData.open(learner),
+        given=GivenSamples.open(learner),
     )
 
 

@@ -33,7 +33,7 @@ SOURCE = re.compile(r"(.+\.py)(:\w+)?")
 
 
 @dataclass(frozen=True)
-class Origin:
+class StartRecord:
     settings: dict[str, Any]
     processes: int
     revision: str | None  # of a model from the hub
@@ -43,7 +43,7 @@ class Origin:
     shared_states: bool = False  # evaluated once and dealt together: older versions did not
 
     @classmethod
-    def of(cls, run: Run, processes: int) -> "Origin":
+    def of(cls, run: Run, processes: int) -> "StartRecord":
         """Take the record now. Files that are not on this machine are left out."""
         folder = local_folder(run.model.pipeline or run.model.language or "")
         return cls(
@@ -57,7 +57,7 @@ class Origin:
         )
 
     @classmethod
-    def read(cls, checkpoint: Path) -> "Origin | None":
+    def read(cls, checkpoint: Path) -> "StartRecord | None":
         """Read the record of a checkpoint; None where it has none, or one that cannot be read."""
         try:
             state = json.loads((checkpoint / "state.json").read_text())["origin"]
@@ -82,7 +82,7 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
 
     UserError for a change that a run cannot go on with.
     """
-    before, now = Origin.read(checkpoint), Origin.of(run, processes)
+    before, now = StartRecord.read(checkpoint), StartRecord.of(run, processes)
     iterations = int(checkpoint.name)
     if run.train.iterations < iterations:
         raise UserError(
@@ -118,7 +118,7 @@ def _sharing(before: bool, run: Run) -> Iterator[str]:
         )
 
 
-def _settings(before: Origin, run: Run, folder: Path) -> Iterator[str]:
+def _settings(before: StartRecord, run: Run, folder: Path) -> Iterator[str]:
     try:
         old = dump(run_from(before.settings, "checkpoint"))  # fills in settings of later versions
     except UserError:
@@ -141,7 +141,7 @@ def _settings(before: Origin, run: Run, folder: Path) -> Iterator[str]:
             yield name if max(map(len, texts)) > LONG else f"{name} {' -> '.join(texts)}"
 
 
-def _files(before: Origin, now: Origin, run: Run, folder: Path) -> Iterator[str]:
+def _files(before: StartRecord, now: StartRecord, run: Run, folder: Path) -> Iterator[str]:
     changed = [n for n, digest in before.base.items() if now.base and now.base.get(n) != digest]
     if changed:
         revisions = before.revision, now.revision

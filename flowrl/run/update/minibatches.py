@@ -61,7 +61,7 @@ Chunks = list[Chunk]
 
 
 @dataclass(frozen=True)
-class Deal:
+class RowAssignment:
     """The rule that deals the inputs of an iteration into `updates` optimizer steps."""
 
     seed: int
@@ -94,11 +94,11 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
     settings, unit = learner.run.train, learner.algorithm.loss.unit
     rows_per_call = learner.policy.sizes.training
     assert rows_per_call is not None  # `load_policy` chose it
-    deal = Deal(settings.seed, iteration, settings.updates)
+    assignment = RowAssignment(settings.seed, iteration, settings.updates)
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for place, rows in enumerate(experience.rows):
         inputs = input_of(rows, unit).cpu()
-        dealt = deal.steps(rows, inputs, experience.draws, place, unit)
+        dealt = assignment.steps(rows, inputs, experience.draws, place, unit)
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]
             parts = calls(index, inputs, max(1, rows_per_call // unit))

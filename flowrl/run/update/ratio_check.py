@@ -34,8 +34,8 @@ def noise_floor(learner: Learner, experience: Experience) -> float | None:
 
 def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) -> float | None:
     """Print the noise floor and the clip range. Warn above that range, UserError far above it."""
-    if experience.through is not None:
-        sentence, close = experience.through.check(experience.samples, experience.scores)
+    if experience.reward_path is not None:
+        sentence, close = experience.reward_path.check(experience.samples, experience.scores)
         terminal.say(sentence)
         if not close:
             terminal.warn(

@@ -116,7 +116,7 @@ def update(
         norms.append(optimizer_step(learner, progress))
     finite = [norm for norm in norms if math.isfinite(norm)]
     scale = {"loss_scale": learner.scaler.get_scale()} if learner.scaler.is_enabled() else {}
-    decoded = 0 if experience.through is None else experience.through.decoded[0]
+    decoded = 0 if experience.reward_path is None else experience.reward_path.decoded[0]
     if total := sum(learner.parallel.every(decoded)):
         scale["count/decoded_graded"] = float(total)
     return {
@@ -205,9 +205,9 @@ def chunk_loss(
     """
     algorithm, policies = learner.algorithm, learner.policies
     likelihood, loss = algorithm.likelihood, algorithm.loss
-    if experience.through is not None:
+    if experience.reward_path is not None:
         velocity: Any = experience.policy  # `Algorithm` refuses gradient methods of texts
-        entries = path_entries(learner, velocity, experience.through, chunk)
+        entries = path_entries(learner, velocity, experience.reward_path, chunk)
         return entries, chunk.mask
     evaluations: dict[str, Evaluation] = {}
     same = {"current", *(equal or ())}

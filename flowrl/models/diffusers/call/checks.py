@@ -17,7 +17,7 @@ from flowrl.models.diffusers.call.columns import VIDEO_COLUMNS, images
 from flowrl.models.diffusers.call.driver import DENOISERS, ENCODERS
 from flowrl.models.diffusers.call.schedule import ModelOutput
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
-from flowrl.models.diffusers.call.user_levels import OwnLevels, refuse_levels
+from flowrl.models.diffusers.call.user_levels import UserLevels, refuse_levels
 
 # arguments of __call__ that flowrl sets itself
 OURS = frozenset(
@@ -115,7 +115,7 @@ def prediction(scheduler: Any, owner: str) -> ModelOutput:
     )
 
 
-def scheduler_of(pipe: Any, levels: OwnLevels | None) -> Any:
+def scheduler_of(pipe: Any, levels: UserLevels | None) -> Any:
     """Return the scheduler of driven calls: the pipeline's own, or a copy for levels of the user's.
 
     Raises UserError where those cannot be set.
@@ -190,7 +190,7 @@ def arguments(
     return dict(call)
 
 
-def from_pretrained(source: str, dtype: torch.dtype, levels: OwnLevels | None = None) -> Any:
+def from_pretrained(source: str, dtype: torch.dtype, levels: UserLevels | None = None) -> Any:
     """A pipeline; components that its index does not list are left out.
 
     Raises UserError, before weights are read, if `levels` cannot be set.

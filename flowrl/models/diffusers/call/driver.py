@@ -104,13 +104,13 @@ class Driver:
             self._run(self.raw, self._seeded(arguments), Control(), [patch, *stops])
         return tuple(outputs)
 
-    def first(self, call: PipelineCall, draws: RecordedNoise, *, own_scale: bool) -> Received:
+    def first(self, call: PipelineCall, draws: RecordedNoise, *, native_scale: bool) -> Received:
         """Return what the loop's first `step` receives; the denoiser is stubbed.
 
-        Noise comes from `draws`. With `own_scale` the real scheduler scales the noise and the
+        Noise comes from `draws`. With `native_scale` the real scheduler scales the noise and the
         denoiser's input, as in the pipeline's own call, and `state` is that input.
         """
-        control = Control(own_scale=own_scale)
+        control = Control(native_scale=native_scale)
         stop = self._driven(call, control, draws.patches(self.pipe), until=NEVER_STOP)
         assert isinstance(stop, Stop) and stop.received is not None
         return stop.received
@@ -135,14 +135,14 @@ class Driver:
             )
         return stop.received
 
-    def finished(self, call: PipelineCall, *, through: bool, graded: bool = False) -> Any:
+    def finished(self, call: PipelineCall, *, decodes_in_loop: bool, graded: bool = False) -> Any:
         """Return the result of a call whose state never moves, so that it is decoded.
 
         The loop is skipped, or runs with stubbed denoisers where a pipeline needs that. `graded`
         keeps the gradient to the state.
         """
         with torch.set_grad_enabled(graded):
-            if through:
+            if decodes_in_loop:
                 return self._driven(call, Control("visit"), [], until=NEVER_STOP)
             return self._driven(call, Control(pinned=torch.empty(0)), [])
 

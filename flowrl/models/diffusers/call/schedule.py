@@ -203,5 +203,5 @@ class Way:
     guidance: float | None
     forward: bool
     mixed: bool  # rows of several sigmas may share a call
-    through: bool = False  # whether the decoder needs the loop to run, with nothing moving
+    decodes_in_loop: bool = False  # whether the decoder needs the loop to run, with nothing moving
     together: tuple[str, ...] = ()  # columns of images: rows with images of one size share a call

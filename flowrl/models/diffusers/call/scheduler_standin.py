@@ -130,11 +130,11 @@ class Control:
     count: int = 0
     records: list[Received] = field(default_factory=list)
     repeatable: bool = True  # whether the first own step, made twice, had equal results
-    own_scale: bool = False  # "stop" with the real scheduler's scaling of noise and inputs
+    native_scale: bool = False  # "stop" with the real scheduler's scaling of noise and inputs
 
     @property
     def scales(self) -> bool:
-        return self.mode == "own" or self.own_scale
+        return self.mode == "own" or self.native_scale
 
 
 def stand_in(real: Any, control: Control) -> Any:
@@ -179,7 +179,7 @@ def _step(kind: Any, control: Control) -> Any:
         seen = Received(given["model_output"], given["timestep"], given["sample"])
         index, control.count = control.count, control.count + 1
         if control.mode == "stop" and index == control.stop_at:
-            if control.own_scale:
+            if control.native_scale:
                 seen = seen._replace(state=_as_seen(self, kind, seen.sample, seen.timestep))
             raise Stop(seen)
         if control.mode == "stop":

@@ -41,7 +41,7 @@ from flowrl.models.diffusers.call.traits import (
     discover_encoding,
     encoded,
 )
-from flowrl.models.diffusers.call.user_levels import OwnLevels
+from flowrl.models.diffusers.call.user_levels import UserLevels
 from samplers.adapt import flow_velocity, scale, to_vp
 
 
@@ -52,7 +52,9 @@ class Loop:
     own, and by what only the pipeline's own call shows (see `Traits`).
     """
 
-    def __init__(self, pipe: Any, call: Mapping[str, Any], levels: OwnLevels | None = None) -> None:
+    def __init__(
+        self, pipe: Any, call: Mapping[str, Any], levels: UserLevels | None = None
+    ) -> None:
         checks.refuse_pipeline(pipe)
         self.pipe, self.levels = pipe, levels
         self.driver = Driver(pipe, checks.scheduler_of(pipe, levels))
@@ -138,7 +140,9 @@ class Loop:
         if steps not in self._starts:
             call, draws = self._trial(self.traits.blank, steps), RecordedNoise(1.0)
             with torch.no_grad(), checks.its_own(self.name, self.call):
-                seen = self.driver.first(call, RecordedNoise(1.0), own_scale=True).folded(1).state
+                seen = (
+                    self.driver.first(call, RecordedNoise(1.0), native_scale=True).folded(1).state
+                )
                 visited = self.driver.visited(call, draws)
             assert seen is not None
             first, times = visited[0].folded(1).sample, [step.timestep for step in visited]
@@ -236,7 +240,7 @@ class Loop:
         return self._noise[names]
 
     def _begun(self, call: PipelineCall, draws: RecordedNoise) -> Tensor:
-        state = self.driver.first(call, draws, own_scale=False).sample
+        state = self.driver.first(call, draws, native_scale=False).sample
         return state if len(state) == 1 else state[None]
 
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
@@ -289,7 +293,7 @@ class Loop:
             each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
             return torch.cat([self.decode(*row, way, graded) for row in each])
         call = self._at(x0 if graded else x0.detach(), conditioning, way)
-        result = self.driver.finished(call, through=way.through, graded=graded)[0]
+        result = self.driver.finished(call, decodes_in_loop=way.decodes_in_loop, graded=graded)[0]
         return media_of(result, double=graded)
 
     def record(

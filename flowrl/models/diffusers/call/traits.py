@@ -28,7 +28,7 @@ from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.call.latents import Entry
 from flowrl.models.diffusers.call.schedule import ModelOutput
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES
-from flowrl.models.diffusers.call.user_levels import OwnLevels
+from flowrl.models.diffusers.call.user_levels import UserLevels
 
 TRIAL_SIZE = 64  # pixels of a placeholder image, where the call gives no size
 TRIAL_FRAMES = 9  # of a placeholder video, likewise
@@ -95,7 +95,7 @@ class Traits:
     blank: Conditioning = Conditioning(SINGLE, ([()],), (SHORT_PROMPT,))
     stubs: bool = True
     entry: Entry = Entry()
-    levels: OwnLevels | None = None
+    levels: UserLevels | None = None
     single: bool = False
     form: Literal["pt", "np"] = "pt"
     sign: Literal[1, -1] = 1
@@ -151,7 +151,7 @@ class Traits:
         return replace(self, encodings={**self.encodings, tuple(extra): encoding})
 
 
-def discover(driver: Driver, call: Mapping[str, Any], levels: OwnLevels | None) -> Traits:
+def discover(driver: Driver, call: Mapping[str, Any], levels: UserLevels | None) -> Traits:
     """Find the traits of a pipeline. Raises UserError, with the reason, if it cannot be driven."""
     name, parameters = type(driver.pipe).__name__, driver.parameters
     kind = checks.prediction(driver.pipe.scheduler, name)

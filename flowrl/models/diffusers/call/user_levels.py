@@ -28,7 +28,7 @@ _NEAR = 1e-6  # rounding to float32
 
 
 @dataclass(frozen=True)
-class OwnLevels:
+class UserLevels:
     """`at` maps a number of steps to the levels without the final 0; `trial` is a number of steps
     for which it has some, for trial calls."""
 

@@ -59,13 +59,13 @@ class Subject:
         proof_checks.unbroken(self.loop.name, self.own)
         self._check_sizes()
         way = self._way()
-        through = self._decoder(way)
+        decodes_in_loop = self._decoder(way)
         steps = StepProof(self.loop, self.own, self.schedule, self.recorded[2])
         first = steps.first()
         if self.complete:
             steps.check_start(self.conditioning, self.steps)
         padding = self._padding(way)
-        together = self._together(replace(way, through=through))
+        together = self._together(replace(way, decodes_in_loop=decodes_in_loop))
         self._check_guidance(way)
         if self.gradient:
             self._check_gradient(way)
@@ -80,11 +80,11 @@ class Subject:
             euler=steps.euler(),
             kind=self.loop.kind,
             first=first,
-            through=through,
+            decodes_in_loop=decodes_in_loop,
             noisy=not self.recorded[2],
             reading=steps.reading(),
             padding=padding,
-            own_levels=self.loop.levels is not None,
+            user_levels=self.loop.levels is not None,
             video=self.recorded[1].ndim == 5,
             together=together,
         )

@@ -29,18 +29,20 @@ class Replay:
     euler: float | None  # largest difference of our Euler steps, as a share of the state
     kind: ModelOutput = "flow"
     first: float | None = None  # of the first step, as a share of the state; None: it draws noise
-    through: bool = False  # decoding goes through the loop
+    decodes_in_loop: bool = False  # decoding goes through the loop
     noisy: bool = False  # the scheduler's step draws noise
     reading: float | None = None  # of its clean sample from ours, as a share; None: not shown
     padding: float | None = None  # share of a prediction due to prompts encoded beside its own
-    own_levels: bool = False  # the call was made at the levels of model.sigmas
+    user_levels: bool = False  # the call was made at the levels of model.sigmas
     video: bool = False  # the pipeline makes videos, not images
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
 
     @property
     def to_way(self) -> Way:
         forward = self.way == "forward"
-        return Way(self.steps, self.guidance, forward, self.mixed, self.through, self.together)
+        return Way(
+            self.steps, self.guidance, forward, self.mixed, self.decodes_in_loop, self.together
+        )
 
     @property
     def own_steps(self) -> bool:
@@ -59,7 +61,7 @@ class Replay:
         images = "; rows with images of one size share a call" if self.together else ""
         return (
             f"{self.pipeline}, {self.dtype}, {self.steps} steps"
-            f"{' at the levels of model.sigmas' if self.own_levels else ''}, "
+            f"{' at the levels of model.sigmas' if self.user_levels else ''}, "
             f"guidance {self.guidance}: "
             f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
             f"to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"

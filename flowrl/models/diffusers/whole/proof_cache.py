@@ -48,7 +48,7 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 
 
 @dataclass(frozen=True)
-class KeptProof:
+class CachedProof:
     """The proofs of one start: what it printed, by which way each (steps, guidance) is driven.
 
     `traits` are those that only the proof's own call shows. `whole` are the proofs over whole
@@ -64,7 +64,7 @@ class KeptProof:
     @classmethod
     def of(
         cls, policy: PipelinePolicy, sentences: Sequence[str], whole: Sequence[WholeProof] = ()
-    ) -> "KeptProof":
+    ) -> "CachedProof":
         made = datetime.now().isoformat(" ", "minutes")
         replays = tuple(policy.known_proofs.values())
         return cls(made, tuple(sentences), replays, _traits(policy.loop), tuple(whole))
@@ -86,14 +86,14 @@ def folder() -> Path:
     return cache_folder() / "proofs"
 
 
-def read(digest: str) -> KeptProof | None:
+def read(digest: str) -> CachedProof | None:
     """The proof of a digest; None where there is none, or a damaged one."""
     try:
         written = json.loads(_file(digest).read_text(encoding="utf-8"))
         if written["sum"] != _sum(written["proof"]):
             return None
         made = written["proof"]
-        return KeptProof(
+        return CachedProof(
             made["made"],
             tuple(made["sentences"]),
             tuple(_replay(values) for values in made["replays"]),
@@ -104,7 +104,7 @@ def read(digest: str) -> KeptProof | None:
         return None
 
 
-def keep(digest: str, proof: KeptProof) -> None:
+def keep(digest: str, proof: CachedProof) -> None:
     """Keep a proof, whole or not at all. A folder that cannot be written keeps none."""
     path, plain = _file(digest), json.loads(json.dumps(asdict(proof)))
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call import columns
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.proof_checks import largest_difference
@@ -117,7 +117,7 @@ def prove_whole(
 
     def sample(rows: int) -> WholeSample:
         conditioning = policy.loop.encode(prompts[:rows], extras[:rows])
-        batch = Painting(policy, conditioning, replay.steps)
+        batch = MediaBatch(policy, conditioning, replay.steps)
         return WholeSample(policy, batch, 0, replay.guidance)
 
     whole = sample(len(prompts))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flowrl.models.diffusers.batch import Painting
+from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.call.driver import PipelineCall
 from flowrl.models.diffusers.call.image_to_image import RecordedNoise
 from flowrl.models.diffusers.call.proof_checks import media_of
@@ -36,7 +36,7 @@ class WholeSample:
     """`draws` are the prompts' places: the noise is keyed by (seed, 0, draw), as a rollout's."""
 
     policy: PipelinePolicy
-    batch: Painting
+    batch: MediaBatch
     seed: int
     guidance: float | None
 
@@ -215,7 +215,7 @@ class WholeSample:
 
     def _seen(self, latents: Tensor | None, draws: RecordedNoise) -> Tensor:
         with torch.no_grad():
-            first = self.policy.loop.driver.first(self._call(latents), draws, own_scale=False)
+            first = self.policy.loop.driver.first(self._call(latents), draws, native_scale=False)
         return first.folded(len(self.rows)).sample
 
     def _try(self, latents: Tensor) -> Tensor | None:

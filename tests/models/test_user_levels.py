@@ -14,13 +14,13 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
 
 from flowrl.cli.plan import describe_run, open_points
 from flowrl.errors import UserError
-from flowrl.models.diffusers.call import user_levels as own_levels
-from flowrl.models.diffusers.call.user_levels import OwnLevels
+from flowrl.models.diffusers.call import user_levels as user_levels
+from flowrl.models.diffusers.call.user_levels import UserLevels
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+from flowrl.models.diffusers.whole import proof_cache as proof_cache
 from flowrl.models.diffusers.whole.whole_proof import prove_whole
 from flowrl.paths import PROJECT
-from flowrl.run.state.start_record import Origin
+from flowrl.run.state.start_record import StartRecord
 from flowrl.settings.levels import LevelShift, falling, levels_of
 from flowrl.settings.read import check_plan, dump, override, read_run, run_from
 from samplers import Chain, FlowSDE, Ode
@@ -38,7 +38,7 @@ QUADRATIC = "def quadratic(steps):\n    return [(1 - i / steps) ** 2 for i in ra
 
 
 def levelled(pipe: Any, call: Any, sigmas: Any = LIST) -> PipelinePolicy:
-    return PipelinePolicy(pipe, call=call, levels=OwnLevels(partial(levels_of, sigmas), STEPS))
+    return PipelinePolicy(pipe, call=call, levels=UserLevels(partial(levels_of, sigmas), STEPS))
 
 
 def as_given(pipe: Any) -> Any:
@@ -91,7 +91,7 @@ def test_rollouts_walk_the_levels(plan: Any) -> None:
 
 
 def test_a_scheduler_that_shifts_the_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_levels, "_AS_GIVEN", {})
+    monkeypatch.setattr(user_levels, "_AS_GIVEN", {})
     with pytest.raises(UserError, match=r"visits the levels 1, 0.9643, .* where 1, 0.9, 0.6, 0.2"):
         levelled(sd3(shift=3.0), SQUARE).schedule(STEPS)
 
@@ -113,7 +113,7 @@ def test_levels_in_call_name_the_setting() -> None:
 def test_other_levels_are_another_proof() -> None:
     made = [levelled(sd3(), SQUARE, s) for s in (LIST, LevelShift(shift=2.0))]
     made.append(PipelinePolicy(sd3(), call=SQUARE))
-    digests = {kept_proofs.digest(each, {}, PROMPTS, ()) for each in made}
+    digests = {proof_cache.digest(each, {}, PROMPTS, ()) for each in made}
     assert len(digests) == len(made)
 
 
@@ -191,7 +191,7 @@ def test_a_function_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     made = run("mine.py:quadratic")
     check_plan(made)
     assert made.levels(4) == (1.0, 0.5625, 0.25, 0.0625, 0.0)
-    assert "mine.py" in Origin.of(made, 1).sources
+    assert "mine.py" in StartRecord.of(made, 1).sources
     assert "(levels of model.sigmas)" in describe_run(made, 0, None)
     for name, message in (
         ("mine.py:two", "must return 4 levels for 4 steps"),

@@ -12,8 +12,8 @@ import torch
 
 from flowrl.models.diffusers.batch import Scales
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.models.diffusers.whole import proof_cache as kept_proofs
-from flowrl.models.diffusers.whole.proof_cache import KeptProof
+from flowrl.models.diffusers.whole import proof_cache as proof_cache
+from flowrl.models.diffusers.whole.proof_cache import CachedProof
 from tests.support.driving import PROMPTS, STEPS
 from tests.support.tiny_pipelines import NAMED, SQUARE, sd3
 
@@ -28,7 +28,7 @@ def policy(pipe: Any = None, call: Mapping[str, Any] = SQUARE) -> PipelinePolicy
 
 
 def digest(made: PipelinePolicy, settings: Any = SETTINGS, prompts: Any = PROMPTS) -> str:
-    return kept_proofs.digest(made, settings, prompts, ())
+    return proof_cache.digest(made, settings, prompts, ())
 
 
 def shifted() -> Any:
@@ -56,9 +56,9 @@ def test_the_same_start_has_the_same_digest_and_others_have_others() -> None:
 @pytest.mark.parametrize("name", ["torch", "diffusers", "transformers", "peft"])
 def test_another_version_is_another_digest(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
-    before, real = digest(made), kept_proofs.metadata.version
+    before, real = digest(made), proof_cache.metadata.version
     monkeypatch.setattr(
-        kept_proofs.metadata, "version", lambda each: "0.0" if each == name else real(each)
+        proof_cache.metadata, "version", lambda each: "0.0" if each == name else real(each)
     )
     assert digest(made) != before
 
@@ -66,7 +66,7 @@ def test_another_version_is_another_digest(name: str, monkeypatch: pytest.Monkey
 def test_flowrls_own_code_is_in_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     made = policy()
     before = digest(made)
-    monkeypatch.setattr(kept_proofs, "_own_code", lambda: "another")
+    monkeypatch.setattr(proof_cache, "_own_code", lambda: "another")
     assert digest(made) != before
 
 
@@ -98,8 +98,8 @@ def test_the_source_of_an_own_pipeline_is_in_the_digest(tmp_path: Path) -> None:
 def test_a_kept_proof_brings_a_policy_where_a_made_one_would() -> None:
     first, second = policy(), policy()
     sentences = first.proofs(PROMPTS, STEPS)
-    kept_proofs.keep("d", KeptProof.of(first, sentences))
-    kept = kept_proofs.read("d")
+    proof_cache.keep("d", CachedProof.of(first, sentences))
+    kept = proof_cache.read("d")
     assert kept is not None and list(kept.sentences) == sentences
     kept.use(second)
     assert second.known_proofs == first.known_proofs
@@ -125,7 +125,7 @@ def test_traits_that_only_the_proof_finds_are_kept() -> None:
     first.proofs(PROMPTS, STEPS)
     found = {"sign": -1, "form": "np", "single": True}
     first.loop.traits = replace(first.loop.traits, **found)
-    KeptProof.of(first, ()).use(second)
+    CachedProof.of(first, ()).use(second)
     assert {name: getattr(second.loop.traits, name) for name in found} == found
 
 
@@ -148,34 +148,34 @@ def deep(text: str) -> str:
 def unknown_field(text: str) -> str:
     whole = json.loads(text)
     whole["proof"]["replays"][0]["later"] = 1
-    return json.dumps({"sum": kept_proofs._sum(whole["proof"]), "proof": whole["proof"]})
+    return json.dumps({"sum": proof_cache._sum(whole["proof"]), "proof": whole["proof"]})
 
 
 @pytest.mark.parametrize("damage", [cut, other_number, other_form, deep, unknown_field, str.upper])
 def test_a_damaged_entry_counts_as_none(damage: Callable[[str], str]) -> None:
     made = policy()
-    kept_proofs.keep("d", KeptProof.of(made, made.proofs(PROMPTS, STEPS)))
-    file = kept_proofs.folder() / "d.json"
-    assert kept_proofs.read("d") is not None
+    proof_cache.keep("d", CachedProof.of(made, made.proofs(PROMPTS, STEPS)))
+    file = proof_cache.folder() / "d.json"
+    assert proof_cache.read("d") is not None
     file.write_text(damage(file.read_text()))
-    assert kept_proofs.read("d") is None
+    assert proof_cache.read("d") is None
     file.write_bytes(b"\xff\xfe\x00")
-    assert kept_proofs.read("d") is None
+    assert proof_cache.read("d") is None
     file.unlink()
     file.mkdir()
-    assert kept_proofs.read("d") is None
-    kept_proofs.keep("d", KeptProof.of(made, ()))  # cannot be written, and is no error
-    assert [path.name for path in kept_proofs.folder().iterdir()] == ["d.json"]
+    assert proof_cache.read("d") is None
+    proof_cache.keep("d", CachedProof.of(made, ()))  # cannot be written, and is no error
+    assert [path.name for path in proof_cache.folder().iterdir()] == ["d.json"]
 
 
 def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWRL_CACHE", "/one")
     monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert kept_proofs.folder() == Path("/one/proofs")
+    assert proof_cache.folder() == Path("/one/proofs")
     monkeypatch.delenv("FLOWRL_CACHE")
-    assert kept_proofs.folder() == Path("/two/flowrl/proofs")
+    assert proof_cache.folder() == Path("/two/flowrl/proofs")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert kept_proofs.folder() == Path.home() / ".cache/flowrl/proofs"
+    assert proof_cache.folder() == Path.home() / ".cache/flowrl/proofs"
 
 
 def test_images_are_in_the_digest_by_their_content() -> None:
@@ -187,10 +187,10 @@ def test_images_are_in_the_digest_by_their_content() -> None:
     for size in ((24, 20), (20, 24), (24, 20)):
         image = columns.placeholder_images(["image"], *size)["image"]
         meta = [{"prompt": text, "image": image} for text in PROMPTS]
-        digests.add(kept_proofs.digest(made, SETTINGS, PROMPTS, meta))
+        digests.add(proof_cache.digest(made, SETTINGS, PROMPTS, meta))
     assert len(digests) == 2
 
 
 def test_a_proof_says_when_it_was_made() -> None:
-    proof = replace(KeptProof.of(policy(), ()), made="2026-01-02 03:04")
+    proof = replace(CachedProof.of(policy(), ()), made="2026-01-02 03:04")
     assert "2026-01-02 03:04" in proof.line and "--no-cache" in proof.line

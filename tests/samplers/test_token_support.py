@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from flowrl.budget.successes import cut, put
 from samplers.completions import Completions, Forking, Forks, Segments
 from samplers.token_support import KeptTokens, joined_kept
-from samplers.tokens import kept_tokens, pack
+from samplers.tokens import pack, token_support
 from tests.language.test_sampling_rules import PROMPTS, policy
 
 
@@ -52,9 +52,9 @@ def test_memory_is_that_of_the_kept_tokens_and_never_more_than_bits():
     """At 152,000 entries: 12 bytes per token of a text, and 4 per token that was kept."""
     vocabulary, kept = 151_936, 40
     logp = torch.randn(8, vocabulary, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    few = KeptTokens.of(kept_tokens(logp, 1.0, kept, 0.0))
+    few = KeptTokens.of(token_support(logp, 1.0, kept, 0.0))
     assert few.memory == 8 * (12 + 4 * kept)
-    flat = KeptTokens.of(kept_tokens(logp, 0.95, 0, 0.0))
+    flat = KeptTokens.of(token_support(logp, 0.95, 0, 0.0))
     assert flat.memory == 8 * (12 + vocabulary // 8)
 
 
@@ -80,7 +80,7 @@ def test_texts_keep_the_sets_of_their_own_distributions(plan):
             ids = torch.tensor([[*context, *found.ids[row, :t].tolist()]])
             with torch.no_grad():
                 logp = made.model(ids).logits[0, -1:].log_softmax(-1)
-            assert torch.equal(sets[row, t], kept_tokens(logp, 0.8, 0, 0.0)[0])
+            assert torch.equal(sets[row, t], token_support(logp, 0.8, 0, 0.0)[0])
     stored = int(found.kept.counts[found.own].abs().sum())  # here both forms may occur
     assert len(found.kept.pool) == stored
     if not isinstance(plan, Completions):  # all leaves of a trunk refer to its sets

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from flowrl.models.diffusers import encoding_cache as kept_encodings
-from flowrl.models.diffusers.encoding_cache import KeptEncodings, byte_count
+from flowrl.models.diffusers import encoding_cache as encoding_cache
+from flowrl.models.diffusers.encoding_cache import EncodingCache, byte_count
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
@@ -26,9 +26,9 @@ MOST = 2**30
 CALL = FAMILIES["qwen"][1] | {"max_sequence_length": 64}
 
 
-def driven(keep: KeptEncodings | None):
+def driven(keep: EncodingCache | None):
     made = PipelinePolicy(qwen_image(), call=CALL, rows_per_call=8)
-    made.kept_encodings = keep
+    made.encoding_cache = keep
     return made
 
 
@@ -40,7 +40,7 @@ def equal(one, other) -> bool:
 
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_a_prompt_has_the_same_bits_alone_cold_and_warm(where):
-    kept = KeptEncodings(where, MOST)
+    kept = EncodingCache(where, MOST)
     made = driven(kept)
     calls, real = [], made.loop.encode
     made.loop.encode = lambda prompts, extras: calls.append(prompts) or real(prompts, extras)
@@ -50,13 +50,13 @@ def test_a_prompt_has_the_same_bits_alone_cold_and_warm(where):
     assert cold.prompts == warm.prompts == tuple(PROMPTS)
     back = made.encode(PROMPTS[::-1])
     assert equal(back.take([2, 1, 0]), cold) and len(calls) == 3
-    other = driven(KeptEncodings(where, MOST)).encode([*PROMPTS[1:], PROMPTS[0]])
+    other = driven(EncodingCache(where, MOST)).encode([*PROMPTS[1:], PROMPTS[0]])
     assert equal(other.take([2, 0, 1]), cold)
 
 
 def test_bytes_are_bounded_and_files_end_with_the_run():
     sizes = [byte_count(driven(None).encode([prompt])) for prompt in PROMPTS]
-    kept = KeptEncodings("disk", max(sizes) + 1)
+    kept = EncodingCache("disk", max(sizes) + 1)
     made, folder = driven(kept), kept._folder
     for prompt in PROMPTS:
         made.encode([prompt])
@@ -64,13 +64,13 @@ def test_bytes_are_bounded_and_files_end_with_the_run():
     assert len(kept._kept) < len(PROMPTS)
     del made, kept
     assert not Path(folder).exists()
-    none = KeptEncodings("cpu", 1)
+    none = EncodingCache("cpu", 1)
     driven(none).encode(PROMPTS)
     assert none.bytes == 0 and not none._kept
 
 
 def test_a_damaged_file_is_encoded_again_and_a_full_disk_is_an_error_with_the_file(monkeypatch):
-    kept = KeptEncodings("disk", MOST)
+    kept = EncodingCache("disk", MOST)
     made = driven(kept)
     cold, size = made.encode(PROMPTS), kept.bytes
     first, second, _ = sorted(kept._folder.glob("*.pt"))
@@ -88,26 +88,26 @@ def test_a_damaged_file_is_encoded_again_and_a_full_disk_is_an_error_with_the_fi
 
 
 def test_folders_of_killed_runs_are_removed_and_those_of_others_stay(monkeypatch, tmp_path):
-    monkeypatch.setattr(kept_encodings.tempfile, "tempdir", str(tmp_path))
-    mine = KeptEncodings("disk", MOST)
+    monkeypatch.setattr(encoding_cache.tempfile, "tempdir", str(tmp_path))
+    mine = EncodingCache("disk", MOST)
     code = (
         "import os, signal\n"
-        "from flowrl.models.diffusers.encoding_cache import KeptEncodings\n"
-        "kept = KeptEncodings('disk', 1)\n"
+        "from flowrl.models.diffusers.encoding_cache import EncodingCache\n"
+        "kept = EncodingCache('disk', 1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     given = {**os.environ, "TMPDIR": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", code], env=given).returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2 and mine._folder.exists()
-    other = KeptEncodings("disk", MOST)
+    other = EncodingCache("disk", MOST)
     assert set(tmp_path.iterdir()) == {mine._folder, other._folder}
 
 
 def test_a_prompts_own_negative_prompt_is_part_of_what_is_kept():
-    made = driven(KeptEncodings("cpu", MOST))
+    made = driven(EncodingCache("cpu", MOST))
     rows = [{"negative_prompt": "blurry"}, {"negative_prompt": "a long list of what is unwanted"}]
     both = made.encode([PROMPTS[0]] * 2, rows)
-    assert len(made.kept_encodings._kept) == 2
+    assert len(made.encoding_cache._kept) == 2
     assert equal(made.encode([PROMPTS[0]] * 2, rows[::-1]).take([1, 0]), both)
 
 
@@ -123,7 +123,7 @@ def test_a_resumed_run_with_a_cold_cache_has_the_same_bits(pipeline, tmp_path):
     progress = Progress()
     for _ in range(3):
         iterate(whole, progress, Alarms())
-    assert whole.learner.policy.kept_encodings._kept
+    assert whole.learner.policy.encoding_cache._kept
     progress = Progress()
     iterate(first, progress, Alarms())
     checkpoint.save_checkpoint(first, progress, Alarms())
