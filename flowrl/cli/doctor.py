@@ -241,11 +241,11 @@ def _reachable(url: str) -> Finding:
 
 
 def _proof_cache() -> Iterator[Finding]:
-    from flowrl.models.diffusers.whole import proof_cache as kept_proofs
+    from flowrl.models.diffusers.whole import proof_cache as proof_cache
 
     yield _write_access(
         "proof cache",
-        kept_proofs.folder(),
+        proof_cache.folder(),
         f"proofs are repeated; set {CACHE_VARIABLE}",
     )
 
