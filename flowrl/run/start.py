@@ -17,7 +17,7 @@ from flowrl.run.atomic import appear, held, reason, sweep
 from flowrl.run.save import checkpoint
 from flowrl.run.save.failures import resumable, starting
 from flowrl.run.show.track import open_trackers
-from flowrl.run.state import start_record as origin
+from flowrl.run.state import start_record
 from flowrl.run.state.live import NOTHING_LIVE, Live, of_callback
 from flowrl.run.state.session import check_reward_sources, on_cpu, open_accelerator, open_session
 from flowrl.run.state.smaller_calls import explained
@@ -89,7 +89,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
         if newest is not None:
             saved = newest
             count = state.num_processes
-            for line in agreed(state, lambda: origin.changes(run, folder, saved, count)):
+            for line in agreed(state, lambda: start_record.changes(run, folder, saved, count)):
                 terminal.say(line)
         with resumable(folder):
             if state.is_main_process:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowrl.errors import UserError
-from flowrl.run.state.start_record import Origin, files_named, prompt_digests, source_digests
+from flowrl.run.state.start_record import StartRecord, files_named, prompt_digests, source_digests
 from flowrl.settings import RewardSpec, Run
 from flowrl.settings.read import dump, run_from
 
@@ -35,7 +35,7 @@ class Incomparable:
     @classmethod
     def of(cls, run: Run, checkpoint: Path) -> "Incomparable":
         """Compare a run's settings and files with those of a checkpoint, where it has a record."""
-        before = Origin.read(checkpoint)
+        before = StartRecord.read(checkpoint)
         if before is None:
             return cls()
         try:
