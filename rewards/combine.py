@@ -111,7 +111,7 @@ def _numbers(result: Any, n: int) -> Tensor:
             raise ValueError("complex numbers")
         if result.layout is not torch.strided:
             raise ValueError("a sparse tensor")
-        return result.detach().to("cpu", torch.float64)
+        return result.detach().cpu().double()
     if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping):
         raise ValueError(f"one {type(result).__name__}")
     return torch.tensor([_number(value) for value in result], dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Calls of rewards and judges that cannot change the run: copies, a checksum, restored settings.
+"""Calls of rewards and judges that cannot change the run: copies, checks, restored settings.
 
-They get copies of the prompts, groups and columns. The media are too large to copy, so their bytes
-are compared before and after the call. Global generators are not compared: the run's own noise
+They get copies of the prompts, groups and columns. The media are too large to copy: the call is
+checked for having written into them. Global generators are not compared: the run's own noise
 never reads one.
 """
 
@@ -77,7 +77,7 @@ def guarded_call(
     ValueError, naming the reward, if it wrote into the media or changed a setting. RuntimeError
     for SystemExit and its kind, which would end the run or the server without an error.
     """
-    before, state, grad = _checksums(samples.media), SharedState.now(), torch.is_grad_enabled()
+    before, state, grad = _marks(samples.media), SharedState.now(), torch.is_grad_enabled()
     try:
         with no_exit(name, what):
             result = call(_copied(samples))
@@ -87,7 +87,7 @@ def guarded_call(
     torch.set_grad_enabled(grad)
     if not _BESIDE.sampling:
         state.check([name], what)
-    if _checksums(samples.media) != before:
+    if _marks(samples.media) != before:
         raise ValueError(
             f"{what} {name!r} wrote into the media, which other rewards and the run read too; "
             "let it change a copy: samples.media.clone()"
@@ -131,12 +131,16 @@ def _detached(item: Any) -> Any:
     return item.detach() if isinstance(item, Tensor) else item
 
 
-def _checksums(media: Any) -> list[tuple[int, ...]]:
-    """One checksum of the bytes per tensor; strings cannot be written into."""
+def _marks(media: Any) -> list[tuple[int, ...]]:
+    """What a write changes, per tensor; strings cannot be written into."""
     tensors = [media] if isinstance(media, Tensor) else media
-    return [_checksum(item) for item in tensors if isinstance(item, Tensor)]
+    return [_mark(item) for item in tensors if isinstance(item, Tensor)]
 
 
-def _checksum(tensor: Tensor) -> tuple[int, ...]:
-    plain = tensor.detach().cpu().contiguous().view(torch.uint8)
+def _mark(tensor: Tensor) -> tuple[int, ...]:
+    """torch's own count of writes on a device, which copies nothing. On the CPU a checksum of the
+    bytes: numpy writes into the same memory, and torch does not see it."""
+    if tensor.device.type != "cpu":
+        return (*tensor.shape, tensor._version)
+    plain = tensor.detach().contiguous().view(torch.uint8)
     return (*tensor.shape, zlib.crc32(plain.numpy().data))

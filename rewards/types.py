@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -59,6 +59,13 @@ class Samples:
         if len(kinds) > 1:
             raise ValueError(f"Samples: {' and '.join(sorted(kinds))} in one batch; separate them")
         return _kind(readable[0]) if readable else "image"
+
+    def on_cpu(self) -> "Samples":
+        """The same samples with their media in the host's memory."""
+        media = self.media
+        if isinstance(media, Tensor):
+            return replace(self, media=media.cpu())
+        return replace(self, media=[m.cpu() if isinstance(m, Tensor) else m for m in media])
 
     def take(self, rows: Sequence[int] | Int[Tensor, " m"]) -> "Samples":
         """The samples of these rows, in this order; groups keep their ids."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from samplers.completions import TextPlan, TextRollout
+from samplers.host import derived
 from samplers.plan import Plan
 from samplers.roll import Rollout
 from samplers.token_support import joined_column
@@ -60,8 +61,12 @@ def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
 
 def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
     """A part's rollout, whose `prompt` counts from the first of all draws."""
-    edges = [replace(edge, prompt=edge.prompt + part.first) for edge in rollout.edges]
-    return replace(rollout, prompt=rollout.prompt + part.first, edges=tuple(edges))
+
+    def placed(prompt: Tensor) -> Tensor:
+        return derived(lambda own: own + part.first, prompt)
+
+    edges = [replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges]
+    return replace(rollout, prompt=placed(rollout.prompt), edges=tuple(edges))
 
 
 def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
@@ -71,7 +76,7 @@ def joined_rollout(parts: Sequence[Rollout], draws: tuple[int, ...]) -> Rollout:
     def cat(tensors: Sequence[Tensor]) -> Tensor:
         key = tuple(id(each) for each in tensors)
         if key not in made:
-            made[key] = torch.cat(list(tensors))
+            made[key] = derived(lambda *parts: torch.cat(parts), *tensors)
         return made[key]
 
     edges: list[Edges] = []

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.host import full
 from samplers.looks import Seen
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
@@ -47,7 +48,7 @@ class Rollout:
     @property
     def lengths(self) -> Int[Tensor, " n"]:
         """Decisions of each sample that are trained on: noisy steps here, tokens in text."""
-        return torch.full((len(self.prompt),), len(self.edges), device=self.prompt.device)
+        return full(len(self.prompt), len(self.edges), torch.long, self.prompt.device)
 
     @property
     def nodes(self) -> None:

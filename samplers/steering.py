@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.host import sent
 from samplers.noise import uniform
 from samplers.particles import FeynmanKac, Particles, ParticleScore, normalised, systematic
 from samplers.plan import Plan
@@ -46,7 +47,7 @@ def importance(
     group = len(score) // len(keys)
     known = torch.where(score.isfinite(), strength * score, -math.inf).cpu()
     index = systematic(known.view(-1, group), uniform([(*k, "importance") for k in keys]), keep)
-    return _flat(index, group).to(score.device)
+    return sent(_flat(index, group), score.device)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Steering:
             if k in self.how.at:
                 state.v = walk.look(state.x, step.sigma)
                 index, particles = self.weigh(particles, state.x - step.sigma * state.v, k)
-                state = state.rows(_flat(index, plan.roots).to(state.x.device))
+                state = state.rows(sent(_flat(index, plan.roots), state.x.device))
                 parents.append(index)
             state, _ = walk.advance(plan, self.index, k, state)
         return state.x, particles, parents
@@ -122,6 +123,6 @@ def steer_plan(
     way = Steering(how, walk, plan, 0, score)
     x0, particles, parents = way.descend()
     index, particles = way.weigh(particles, x0, len(plan.steps), last=True)
-    x0 = x0[_flat(index, plan.roots).to(x0.device)]
+    x0 = x0[sent(_flat(index, plan.roots), x0.device)]
     weight = normalised(particles.log_weight).flatten()
     return Steered(x0, walk.prompt(x0), weight, (*parents, index))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from samplers.host import picked, sent
 from samplers.looks import Thinning, extremes
 from samplers.plan import Plan
 from samplers.walk import Edges, Walk
@@ -29,7 +30,7 @@ def thinned(plan: Plan, how: Thinning, walk: Walk, index: int) -> tuple[Tensor, 
             x0 = state.x - step.sigma * state.v
             score = walk.reward(wide, index, x0, walk.prompt(x0)).view(draws, -1)
             kept = extremes(score, how.width(k)) + score.shape[1] * torch.arange(draws)[:, None]
-            rows = kept.flatten().to(state.x.device)
+            rows = sent(kept.flatten(), state.x.device)
             state, edges = state.rows(rows), [_taken(edge, rows) for edge in edges]
             wide = replace(wide, roots=how.width(k))
         state, edge = walk.advance(wide, index, k, state)
@@ -39,5 +40,5 @@ def thinned(plan: Plan, how: Thinning, walk: Walk, index: int) -> tuple[Tensor, 
 
 def _taken(edges: Edges, rows: Tensor) -> Edges:
     mean, moved = (None if a is None else a[rows] for a in (edges.mean, edges.moved))
-    x, x_next, logp, prompt = (a[rows] for a in (edges.x, edges.x_next, edges.logp, edges.prompt))
-    return Edges(edges.step, x, x_next, mean, logp, prompt, moved)
+    x, x_next, logp = (a[rows] for a in (edges.x, edges.x_next, edges.logp))
+    return Edges(edges.step, x, x_next, mean, logp, picked(edges.prompt, rows), moved)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from samplers.host import full, moved, sent, uploaded
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.looks import Seen
 from samplers.noise import normal
@@ -68,13 +69,14 @@ class State:
         x, v = self.x[index], None if self.v is None else self.v[index]
         if self.stored is None or self.stored is self.x:
             return State(x, past, v, None if self.stored is None else x)
-        return State(x, past, v, self.stored[index.to(self.stored.device)])
+        return State(x, past, v, self.stored[moved(index, self.stored.device)])
 
     def children(self, times: int) -> "State":
         """Every state `times` times, copies next to each other."""
         if times == 1:
             return self
-        return self.rows(torch.arange(len(self.x), device=self.x.device).repeat_interleave(times))
+        index = torch.arange(len(self.x)).repeat_interleave(times)
+        return self.rows(sent(index, self.x.device))
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class Walk:
     slope: Predicted | None = None  # of that reward in the clean samples [n *d]
 
     def prompt(self, x: Tensor) -> Int[Tensor, " n"]:
-        rows = torch.arange(len(self.draws), device=x.device)
-        return rows.repeat_interleave(len(x) // len(self.draws))
+        rows = torch.arange(len(self.draws)).repeat_interleave(len(x) // len(self.draws))
+        return sent(rows, x.device)
 
     def look(self, x: Tensor, sigma: float) -> Tensor:
         return self.velocity(x, _level(x, sigma), self.prompt(x))
@@ -99,7 +101,8 @@ class Walk:
     def noise(self, nodes: int, *purpose: int | str) -> Tensor:
         """Standard normals for `nodes` nodes of each draw."""
         keys = [(*self.key, draw, *purpose, node) for draw in self.draws for node in range(nodes)]
-        return normal(keys, self.latents.shape).to(self.latents.device, self.latents.dtype)
+        drawn = normal(keys, self.latents.shape).to(self.latents.dtype)
+        return uploaded(drawn, self.latents.device)
 
     def root(self, plan: Plan) -> State:
         """Initial noise, or what `begin` makes of it: the same for every plan of the iteration."""
@@ -223,4 +226,4 @@ class Walk:
 def _level(x: Tensor, sigma: float) -> Float[Tensor, " n"]:
     """The level of every row, in float32 or better: bfloat16 would round it."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return torch.full((len(x),), sigma, dtype=dtype, device=x.device)
+    return full(len(x), sigma, dtype, x.device)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse, states_of
 from samplers import Rollout, Velocity
+from samplers.host import full, sent
 from samplers.kernels import per_row
 
 LEAST_SIZE = 1e-6  # of the mean square of a difference of samples
@@ -58,14 +58,17 @@ class Directional:
         difference = (grouped - grouped.mean(1, keepdim=True)).flatten(0, 1)
         size = difference.square().flatten(1).mean(1)
         kept = rollout.storage.put(difference / per_row(size + LEAST_SIZE, difference))
+        device = rollout.prompt.device
         return [
             DirectionRows(
                 prompt=edges.prompt,
-                advantage=advantage[:, edges.step, None].to(edges.logp),
-                mask=mask[:, edges.step, None].to(edges.logp.device),
+                advantage=sent(advantage[:, edges.step, None].to(edges.logp.dtype), device),
+                mask=sent(mask[:, edges.step, None], device),
                 old=None,
                 x=edges.x,
-                sigma=torch.full_like(edges.logp, rollout.plan.steps[edges.step].sigma),
+                sigma=full(
+                    len(edges.x), rollout.plan.steps[edges.step].sigma, edges.logp.dtype, device
+                ),
                 direction=kept,
                 state=states_of(rollout, edges),
             )

@@ -19,6 +19,7 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Rollout, Velocity
+from samplers.host import on_host, picked, sent, uploaded
 from samplers.kernels import per_row
 from samplers.noise import generator, normal
 from samplers.untyped import integers
@@ -128,28 +129,30 @@ class Matching:
         kept = kept[:, None]
         alike = self.unit if self.paired or self.same_noise else 1
         levels = self._levels(rollout, keep[::alike]).repeat_interleave(alike, 0)
-        at = keep.to(rollout.x0.device)
-        x0, prompt = storage.rounded(rollout.x0[at]), rollout.prompt[at]
+        device, dtype = rollout.x0.device, rollout.x0.dtype
+        at = sent(keep, device)
+        x0 = storage.rounded(rollout.x0[at])
+        prompt = picked(rollout.prompt, at)
         kept_x0 = storage.put(x0)
         parts: list[MatchingRows] = []
         for draw, sigma in enumerate(levels.unbind(1)):
-            sigma = sigma.to(x0)
-            noise = storage.rounded(self._noise(rollout, keep, draw).to(x0))
+            sigma = sent(sigma.to(dtype), device)
+            noise = storage.rounded(uploaded(self._noise(rollout, keep, draw).to(dtype), device))
             s = per_row(sigma, x0)
             x = (1 - s) * x0 + s * noise
             # at sigma 1 a group with the same noise has one state
-            alone = not self.same_noise or bool((sigma < 1).all())
+            alone = not self.same_noise or bool((on_host(sigma) < 1).all())
             parts.append(
                 MatchingRows(
                     prompt=prompt,
-                    advantage=credit[keep][:, None].to(x0),
-                    mask=kept.to(x0.device),
+                    advantage=sent(credit[keep][:, None].to(dtype), device),
+                    mask=sent(kept, device),
                     old=None,
                     x=storage.put(x),
                     sigma=sigma,
                     x0=kept_x0,
                     noise=storage.put(noise),
-                    state=None if alone else equal_before(x),
+                    state=None if alone else sent(on_host(equal_before(x)), device),
                 )
             )
         return parts

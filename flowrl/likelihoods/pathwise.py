@@ -18,6 +18,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Plan, Rollout, Velocity
+from samplers.host import full, sent, uploaded
 from samplers.noise import key_hash, normal
 from samplers.untyped import evaluated_again
 
@@ -76,7 +77,7 @@ def euler_path(
     again = torch.is_grad_enabled() and len(sigmas) > 2
     for sigma, to in pairwise(sigmas):
         dtype = torch.promote_types(x.dtype, torch.float32)
-        level = torch.full((len(x),), sigma, dtype=dtype, device=x.device)
+        level = full(len(x), sigma, dtype, x.device)
         v = evaluated_again(policy, x, level, prompt) if again else policy(x, level, prompt)
         states.append(x.detach())
         velocities.append(v)
@@ -110,8 +111,8 @@ class Pathwise:
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[PathRows]:
         """The rows of all starts. `advantage` is kept, and no loss reads it."""
-        credit = advantage[:, -1:].to(rollout.x0)
-        kept = mask[:, -1:].to(rollout.x0.device)
+        credit = sent(advantage[:, -1:].to(rollout.x0.dtype), rollout.x0.device)
+        kept = sent(mask[:, -1:], rollout.x0.device)
         return self.starts.rows(rollout, Rows(rollout.prompt, credit, kept, None))
 
     def graded(self, plan: Plan, anchors: int) -> int:
@@ -264,4 +265,5 @@ def noise_of(rollout: Rollout, *purpose: int | str) -> Float[Tensor, "n *d"]:
     """Keyed noise of each sample; for the purpose "root" that which it was sampled from."""
     group, key = rollout.plan.group, (rollout.seed, rollout.iteration)
     keys = [(*key, draw, *purpose, node) for draw in rollout.draws for node in range(group)]
-    return normal(keys, tuple(rollout.x0.shape[1:])).to(rollout.x0)
+    drawn = normal(keys, tuple(rollout.x0.shape[1:])).to(rollout.x0.dtype)
+    return uploaded(drawn, rollout.x0.device)

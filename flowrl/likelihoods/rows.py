@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers import Kernel
+from samplers.host import moved, on_host, picked, sent, uploaded
 from samplers.token_support import KeptTokens, joined_column
 from samplers.untyped import distinct_rows
 
@@ -132,11 +133,12 @@ def equal_before(x: Float[Tensor, "b *d"]) -> Int[Tensor, " b"]:
 
 
 def input_of(rows: Rows, unit: int = 1) -> Int[Tensor, " b"]:
-    """Number the inputs of the network from 0, and return the one of each row: rows that share a
-    state share it. For a unit above 1, `unit` consecutive rows belong together and count as one."""
+    """Number the inputs of the network from 0, and return the one of each row, on the CPU. Rows
+    that share a state share it. For a unit above 1, `unit` consecutive rows count as one."""
     if rows.state is not None and unit == 1:
-        return distinct_rows(torch.stack([rows.prompt, rows.state], 1))[1]
-    return torch.arange(len(rows.prompt), device=rows.prompt.device) // unit
+        here = [on_host(rows.prompt), on_host(rows.state)]
+        return distinct_rows(torch.stack(here, 1))[1]
+    return torch.arange(len(rows.prompt)) // unit
 
 
 def once_per_state(
@@ -146,8 +148,10 @@ def once_per_state(
     if rows.state is None:
         return evaluate(rows)
     number = input_of(rows)
+    parts = evaluate(take(rows, first_rows(number)))
+    number = sent(number, parts[0].device)
     # index_select: on a CPU its backward adds in one order, whatever the threads
-    return [part.index_select(0, number) for part in evaluate(take(rows, first_rows(number)))]
+    return [part.index_select(0, number) for part in parts]
 
 
 def first_rows(numbers: Int[Tensor, " b"]) -> Int[Tensor, " m"]:
@@ -182,7 +186,7 @@ def stacked(parts: Sequence[T]) -> T:
 def trimmed(rows: Rows, unit: int) -> Rows:
     """Drop units of rows without an entry in the loss: they add nothing to it or its
     denominators."""
-    some = rows.mask.any(1).view(-1, unit).any(1).repeat_interleave(unit)
+    some = on_host(rows.mask).any(1).view(-1, unit).any(1).repeat_interleave(unit)
     return rows if bool(some.all()) else take(rows, some.nonzero()[:, 0])
 
 
@@ -195,18 +199,22 @@ def restored(rows: RowsOf) -> RowsOf:
     for each in fields(rows):
         value = getattr(rows, each.name)
         if each.name in STATES and (value.dtype, value.device) != (sigma.dtype, sigma.device):
-            found[each.name] = value.to(sigma.device, sigma.dtype)
+            found[each.name] = uploaded(value, sigma.device).to(sigma.dtype)
     if rows.old is not None and rows.old.out is not None:
-        found["old"] = rows.old._replace(out=rows.old.out.to(sigma.device))
+        found["old"] = rows.old._replace(out=uploaded(rows.old.out, sigma.device))
     return replace(rows, **found) if found else rows
 
 
 def take(rows: T, index: Int[Tensor, " m"]) -> T:
     """Select rows `index` of every tensor in `rows`; other fields stay as they are."""
+    there: dict[torch.device, Tensor] = {index.device: index}
 
     def pick(value: Any) -> Any:
         if isinstance(value, Tensor | KeptTokens):
-            return value[index.to(value.device)]
+            if value.device not in there:
+                there[value.device] = moved(index, value.device)
+            at = there[value.device]
+            return value[at] if isinstance(value, KeptTokens) else picked(value, at)
         if isinstance(value, Evaluation):
             return Evaluation(*(pick(part) for part in value))
         return value

@@ -15,6 +15,7 @@ from flowrl.likelihoods.matching import Matching
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, TokenRows, take
 from flowrl.likelihoods.token_ratios import KLEstimator, RatioLevel, divergence, log_ratio
 from samplers.completions import TextRollout
+from samplers.host import sent
 
 TokenPolicy = Callable[[TokenRows, bool], Evaluation]
 """(rows, whether to compute entropies) -> log-probabilities [b t] and entropies [b t] in nats, of
@@ -80,7 +81,7 @@ class Token:
         kept = some & rollout.own
         if self.cut == "mask":
             kept = kept & rollout.stopped[:, None]
-        spread = value.to(rollout.logp.dtype).masked_fill(~kept, 0.0)
+        spread = value.masked_fill(~kept, 0.0)
         every, drawn = self.whole(rollout)
         rows = replace(every, advantage=spread[drawn], mask=kept[drawn])
         if not self.paired:
@@ -133,10 +134,10 @@ def by_token(
         assert advantage.shape[1] == rollout.ids.shape[1], (
             "one column per decision point, or per token"
         )
-        return advantage.to(device), mask.to(device)
-    shared = shared_credit(advantage, mask, nodes, rollout.plan.group)
-    value, some = (part.to(device).gather(1, rollout.point) for part in shared)
-    return value, some
+        return sent(advantage.to(rollout.logp.dtype), device), sent(mask, device)
+    value, some = shared_credit(advantage, mask, nodes, rollout.plan.group)
+    credit = sent(value.to(rollout.logp.dtype), device), sent(some, device)
+    return credit[0].gather(1, rollout.point), credit[1].gather(1, rollout.point)
 
 
 def shared_credit(

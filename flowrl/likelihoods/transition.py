@@ -29,6 +29,7 @@ from flowrl.likelihoods.rows import (
     once_per_state,
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
+from samplers.host import full, on_host, sent
 
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
@@ -74,7 +75,9 @@ def states_of(rollout: Rollout, edges: Edges) -> Int[Tensor, " b"] | None:
     """Number the states of a step that has fewer of them than transitions. The plan says where, and
     the states say which: a replay may have put another sample in for one of several siblings."""
     before, after = rollout.plan.states[edges.step : edges.step + 2]
-    return None if before == after else equal_before(edges.x).to(edges.prompt.device)
+    if before == after:
+        return None
+    return sent(on_host(equal_before(edges.x)), edges.prompt.device)
 
 
 @dataclass(frozen=True)
@@ -141,18 +144,18 @@ class Transition:
     ) -> TransitionRows:
         step, kernel, x = rollout.plan.steps[edges.step], rollout.plan.kernel, edges.x
         assert kernel is not None and (edges.mean is not None or not self.keep_mean)
-        nodes = len(x)
+        nodes, device = len(x), edges.logp.device
         # the leaves of a node agree, so its first one is enough
         credit, kept = (a[:, edges.step].reshape(nodes, -1)[:, :1] for a in (advantage, mask))
         return TransitionRows(
             prompt=edges.prompt,
-            advantage=credit.to(edges.logp),
-            mask=kept.to(edges.logp.device),
+            advantage=sent(credit.to(edges.logp.dtype), device),
+            mask=sent(kept, device),
             old=Evaluation(edges.logp[:, None], edges.mean if self.keep_mean else None),
             x=x,
             x_next=edges.x_next,
-            sigma=torch.full_like(edges.logp, step.sigma),
-            sigma_next=torch.full_like(edges.logp, step.sigma_next),
+            sigma=full(nodes, step.sigma, edges.logp.dtype, device),
+            sigma_next=full(nodes, step.sigma_next, edges.logp.dtype, device),
             kernel=kernel,
             state=states_of(rollout, edges),
         )

@@ -24,6 +24,7 @@ from flowrl.processes import context_parallel
 from flowrl.processes.context_parallel import Shared
 from flowrl.processes.lockstep import Elsewhere, Lockstep, WeightsInUse
 from flowrl.processes.sharding import Sharding, gathered, shard, sum_gradients
+from samplers.host import on_host
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ class Parallel:
         """Concatenates the processes' tensors of their shares of `count` draws, on the CPU."""
         _, counts = self.share(count)
         kept = slice(None if counts else 0)
-        return lambda mine: torch.cat(self.every(mine[kept].cpu()))
+        return lambda mine: torch.cat(self.every(on_host(mine)[kept]))
 
     def every(self, mine: T) -> list[T]:
         """Gather one value per process, or one per context-parallel group."""

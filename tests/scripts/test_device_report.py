@@ -71,3 +71,26 @@ def test_no_operation_mixes_devices(found, kind):
     assert found[kind]["mixes"] == 0, found[kind]["mixed"]
     assert found[kind]["calls"]["sampling"] > 0 and found[kind]["calls"]["training"] > 0
     assert found[kind]["live_bytes"] > 1e5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampling_waits_for_nothing_and_an_optimizer_step_once(found, kind):
+    """The step waits for the norm of its gradient; the iteration for its metrics, and for whether
+    averages are still the trained weights."""
+    report = found[kind]
+    assert report["syncs_per_call"]["sampling"] == 0, report["by_line"]
+    assert report["uploads_per_call"]["sampling"] == 0, report["by_line"]
+    assert report["syncs_per_update"] * report["updates"] <= report["updates"] + 2
+    assert report["whole_iteration"]["float64"] == 0
+    assert report["pinned_per_call"]["sampling"] > 0  # noise does not block
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_media_leave_the_device_once(found, kind):
+    media = [
+        line for line in found[kind]["by_line"] if line["line"].startswith("rewards/types.py:")
+    ]
+    assert [line["download"] for line in media] == [1]
+    most = max(line.get("download_bytes", 0) for line in found[kind]["by_line"])
+    assert media[0]["download_bytes"] == most
+    assert not any(line["line"].startswith("rewards/guard.py") for line in found[kind]["by_line"])

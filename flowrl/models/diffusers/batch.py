@@ -14,6 +14,7 @@ from flowrl.models.diffusers.call.conditioning import Conditioning
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.evaluation_counter import Meter
 from samplers import Begin, Latents, Plan, Planner, Rollout, Sampling, Velocity, roll
+from samplers.host import on_host
 from samplers.parts import DrawsPart, draw_parts, joined_rollout, placed_rollout
 from samplers.storage import Storage
 
@@ -136,7 +137,7 @@ class MediaBatch:
         the gradient to x0."""
         return self.owner.decode(
             x0,
-            self.conditioning.take(prompt.cpu()),
+            self.conditioning.take(on_host(prompt)),
             steps=self.steps,
             guidance=self.owner.guidance.sample,
             graded=graded,
@@ -148,4 +149,4 @@ class MediaBatch:
         return self.owner.latents(x, self.steps)
 
     def statistics(self, rollout: Rollout, media: Tensor) -> Statistics:
-        return image_statistics(media, rollout.prompt.cpu()).named("image/")
+        return image_statistics(media, on_host(rollout.prompt)).named("image/")

@@ -6,7 +6,8 @@ own call for the user's own arguments before it is used (`flowrl.models.diffuser
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from flowrl.models.diffusers.encoding_cache import EncodingCache, encoded_in_cal
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.replay import proof
 from samplers import Begin, Ode, Velocity
+from samplers.host import on_host, picked, sent
 from samplers.storage import Storage
 
 
@@ -210,17 +212,21 @@ class PipelinePolicy:
         way, take, dtype = proof.to_way, conditioning.take, self.arithmetic
 
         def velocity(x: Tensor, sigma: Tensor, prompt: Tensor) -> Tensor:
-            prompt = prompt.cpu()  # encodings are selected by numbers on the CPU
+            prompt = on_host(prompt)  # encodings are selected by numbers on the CPU
             chosen = [own[i] for i in prompt.tolist()] if own else []
             size = self.sizes.most(kind, len(sigma))
             groups = columns.rows_by_call(
-                sigma, chosen, mixed=way.mixed, size=size, together=way.together
+                on_host(sigma), chosen, mixed=way.mixed, size=size, together=way.together
             )
             if len(groups) == 1:  # all rows, in their order
                 return self.loop.velocity(x, sigma, take(prompt), way).to(x.device, dtype)
-            parts = [self.loop.velocity(x[r], sigma[r], take(prompt[r]), way) for r in groups]
-            order = torch.argsort(torch.cat(groups)).to(x.device)
-            return torch.cat([v.to(x.device, dtype) for v in parts])[order]
+            parts: list[Tensor] = []
+            for rows in groups:
+                at = sent(rows, x.device)
+                level = picked(sigma, at)
+                v = self.loop.velocity(x[at], level, take(prompt[rows]), way)
+                parts.append(v.to(x.device, dtype))
+            return torch.cat(parts)[sent(torch.argsort(torch.cat(groups)), x.device)]
 
         return velocity
 
@@ -244,10 +250,11 @@ class PipelinePolicy:
         groups = columns.rows_by_call(
             zero, conditioning.extras, mixed=True, size=size, together=way.together
         )
-        parts = [(x0[rows], conditioning.take(rows)) for rows in groups]
-        media = [self.loop.decode(*part, way, graded) for part in parts]
+        parts = ((x0[sent(rows, x0.device)], conditioning.take(rows)) for rows in groups)
+        media = (self.loop.decode(*part, way, graded) for part in parts)
+        whole = _in_order(groups, media, graded)
         self.frozen.rest()
-        return torch.cat(media)[torch.argsort(torch.cat(groups)).to(media[0].device)]
+        return whole
 
     def prove(
         self,
@@ -325,3 +332,17 @@ class PipelinePolicy:
 
     def close(self) -> None:
         """Do nothing: all that the policy holds is in this process."""
+
+
+def _in_order(groups: Sequence[Tensor], parts: Iterator[Tensor], graded: bool) -> Tensor:
+    """Rows of all groups in their places. Without gradients no part is held twice."""
+    first = next(parts)
+    if len(groups) == 1:
+        return first
+    if graded:
+        order = sent(torch.argsort(torch.cat(list(groups))), first.device)
+        return torch.cat([first, *parts])[order]
+    whole = first.new_empty(sum(map(len, groups)), *first.shape[1:])
+    for rows, part in zip(groups, chain([first], parts), strict=True):
+        whole[sent(rows, part.device)] = part
+    return whole

@@ -160,7 +160,7 @@ def merged_trial(
         metrics[name] = known_mean(columns[name])
     labels = [str(row[DATA_SET]) for row in drawn.samples.meta if DATA_SET in row][kept]
     sets = tuple(label for part in gather_object([labels]) for label in part)
-    return HeldOutResult(metrics, columns, drawn.samples, scores, tuple(more), sets)
+    return HeldOutResult(metrics, columns, drawn.samples.on_cpu(), scores, tuple(more), sets)
 
 
 def evaluate_held_out(

@@ -42,7 +42,8 @@ class Experience:
 
 @dataclass(frozen=True)
 class PlanCredit:
-    owns: list[tuple[Tensor, ...]]  # per round: advantages and mask [n k] of this process's samples
+    # per round: advantages and mask [n k] of this process's samples, on the CPU
+    owns: list[tuple[Tensor, ...]]
     metrics: dict[str, float]
 
 
@@ -104,7 +105,7 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     Scores are few numbers: all processes see all of them, compute all credit and keep their share.
     """
     rollout = rounds.first.parts[plan].rollout
-    columns, device = rollout.columns, rollout.prompt.device
+    columns = rollout.columns
     everyone = rounds.scores(lambda part: part.everyone, plan)
     learned = rounds.scores(lambda part: part.learned, plan)
     context = context_of(session, rounds, plan)
@@ -120,7 +121,7 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     whole = [torch.zeros(len(everyone.values), part.shape[1]).to(part) for part in kept]
     for part, column in zip(whole, kept, strict=True):
         part[samples] = column[groups.place]
-    owns = rounds.own([part.to(device) for part in whole], columns.group)
+    owns = rounds.own(whole, columns.group)
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
     return PlanCredit(owns, metrics | _kl(context, kept[1]) | intermediate_metrics(everyone))
 

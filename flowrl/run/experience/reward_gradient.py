@@ -36,6 +36,7 @@ from rewards.checks.gradient_test import (
 from rewards.checks.self_test import Prompts
 from rewards.types import Kind
 from samplers import Rollout, Velocity
+from samplers.host import on_host, picked, sent, uploaded
 from samplers.untyped import integers
 
 CHECKED = 32  # samples of the first iteration whose two scores are compared
@@ -104,10 +105,10 @@ class RewardPath:
 
     def samples(self, media: Tensor, prompt: Tensor, word: str = "") -> Samples:
         """Samples of these prompts, behind a word if there is one."""
-        at = integers(prompt)
+        at = integers(on_host(prompt))
         texts = [f"{word} {self.texts[i]}" if word else self.texts[i] for i in at]
         meta = [self.meta[i] for i in at] if self.meta else ()
-        return Samples(media.detach(), texts, prompt.cpu(), meta)
+        return Samples(media.detach(), texts, on_host(prompt), meta)
 
     def total(self, media: Tensor, prompt: Tensor, word: str = "") -> Float[Tensor, " m"]:
         """The weighted sum of the rewards, with a gradient to the media."""
@@ -115,7 +116,7 @@ class RewardPath:
         parts = [
             differentiable_scores(n, r, media, shown).to(media) for n, r in self.rewards.items()
         ]
-        return torch.stack(parts, 1) @ self.weights.to(media)
+        return torch.stack(parts, 1) @ uploaded(self.weights.to(media.dtype), media.device)
 
     def score(
         self, media: Tensor, prompt: Tensor, rows: PathRows, words: tuple[str, str] | None
@@ -133,7 +134,8 @@ class RewardPath:
         """Scores of the kept rows' samples, and their slopes in x0. No gradient is left behind."""
         scores, slopes = [x0.new_zeros(0)], [x0.new_zeros(0, *x0.shape[1:])]
         for at in kept.split(self.size) if len(kept) else ():
-            prompt = rows.prompt[at]
+            at = sent(at, x0.device)
+            prompt = picked(rows.prompt, at)
             clean = rows.sigmas[-1] == 0 or rows.noise is not None
             find = partial(self.score, prompt=prompt, rows=rows, words=words)
             score, slope = self.slope(x0[at], prompt, find, clean)
@@ -169,8 +171,8 @@ class RewardPath:
         """The slopes of the rewards of predicted samples, which guide a plan's steps."""
         slopes: list[Tensor] = []
         for at in torch.arange(len(rollout.x0)).split(self.size):
-            prompt = rollout.prompt[at.to(rollout.prompt.device)]
-            x0 = rollout.x0[at.to(rollout.x0.device)]
+            there = sent(at, rollout.x0.device)
+            prompt, x0 = picked(rollout.prompt, there), rollout.x0[there]
             slopes.append(self.slope(x0, prompt, partial(self.total, prompt=prompt))[1])
         return torch.cat(slopes)
 
@@ -182,7 +184,7 @@ class RewardPath:
         prompt = torch.arange(n) // group
         graded = torch.cat(
             [
-                self.total(samples.media[:n][at], prompt[at])
+                self.total(uploaded(samples.media[:n][at], self.batch.owner.device), prompt[at])
                 for at in torch.arange(n).split(self.size)
             ]
         )
@@ -223,9 +225,10 @@ def path_entries(
     out = velocities_of(path.velocities) if len(rows.sigmas) == 2 else None
     if loss.roles and out is None:
         out = likelihood.at(policy, rows, states)
-    kept = rows.mask.any(1).nonzero()[:, 0]
+    kept = on_host(rows.mask).any(1).nonzero()[:, 0]
     score, slope = reward_path.slopes(path.x0, rows, kept, loss.words)
     zeros = path.x0.detach().flatten(1)[:, 0] * 0
+    kept = sent(kept, path.x0.device)
     value, whole = zeros.index_copy(0, kept, score), torch.zeros_like(path.x0.detach())
     whole = whole.index_copy(0, kept, slope)
     moved = ((path.x0 - path.x0.detach()) * whole).flatten(1).sum(1)  # 0, with the gradient

@@ -23,6 +23,7 @@ from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
 from rewards import Samples, Scores, score_all
 from samplers import Sampling
+from samplers.host import on_host
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,10 @@ def sample_round(
             with timed(seconds, "way"):
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
+    statistics = batch.statistics(rollouts[0], decoded[0].media)
+    decoded = [samples.on_cpu() for samples in decoded]  # the update needs a GPU's memory
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
-    statistics = batch.statistics(rollouts[0], decoded[0].media)
     looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
     made = Round(draws, mine, counts, batch, parts, looked, statistics)
     return _with_reference(session, made, seconds) if algorithm.reads_reference else made
@@ -135,7 +137,7 @@ def decode_samples_of(
     with bounded_call("decoding"):
         media = batch.media(rollout)
     check_samples(rollout, media, place)
-    group = rollout.prompt.cpu()
+    group = on_host(rollout.prompt)
     texts, meta = prompts.take([rows[i] for i in group.tolist()])
     return Samples(media, texts, group, meta)
 

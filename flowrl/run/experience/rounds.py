@@ -20,6 +20,7 @@ from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import with_smaller_calls
 from rewards import Scores
 from samplers import Velocity
+from samplers.host import on_host, sent
 
 ModelCall = Velocity | TokenPolicy  # what a likelihood evaluates: of images, of texts
 
@@ -128,6 +129,6 @@ class Rounds:
 
 def _moved(rows: Rows, place: Tensor) -> Rows:
     """Keep the rows of draws whose new place is not -1, and point them there."""
-    moved = place.to(rows.prompt.device)[rows.prompt]
+    moved = place[on_host(rows.prompt)]
     left = take(rows, (moved >= 0).nonzero()[:, 0])
-    return replace(left, prompt=moved[moved >= 0])
+    return replace(left, prompt=sent(moved[moved >= 0], rows.prompt.device))

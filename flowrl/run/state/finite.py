@@ -32,28 +32,37 @@ def refuse(what: str, plural: bool = False) -> NoReturn:
 
 @torch.no_grad()
 def first_not_finite(named: Named) -> str | None:
-    """Name the first tensor that holds NaN or infinity. One synchronization for all of them."""
-    names: list[str] = []
-    flags: list[Tensor] = []
-    for name, tensor in named:
-        values = local_shard(tensor.detach())
-        if values.numel() and values.is_floating_point():
-            least, most = torch.aminmax(values)  # keeps NaN, needs no copy, and is fast on a CPU
-            names.append(name)
-            flags.append(least.isfinite() & most.isfinite())
-    if not flags:
-        return None
-    finite = torch.stack([flag.to(flags[0].device) for flag in flags])
-    return None if finite.all() else names[int((~finite).nonzero()[0])]
+    """Name the first tensor that holds NaN or infinity. A GPU is waited for once per dtype."""
+    whole = ((name, local_shard(tensor.detach())) for name, tensor in named)
+    held = [(name, part) for name, part in whole if part.numel() and part.is_floating_point()]
+    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
+    for name, part in held:
+        kinds.setdefault((part.device, part.dtype), []).append((name, part))
+    finite: dict[str, bool] = {}
+    for alike in kinds.values():
+        flags = _largest([part for _, part in alike]).isfinite()
+        for (name, _), flag in zip(alike, flags.tolist(), strict=True):
+            finite[name] = flag and finite.get(name, True)
+    return next((name for name, _ in held if not finite[name]), None)
+
+
+def _largest(values: list[Tensor]) -> Tensor:
+    """The largest size of an entry of each tensor, NaN if it holds one. Of one device and dtype.
+    A GPU reduces many tensors in one kernel."""
+    if values[0].device.type != "cpu":
+        return torch.stack(list(torch._foreach_norm(values, math.inf)))
+    ends = [torch.stack(torch.aminmax(value)) for value in values]  # needs no copy; fast on a CPU
+    return torch.stack(ends).abs().amax(1)
 
 
 def check_samples(rollout: RolloutLike, media: object, place: str) -> None:
     """Check latents, which decoders may hide, and media. NotFiniteError names `place`."""
-    if isinstance(rollout, Rollout) and first_not_finite([("x0", rollout.x0)]):
-        refuse(f"the latents of the samples of {place}", plural=True)
     parts = media if isinstance(media, list | tuple) else [media]
-    if first_not_finite([("media", part) for part in parts if isinstance(part, Tensor)]):
-        refuse(f"the samples of {place}", plural=True)
+    named = [("the samples", part) for part in parts if isinstance(part, Tensor)]
+    if isinstance(rollout, Rollout):
+        named.insert(0, ("the latents of the samples", rollout.x0))
+    if (name := first_not_finite(named)) is not None:
+        refuse(f"{name} of {place}", plural=True)
 
 
 def check_iteration(
@@ -77,5 +86,5 @@ def _sampled(rows: Iterable[Rows]) -> Iterator[tuple[str, Tensor]]:
     """Stored log-probabilities of what is trained on."""
     for part in rows:
         if part.old is not None:
-            stored = part.old.logp.expand(part.mask.shape)[part.mask]
-            yield "a log-probability of the samples", stored
+            stored = part.old.logp.expand(part.mask.shape)
+            yield "a log-probability of the samples", stored.masked_fill(~part.mask, 0.0)

@@ -106,8 +106,10 @@ class Policies:
         """Update averages: average <- d average + (1 - d) current; d is the decay at this step."""
         for average in self.averages:
             d = average.decay(optimizer_steps)
-            for key, slow in self._weights[average.name].items():
-                slow.lerp_(self.parameters[key].detach(), 1 - d)
+            slow = self._weights[average.name]
+            torch._foreach_lerp_(
+                list(slow.values()), [self.parameters[key].detach() for key in slow], 1 - d
+            )
 
     @torch.no_grad()
     def equal_to_current(self) -> set[str]:

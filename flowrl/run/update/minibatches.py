@@ -23,6 +23,7 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.run.experience.collect import Experience
 from flowrl.run.state.learner import Learner
+from samplers.host import on_host, picked, sent
 from samplers.noise import generator
 
 
@@ -41,7 +42,7 @@ class Chunk:
 
     @property
     def mask(self) -> Bool[Tensor, "m t"]:
-        return self.whole.mask[self.index]
+        return picked(self.whole.mask, self.index)
 
     @property
     def has_old(self) -> bool:
@@ -73,7 +74,7 @@ class RowAssignment:
     ) -> Int[Tensor, " b"]:
         """The optimizer step of each row. `inputs` are those of `input_of` on the CPU; `place` is
         that of the rows among the iteration's."""
-        prompt = rows.prompt.cpu()[first_rows(inputs)]
+        prompt = on_host(rows.prompt)[first_rows(inputs)]
         dealt = torch.empty_like(prompt)
         for at, draw in enumerate(draws):
             own = (prompt == at).nonzero()[:, 0]
@@ -97,12 +98,12 @@ def shares_of(learner: Learner, experience: Experience, iteration: int) -> list[
     assignment = RowAssignment(settings.seed, iteration, settings.updates)
     shares: list[Chunks] = [[] for _ in range(settings.updates)]
     for place, rows in enumerate(experience.rows):
-        inputs = input_of(rows, unit).cpu()
+        inputs = input_of(rows, unit)
         dealt = assignment.steps(rows, inputs, experience.draws, place, unit)
         for number, share in enumerate(shares):
             index = (dealt == number).nonzero()[:, 0]
             parts = calls(index, inputs, max(1, rows_per_call // unit))
-            share += [Chunk(rows, part.to(rows.prompt.device)) for part in parts]
+            share += [Chunk(rows, sent(part, rows.prompt.device)) for part in parts]
     return shares
 
 

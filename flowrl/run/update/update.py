@@ -24,6 +24,7 @@ from flowrl.run.state.learner import Learner
 from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.update.minibatches import Chunks, shares_of
 from flowrl.run.watch.histograms import IterationValues
+from samplers.host import on_host
 
 SKIPPED_STEPS = 3  # optimizer steps in a row without a finite gradient
 
@@ -40,19 +41,18 @@ class Tally:
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Keep values until `settle`: to read one of them would wait for a GPU."""
-        self.waiting.append((name, values.detach().double().expand(mask.shape), mask))
+        self.waiting.append((name, values.detach().expand(mask.shape), mask))
 
     def settle(self) -> None:
-        """Bring all values to the CPU in two transfers, and add them up in their order."""
+        """Bring all values to the CPU in one transfer, and add them up in their order."""
         if not self.waiting:
             return
         names, values, masks = zip(*self.waiting, strict=True)
-        sizes = [each.numel() for each in masks]
-        own = torch.cat([each.flatten() for each in values]).cpu().split(sizes)
-        kept = torch.cat([each.flatten() for each in masks]).cpu().split(sizes)
+        own = torch.cat([each.flatten() for each in values]).cpu().double()
         self.waiting = []
-        for name, part, mask in zip(names, own, kept, strict=True):
-            self._add(name, part[mask])
+        parts = own.split([each.numel() for each in masks])
+        for name, part, mask in zip(names, parts, masks, strict=True):
+            self._add(name, part[on_host(mask).flatten()])
 
     def _add(self, name: str, kept: Tensor) -> None:
         if len(kept) == 0:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flowrl.errors import UserError
+from samplers.host import on_host, sent
 
 SHORT_PROMPT = "a"
 LONG_PROMPT = "a photo of a small red cube on a wide green table"
@@ -72,7 +73,7 @@ class Conditioning:
 
     def take(self, rows: Tensor | Sequence[int]) -> "Conditioning":
         """Return the given rows, in that order; rows may repeat."""
-        index = torch.as_tensor(rows, dtype=torch.long).cpu()
+        index = on_host(torch.as_tensor(rows, dtype=torch.long))
         places = index.tolist()
         if places and not 0 <= min(places) <= max(places) < self.rows:
             raise IndexError(f"rows {places} are not all among the {self.rows} rows")
@@ -237,7 +238,7 @@ def _take(slot: Slot, value: Any, index: Tensor, there: dict[torch.device, Tenso
     if slot.axis is None or value is None:
         return value
     if value.device not in there:
-        there[value.device] = index.to(value.device)
+        there[value.device] = sent(index, value.device)
     index = there[value.device]
     if slot.blocks == 1:
         return value.index_select(slot.axis, index)

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -162,6 +162,8 @@ def stand_in(real: Any, control: Control) -> Any:
     members = {"timesteps": property(timesteps, _setter("timesteps")), "step": _step(kind, control)}
     # also where the real one does not scale: some loops ask the class, which is another one now
     members["scale_model_input"] = scale
+    if "set_timesteps" in dir(kind):
+        members["set_timesteps"] = _set_timesteps(kind, control)
     if "init_noise_sigma" in {*dir(kind), *vars(real)}:
         members["init_noise_sigma"] = property(init_noise_sigma, _setter("init_noise_sigma"))
     copied = copy.deepcopy(real)
@@ -193,6 +195,20 @@ def _step(kind: Any, control: Control) -> Any:
 
     step.__signature__ = signature  # type: ignore[attr-defined]
     return step
+
+
+def _set_timesteps(kind: Any, control: Control) -> Any:
+    """The real one. Its lists stay on the CPU where a pinned time stands for them: nothing of the
+    loop's step reads them, and to copy them would make a GPU wait in every call."""
+    real = kind.set_timesteps
+
+    @wraps(real)
+    def set_timesteps(self: Any, *args: Any, **named: Any) -> Any:
+        if control.pinned is not None and named.get("device") is not None:
+            named["device"] = torch.device("cpu")
+        return real(self, *args, **named)
+
+    return set_timesteps
 
 
 def _setter(name: str) -> Any:

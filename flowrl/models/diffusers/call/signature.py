@@ -43,6 +43,7 @@ from flowrl.models.diffusers.call.traits import (
 )
 from flowrl.models.diffusers.call.user_levels import UserLevels
 from samplers.adapt import flow_velocity, scale, to_vp
+from samplers.host import on_host, sent
 
 
 class Loop:
@@ -246,7 +247,7 @@ class Loop:
     def velocity(self, x: Tensor, sigma: Tensor, conditioning: Conditioning, way: Way) -> Tensor:
         """Return v [n *d] at flow states x [n *d], sigma [n]; rows have the same images,
         or images of one size where the way says so."""
-        state, levels = self.state(x, sigma), sigma.detach().cpu()  # one transfer for all looks
+        state, levels = self.state(x, sigma), on_host(sigma)
         return self.read(state, self.received(state, levels, conditioning, way).output, sigma)
 
     def read(self, state: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
@@ -277,7 +278,7 @@ class Loop:
         else:
             times = start.schedule.times(sigma)
             same = bool((times == times[0]).all())  # asked on the CPU, where they are
-            times = times.to(start.device)
+            times = sent(times[:1] if same else times, start.device)
             target = Target(times[0] if same else times)
         call = self._at(x, conditioning, way)
         if not places.any():  # all at the first level

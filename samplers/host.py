@@ -1,0 +1,80 @@
+"""Numbers that a device holds and the host knows: the levels and places of rows.
+
+They begin as Python numbers. To read one back from a GPU would wait for all work that is queued
+there, so their copy on the CPU is remembered beside the tensor, until it is freed or written to.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_CPU = torch.device("cpu")
+_known = WeakTensorKeyDictionary()  # tensor of a device -> (its copy on the CPU, its version)
+
+
+def uploaded(here: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the CPU on a device. On CUDA the copy is from pinned memory: nothing waits."""
+    to = torch.device(device)
+    if to.type == "cuda" and here.device == _CPU:
+        return here.pin_memory().to(to, non_blocking=True)
+    return here.to(to)
+
+
+def sent(here: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the CPU on a device, which `on_host` knows there: for few numbers."""
+    return remembered(uploaded(here, device), here)
+
+
+def full(rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """The same number in every row, which `on_host` knows."""
+    there, here = (torch.full((rows,), value, dtype=dtype, device=at) for at in (device, _CPU))
+    return remembered(there, here)
+
+
+def remembered(there: Tensor, here: Tensor) -> Tensor:
+    """`there`, after its copy on the CPU is remembered."""
+    if there.device != _CPU:
+        _known[there] = here, there._version
+    return there
+
+
+def on_host(values: Tensor) -> Tensor:
+    """The numbers on the CPU. Waits for a GPU only for those that nobody knows, once."""
+    values = values.detach() if values.requires_grad else values
+    here = known(values)
+    if here is None:
+        here = values.cpu()
+        remembered(values, here)
+    return here
+
+
+def known(values: Tensor) -> Tensor | None:
+    """The copy on the CPU where there is one: of a tensor of the CPU itself."""
+    if values.device == _CPU:
+        return values
+    here, version = _known.get(values, (None, None))
+    return here if version == values._version else None
+
+
+def moved(values: Tensor, device: str | torch.device) -> Tensor:
+    """Numbers on another device, or themselves; the host waits only for those that nobody knows."""
+    return values if values.device == torch.device(device) else sent(on_host(values), device)
+
+
+def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    """`do(*given)`, done on the CPU too where all of these are known there."""
+    there, here = do(*given), [known(each) for each in given]
+    if there.device == _CPU or any(each is None for each in here):
+        return there
+    return remembered(there, do(*here))
+
+
+def picked(values: Tensor, index: Tensor) -> Tensor:
+    """Rows of a tensor, known on the host where the tensor and the index are."""
+    return derived(_at, values, index)
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    return values[index]
