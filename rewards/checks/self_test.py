@@ -218,24 +218,28 @@ def _spread(scores: Float[Tensor, " n"]) -> float:
     return float(scores[~scores.isnan()].std(correction=0).nan_to_num(0))
 
 
-def check_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float], prompts: Prompts) -> str:
-    """A sentence on the weighted sum of several rewards. ValueError if it is the same for samples
-    that the rewards tell one from another.
+def check_sum(
+    rewards: Mapping[str, Reward], weights: Mapping[str, float], prompts: Prompts
+) -> None:
+    """ValueError if the weighted sum of several rewards is the same for samples that each of them
+    tells one from another.
 
-    Rewards that are called once, or that do not score the test's own samples, are not asked.
+    Not asked are rewards that are called once, that have examples of their own, or that do not
+    score the test's samples.
     """
-    unasked = "weighted sum of the rewards: not tested"
-    if any(isinstance(reward, OneCall) and reward.one_call for reward in rewards.values()):
-        return unasked
+    for reward in rewards.values():
+        once = isinstance(reward, OneCall) and reward.one_call
+        if once or (isinstance(reward, Exemplary) and reward.examples() is not None):
+            return
     samples = probe(prompts.kind, prompts)
     try:
         whole = torch.stack([weights[k] * scored(k, r, samples) for k, r in rewards.items()])
     except WrongMedia:
-        return unasked
+        return
     known = whole[:, ~whole.isnan().any(0)]
     total = known.sum(0)
     if len(total) < 2:
-        return unasked
+        return
     spread, left = float(known.std(1, correction=0).max()), float(total.max() - total.min())
     if spread > 0 and left <= _ROUNDING * spread:
         raise ValueError(
@@ -243,7 +247,6 @@ def check_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float], promp
             f"{len(total)} unlike samples: they cancel, so no sample is better than another; "
             "change a weight"
         )
-    return f"weighted sum of the rewards: {_list(total)} for {len(total)} unlike samples"
 
 
 def _similar(samples: Samples) -> Samples:

@@ -114,7 +114,7 @@ def prove_rewards(
     if run.train.self_test == "off":
         return
     shown = Prompts(prompts.texts, prompts.meta, kind)
-    tests: list[Callable[[], str]] = [
+    tests: list[Callable[[], str | None]] = [
         lambda name=name, reward=reward: f"reward {self_test(name, reward, shown)}"
         for name, reward in rewards.items()
     ]
@@ -123,7 +123,8 @@ def prove_rewards(
         tests.append(lambda: check_sum(rewards, weights, shown))
     for test in tests:
         try:
-            yield test()
+            if (sentence := test()) is not None:
+                yield sentence
         except ValueError as error:
             if run.train.self_test == "raise":
                 raise UserError(f"{error}; train.self_test: warn makes this a warning") from error
