@@ -32,6 +32,7 @@ from diffusers import AutoencoderKL, AutoencoderKLWan, SD3Transformer2DModel, Wa
 
 from flowrl.cli.commands import quiet
 from flowrl.estimate import memory
+from flowrl.models.diffusers.call.scheduler_standin import Patch, patched
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
@@ -41,7 +42,6 @@ from flowrl.settings.read import run_from
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from scripts.benchmarks.benchmark_results import Case, Results
-from scripts.benchmarks.driving_cost import denoiser_call
 from tests.support.tiny_pipelines import NAMED
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -205,6 +205,21 @@ def alone(session: Session) -> tuple[float, float]:
     with torch.no_grad():
         frozen = timed(bare, session.accelerator.device) / rows
     return frozen, timed(graded, session.accelerator.device) / rows
+
+
+def denoiser_call(policy: PipelinePolicy, drive: Callable[[], Any]) -> Callable[[], Any]:
+    """A call of the denoiser with the arguments of a driven call."""
+    (denoiser,) = policy.denoisers
+    real, seen = denoiser.forward, []
+
+    def forward(*args: Any, **named: Any) -> Any:
+        seen.append((args, named))
+        return real(*args, **named)
+
+    with patched([Patch(denoiser, "forward", forward)]):
+        drive()
+    ((args, named),) = seen
+    return lambda: denoiser(*args, **named)
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> float:

@@ -7,11 +7,15 @@ longer than scoring. By turns: a local reward; the judge, asked for each part of
 as it is drawn; the judge, asked for all samples after the last.
 """
 
+import asyncio
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -24,7 +28,6 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
-from scripts.benchmarks.judge_throughput import running
 from tests.support import runs
 
 
@@ -58,7 +61,52 @@ def opened(folder: Path, given: Arguments, reward: dict) -> Session:
     return kept
 
 
+def serve(latency: float, said: str) -> None:
+    """Run a chat server that always says the same: it prefers the first. Prints its port."""
+    import uvicorn
+    from fastapi import FastAPI, Request
+
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> dict:
+        return {"data": [{"id": "fixed"}]}
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> dict:
+        began = time.monotonic()
+        await request.body()
+        await asyncio.sleep(max(0.0, latency - (time.monotonic() - began)))
+        return {"choices": [{"message": {"content": said}}], "usage": {}}
+
+    async def run() -> None:
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+        task = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+        await task
+
+    asyncio.run(run())
+
+
+@contextmanager
+def running(latency: float, said: str) -> Iterator[str]:
+    """The address of such a server, in a process of its own."""
+    command = [sys.executable, __file__, "serve", str(latency), said]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["serve"]:
+        serve(float(sys.argv[2]), sys.argv[3])
+        return
     given = tyro.cli(Arguments, description=__doc__)
     seconds: dict[str, list[float]] = {"local": [], "judge, in parts": [], "judge, at the end": []}
     with running(given.latency, "Score: 3") as url, tempfile.TemporaryDirectory() as name:
