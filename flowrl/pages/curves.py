@@ -1,14 +1,16 @@
-"""The curves of a run: which metrics share a chart, and which charts share a heading."""
+"""The curves of a run: which metrics share a chart, and which charts decide."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
+from dataclasses import dataclass
 
-from flowrl.pages.html import page_section
-from flowrl.pages.line_chart import Chart, Curve, chart_figure
+from flowrl.pages.charts import Chart, Curve
 from flowrl.pages.run_folder import RunFolder
 
 NORMAL = 1.96  # standard errors of a 95 % interval
+MOST_DECIDING = 8  # charts above the fold
+TRAINING = 5  # the colour of training samples, beside held-out ones
 PHASES = ("encode", "sample", "decode", "score", "ref", "update")
+DIVERSITIES = ("image/diversity", "text/distinct")
 STATISTIC_NAMES = {
     "image/brightness": ("Brightness", "0 to 1"),
     "image/saturation": ("Saturation", "0 to 1"),
@@ -36,54 +38,72 @@ POLICY_NAMES = {
     "lr": ("Learning rate", ""),
 }
 _CLIPPED = {"clipped_low": "below", "clipped_high": "above", "clipped_dual": "dual"}
+_RATIOS = {"ratio": "mean", "ratio_min": "lowest", "ratio_max": "highest"}
+_TIMES = {"seconds": "Seconds of an iteration", "seconds/cpu": "CPU seconds"}
+_AFTER_REWARDS = (
+    "reward", "kl", "kl_sample", *DIVERSITIES, "moved", "won", "clipped_low, clipped_high",
+    "flat_groups", "text/length", "entropy", "seconds/PHASE", "grad_norm",
+)  # fmt: skip
 
 
-def curve_parts(run: RunFolder) -> str:
-    """All curves of the run, under their headings; what has no place is in a fold at the end."""
-    used: set[str] = set()
-    groups: list[tuple[str, str, list[Chart]]] = [
-        ("Held-out rewards", _HELD_OUT, list(_held_out(run, used))),
-        ("Rewards of training samples", _REWARDS, list(_rewards(run, used))),
-        ("Policy", _POLICY, list(_policy(run, used))),
-        ("Diversity and statistics", _STATISTICS, list(_statistics(run, used))),
-        ("Seconds", _SECONDS, list(_seconds(run, used))),
-    ]
-    body = [_group(title, note, charts) for title, note, charts in groups if charts]
-    rest = [_single(run, name, name, "") for name in run.names if name not in used]
-    if rest:
-        figures = "".join(chart_figure(chart) for chart in rest)
-        body.append(
-            f"<details><summary>{len(rest)} other metrics</summary>"
-            f'<div class="charts">{figures}</div></details>'
+@dataclass(frozen=True)
+class RunCharts:
+    """The charts of a run: those that decide, and the others by heading, for a fold."""
+
+    deciding: Sequence[Chart]
+    others: Sequence[tuple[str, str, Sequence[Chart]]]  # heading, note, charts
+
+    @classmethod
+    def of(cls, run: RunFolder) -> "RunCharts":
+        used: set[str] = set()
+        every = [
+            ("Rewards", _REWARDS, list(_rewards(run, used))),
+            ("Policy", _POLICY, list(_policy(run, used))),
+            ("Diversity and statistics", _STATISTICS, list(_statistics(run, used))),
+            ("Seconds", _SECONDS, list(_seconds(run, used))),
+        ]
+        rest = [_single(run, name, name, "") for name in run.names if name not in used]
+        every.append(("Other metrics", "", rest))
+        groups = [(title, note, [c for c in some if not c.empty]) for title, note, some in every]
+        deciding = _deciding(run, [chart for *_, charts in groups for chart in charts])
+        folded = (
+            (title, note, [c for c in charts if c not in deciding])
+            for title, note, charts in groups
         )
-    return page_section("curves", "Curves", _CURVES, "".join(body)) if body else ""
+        return cls(deciding, [each for each in folded if each[2]])
+
+    @property
+    def folded(self) -> int:
+        return sum(len(charts) for *_, charts in self.others)
 
 
-_CURVES = (
-    "One value per iteration; 0 is the base model. Point at a chart, or focus it and use the "
-    "arrow keys, to read its values."
-)
-_HELD_OUT = (
-    "Prompts and rewards that training never sees, always from the same noise. The band is the "
-    "95 % interval of the difference from the base, sample by sample."
-)
-_REWARDS = "Means over the samples that the policy learns from."
+_REWARDS = "Means over the samples that the policy learns from, and their spread."
 _POLICY = "The size of the updates, and the distance from the base."
-_STATISTICS = (
-    "Solid: training samples. Dashed with dots: held-out samples. A diversity below 0.6 of its "
-    "start is a collapse."
-)
+_STATISTICS = "A diversity below 0.6 of its start is a collapse."
 _SECONDS = "Wall time of each iteration by phase, without evaluations and checkpoints."
 
 
-def _group(title: str, note: str, charts: Sequence[Chart]) -> str:
-    figures = "".join(chart_figure(chart) for chart in charts)
-    return f'<h3>{escape(title)}</h3><p class="note">{note}</p><div class="charts">{figures}</div>'
+def _deciding(run: RunFolder, every: Sequence[Chart]) -> list[Chart]:
+    """The rewards, and then what shows at which price they rise. A chart in which nothing moves
+    decides only if it is a reward's."""
+    names = dict.fromkeys([*run.judges, *_labels(run)])
+    rewards = [chart for name in names for chart in every if chart.code in _codes(name)]
+    moving = {chart.code: chart for chart in reversed(every) if not chart.constant}
+    others = [moving[code] for code in _AFTER_REWARDS if code in moving]
+    return [*rewards, *others][:MOST_DECIDING]
+
+
+def _labels(run: RunFolder) -> list[str]:
+    return [n.removeprefix("reward/") for n in run.names if n.startswith("reward/")]
+
+
+def _codes(label: str) -> tuple[str, ...]:
+    both = f"held_out/{label}", f"reward/{label}"
+    return (*both, ", ".join(both))
 
 
 def _single(run: RunFolder, name: str, title: str, unit: str) -> Chart:
-    code = name if title != name else ""
-    return Chart(title, [Curve(name, run.column(name))], code, unit)
+    return Chart(title, [Curve(name, run.column(name))], name if title != name else "", unit)
 
 
 def held_out_line(run: RunFolder, name: str, label: str) -> Curve:
@@ -93,70 +113,60 @@ def held_out_line(run: RunFolder, name: str, label: str) -> Curve:
     return Curve(label, points, [(y - half, y + half) for y, half in spans], marks=True)
 
 
-def _held_out(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    for name in run.judges:
-        line = held_out_line(run, name, name)
+def _pair(run: RunFolder, held_out: Curve, name: str) -> list[Curve]:
+    training = Curve("training samples", run.column(name), colour=TRAINING)
+    return [line for line in (held_out, training) if line.points]
+
+
+def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
+    """One chart per reward, with its held-out and its training scores."""
+    labels = _labels(run)
+    for name in dict.fromkeys([*run.judges, *labels]):
+        lines = _pair(run, held_out_line(run, name, "held-out samples"), f"reward/{name}")
         used.update(f"held_out{kind}/{name}" for kind in ("", "_std", "_gain_error"))
-        if line.points:
-            yield Chart(name, [line], f"held_out/{name}", base=line.points[0][1])
+        used |= {f"reward/{name}", f"reward_std/{name}"}
+        codes = [c for c in _codes(name)[:2] if c in run.names]
+        base = lines[0].points[0][1] if lines and lines[0].marks else None
+        yield Chart(name, lines, ", ".join(codes), base=base)
+    total = run.column("reward")
+    used |= {"reward", "reward_std"}
+    if total and not (len(labels) == 1 and total == run.column(f"reward/{labels[0]}")):
+        yield Chart("Weighted sum of the rewards", [Curve("mean", total)], "reward")
+    spreads = [Curve("weighted sum", run.column("reward_std"))] if len(labels) != 1 else []
+    spreads += [Curve(name, run.column(f"reward_std/{name}")) for name in labels]
+    yield Chart("Spread over samples", spreads, "reward_std", "standard deviation")
+    if "flat_groups" in run.names:
+        used.add("flat_groups")
+        yield _single(run, "flat_groups", "Groups without a spread", "share")
     sets = [name for name in run.names if name.startswith("data_set/")]
     used.update(sets)
     yield from (_single(run, name, name.removeprefix("data_set/"), "") for name in sets)
 
 
-def _rewards(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    names = [name for name in run.names if name.startswith("reward/")]
-    every = (
-        [("reward", "Weighted sum of the rewards", "reward_std")] if "reward" in run.names else []
-    )
-    every += [(n, n.removeprefix("reward/"), n.replace("reward/", "reward_std/", 1)) for n in names]
-    for name, title, spread in every:
-        used |= {name, spread}
-        yield Chart(title, [Curve("mean", run.column(name))], name)
-    spreads = [Curve(title, run.column(spread)) for _, title, spread in every]
-    if spreads:
-        yield Chart("Spread over samples", spreads, "reward_std", "standard deviation")
-    if "flat_groups" in run.names:
-        used.add("flat_groups")
-        yield _single(run, "flat_groups", "Groups without a spread", "share")
-
-
 def _policy(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    clipped = [name for name in _CLIPPED if name in run.names]
-    used.update(clipped)
-    first = [name for name in ("kl", "kl_sample") if name in run.names]
-    first += [name for name in run.names if name.startswith("kl_") and name not in first]
-    order = [*first, *(name for name in POLICY_NAMES if name in run.names and name not in first)]
-    for place, name in enumerate(order):
-        if place == len(first) and clipped:
-            lines = [Curve(_CLIPPED[each], run.column(each)) for each in clipped]
-            yield Chart("Clipped shares", lines, "clipped_low, clipped_high", "share")
-        if place == len(first) and "ratio" in run.names:
-            yield from _ratio(run, used)
-        title, unit = POLICY_NAMES.get(name, (f"KL from the average {name[3:]}", ""))
+    for names, title, unit in (
+        (_CLIPPED, "Clipped shares", "share"),
+        (_RATIOS, "Ratio of new to old policy", ""),
+    ):
+        known = [name for name in names if name in run.names]
+        used.update(known)
+        code = "ratio" if names is _RATIOS else "clipped_low, clipped_high"
+        if known:
+            yield Chart(title, [Curve(names[n], run.column(n)) for n in known], code, unit)
+    averages = [n for n in run.names if n.startswith("kl_") and n not in POLICY_NAMES]
+    for name in [*averages, *(name for name in POLICY_NAMES if name in run.names)]:
         used.add(name)
+        title, unit = POLICY_NAMES.get(name, (f"KL from the average {name[3:]}", ""))
         yield _single(run, name, title, unit)
 
 
-def _ratio(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    names = [name for name in ("ratio", "ratio_min", "ratio_max") if name in run.names]
-    used.update(names)
-    words = {"ratio": "mean", "ratio_min": "lowest", "ratio_max": "highest"}
-    lines = [Curve(words[name], run.column(name)) for name in names]
-    yield Chart("Ratio of new to old policy", lines, "ratio")
-
-
 def _statistics(run: RunFolder, used: set[str]) -> Iterator[Chart]:
-    own = [n.removeprefix("held_out/") for n in run.names if n.startswith(("held_out/", "image/"))]
-    own += [name for name in run.names if name.startswith("text/")]
-    names = [n for n in dict.fromkeys(own) if n.startswith(("image/", "text/"))]
-    # the diversity comes first: it is the one to look at
-    for name in sorted(names, key=lambda n: n not in ("image/diversity", "text/distinct")):
-        held_out = Curve("held-out samples", run.column(f"held_out/{name}"), marks=True, colour=1)
-        training = Curve("training samples", run.column(name))
+    own = [name.removeprefix("held_out/") for name in run.names]
+    for name in dict.fromkeys(n for n in own if n.startswith(("image/", "text/"))):
+        held_out = Curve("held-out samples", run.column(f"held_out/{name}"), marks=True)
         used |= {name, f"held_out/{name}", f"held_out_std/{name}", f"held_out_gain_error/{name}"}
         title, unit = STATISTIC_NAMES.get(name, (name, ""))
-        yield Chart(title, [line for line in (training, held_out) if line.points], name, unit)
+        yield Chart(title, _pair(run, held_out, name), name, unit)
 
 
 def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
@@ -165,7 +175,7 @@ def _seconds(run: RunFolder, used: set[str]) -> Iterator[Chart]:
     lines = [Curve(phase, run.column(f"seconds/{phase}")) for phase in phases]
     if lines:
         yield Chart("Seconds by phase", lines, "seconds/PHASE", "s", stacked=True)
-    for name, title in (("seconds", "Seconds of an iteration"), ("seconds/cpu", "CPU seconds")):
+    for name in _TIMES:
         if name in run.names:
             used.add(name)
-            yield _single(run, name, title, "s")
+            yield _single(run, name, _TIMES[name], "s")

@@ -94,6 +94,11 @@ class RunFolder:
         """Wall seconds of all iterations, without evaluations."""
         return sum((y for _, y in self.column("seconds")), 0.0)
 
+    @property
+    def raised(self) -> float:
+        """The number of alarms."""
+        return sum((value for _, value in self.column("alarms")), 0.0)
+
     @cached_property
     def names(self) -> list[str]:
         """All metrics, in the order of their first line."""

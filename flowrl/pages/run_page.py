@@ -1,24 +1,28 @@
 """The page of a run: `report.html` in its folder, one file that opens without a network"""
 
-from collections.abc import Iterator
-from html import escape
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
 from flowrl.evaluation.agreement import MeanInterval
 from flowrl.evaluation.paired import paired_gain
-from flowrl.pages import html
-from flowrl.pages.curves import NORMAL, curve_parts
-from flowrl.pages.facts_part import alarms_part, environment_part, plan_part, settings_part
-from flowrl.pages.records import EvaluationRecord, write_whole
-from flowrl.pages.run_folder import RunFolder
-from flowrl.pages.samples_part import extremes_part, slider_part
-from flowrl.pages.tree_part import tree_part
+from flowrl.pages.curves import DIVERSITIES, NORMAL, RunCharts
+from flowrl.pages.records import EvaluationRecord, SampleRecord, write_whole
+from flowrl.pages.run_folder import RunFolder, flat
+from flowrl.pages.stack import count, duration_text, number, render, signed
+from flowrl.pages.tree import TreeView
+from flowrl.pages.unseen import Unseen
 
 REPORT = "report.html"
-DIVERSITIES = ("held_out/image/diversity", "held_out/text/distinct")
+ARROW = "\N{RIGHTWARDS ARROW}"
+MOST_LETTERS = 600  # of a setting's value
+MOST_SHOWN_BYTES = 8_000_000  # of all samples over the run; fewer evaluations are shown beyond
+MOST_SHOWN = 25  # evaluations
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -33,31 +37,46 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def run_page(run: RunFolder) -> str:
     """The page as HTML."""
-    alarms = ("alarms", "Alarms", alarms_part(run))
-    raised = bool(run.alarms) or any(value for _, value in run.column("alarms"))
-    parts = [
-        ("summary", "Summary", _summary(run)),
-        *([alarms] if raised else []),
-        ("samples", "Samples", slider_part(run.evaluations, run.best)),
-        ("extremes", "Best and worst", extremes_part(run.evaluations)),
-        ("curves", "Curves", curve_parts(run)),
-        ("tree", "Tree", tree_part(run.trees)),
-        ("plan", "Plan", plan_part(run)),
-        ("settings", "Settings", settings_part(run)),
-        ("environment", "Environment", environment_part(run)),
-        *([] if raised else [alarms]),
+    charts, trees = RunCharts.of(run), [TreeView(each) for each in run.trees]
+    unseen, extremes = Unseen.of(run.settings), [each for each in run.evaluations if each.best]
+    shown = shown_evaluations(run.evaluations, run.best)
+    plans: dict[str, int] = {}
+    for start in run.starts:
+        plans.setdefault(start.plan, start.iteration)
+    alarms = ("alarms", "Alarms", True)
+    first = bool(run.raised or run.alarms)
+    sections = [
+        ("summary", "Summary", True),
+        *([alarms] if first else []),
+        ("samples", "Samples", shown),
+        ("extremes", "Best and worst", extremes),
+        ("curves", "Curves", charts.deciding or charts.others),
+        ("tree", "Tree" if trees and trees[-1].branched else "Group", trees),
+        ("plan", "Plan", plans),
+        ("settings", "Settings", True),
+        ("environment", "Environment", run.starts),
+        *([] if first else [alarms]),
     ]
-    shown = [(anchor, title) for anchor, title, body in parts if body]
-    header = html.top(run.name, [run.recipe, state(run)], shown)
-    body = "\n".join(body for _, _, body in parts if body)
-    return html.document(f"{run.name}: report", header, body)
+    values = {
+        "title": f"{run.name}: report", "heading": run.name, "chips": [run.recipe, state(run)],
+        "sections": [(anchor, title) for anchor, title, there in sections if there],
+        "interactive": True, "run": run, "cards": list(_cards(run)),
+        "findings": [each for each in (*_sentences(run), unseen.no_judge) if each],
+        "rows": list(_rows(shown)), "shown": shown, "extremes": extremes[-1:],
+        "charts": charts, "unseen": unseen.sentence if run.judges else "",
+        "trees": trees[-1:] if len({each.tree.iteration for each in trees}) < 2 else trees,
+        "plans": plans, "starts": _starts(run),
+        "alarms_first": first, "alarms_off": _off(run),
+        "chosen": settings_rows(run.chosen), "every": settings_rows(run.settings),
+    }  # fmt: skip
+    return str(render("run.html", values))
 
 
 def state(run: RunFolder) -> str:
     """The progress of the run, in words."""
     if run.finished:
-        return f"done, {html.count(run.done, 'iteration')}"
-    return f"{run.done:,} of {html.count(run.planned, 'iteration')}"
+        return f"done, {count(run.done, 'iteration')}"
+    return f"{run.done:,} of {count(run.planned, 'iteration')}"
 
 
 class GainOfRun(NamedTuple):
@@ -68,6 +87,36 @@ class GainOfRun(NamedTuple):
     now: float
     gain: MeanInterval
     over: str  # prompts, or samples where a run has no records
+
+    @property
+    def values(self) -> str:
+        return f"{number(self.base)} {ARROW} {number(self.now)}"
+
+    @property
+    def words(self) -> str:
+        """The difference with its 95 % interval, in words."""
+        if self.gain.low != self.gain.low:
+            return f"{signed(self.gain.value)}, without an interval"
+        bounds = f"{signed(self.gain.low)} to {signed(self.gain.high)}"
+        return f"{signed(self.gain.value)}, 95 % interval {bounds} over {self.over}"
+
+    @property
+    def verdict(self) -> str:
+        gain = self.gain
+        if gain.low != gain.low:
+            return f"changed by {signed(gain.value)}; there is no interval."
+        if gain.low == gain.high == 0:
+            return "did not change on any prompt."
+        if gain.low <= 0 <= gain.high:
+            return f"changed by {signed(gain.value)}, which may be chance: the interval includes 0."
+        word = "rose" if gain.value > 0 else "fell"
+        return f"{word} by {number(abs(gain.value))}, more than chance explains."
+
+
+def last_gain(run: RunFolder, name: str) -> GainOfRun | None:
+    """The gain of the last evaluation over the base."""
+    points = run.column(f"held_out/{name}")
+    return gain_of(run, name, int(points[-1][0])) if points else None
 
 
 def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
@@ -81,7 +130,7 @@ def gain_of(run: RunFolder, name: str, iteration: int) -> GainOfRun | None:
     if first is not None and last is not None and _paired(first, last, name):
         scores, before = score_column(last, name), score_column(first, name)
         gain = paired_gain(scores, before, prompt_places(first))
-        return GainOfRun(name, base, now, gain, html.count(gain.n, "prompt"))
+        return GainOfRun(name, base, now, gain, count(gain.n, "prompt"))
     half = NORMAL * dict(run.column(f"held_out_gain_error/{name}")).get(iteration, float("nan"))
     gain = MeanInterval(now - base, now - base - half, now - base + half, 0)
     return GainOfRun(name, base, now, gain, "samples")
@@ -103,84 +152,114 @@ def prompt_places(record: EvaluationRecord) -> np.ndarray:
     return np.arange(len(record.scores[record.key])) // max(1, record.per_prompt)
 
 
-def _summary(run: RunFolder) -> str:
-    cards = "".join(_cards(run))
-    sentences = "".join(f"<li>{sentence}</li>" for sentence in _sentences(run))
-    findings = f'<ul class="findings">{sentences}</ul>' if sentences else ""
-    note = f'<span dir="auto">{escape(str(run.folder))}</span>'
-    return html.page_section(
-        "summary", "Summary", note, f'<dl class="cards">{cards}</dl>{findings}'
-    )
+class Card(NamedTuple):
+    title: str
+    value: str
+    note: str = ""
+    broad: bool = False
 
 
-def _card(title: str, value: str, note: str = "", broad: bool = False) -> str:
-    small = f"<small>{note}</small>" if note else ""
-    look = ' class="broad"' if broad else ""
-    return f"<div{look}><dt>{escape(title)}</dt><dd>{value}{small}</dd></div>"
-
-
-def _cards(run: RunFolder) -> Iterator[str]:
-    arrow = "\N{RIGHTWARDS ARROW}"
+def _cards(run: RunFolder) -> Iterator[Card]:
     for name in run.judges:
-        points = run.column(f"held_out/{name}")
-        if not points:
-            continue
-        found = gain_of(run, name, int(points[-1][0]))
-        if found is None:
-            yield _card(f"held-out {name}", html.number(points[-1][1]), "the base model")
-            continue
-        value = f"{html.number(found.base)} {arrow} {html.number(found.now)}"
-        yield _card(f"held-out {name}", value, interval_text(found.gain, found.over), True)
-    for name in DIVERSITIES:
-        points = run.column(name)
-        if points and points[0][1]:
-            share = f"{100 * points[-1][1] / points[0][1]:.0f} % of the base's"
-            yield _card("diversity", html.number(points[-1][1]), share)
+        points, found = run.column(f"held_out/{name}"), last_gain(run, name)
+        if found is not None:
+            yield Card(f"held-out {name}", found.values, found.words, True)
+        elif points:
+            yield Card(f"held-out {name}", number(points[-1][1]), "the base model")
+    if (kept := kept_diversity(run)) is not None:
+        yield Card("diversity", f"{100 * kept:.0f} %", "of the base's")
     rewards = run.column("reward")
     if rewards:
-        value = f"{html.number(rewards[0][1])} {arrow} {html.number(rewards[-1][1])}"
-        yield _card("training reward", value, "first and last iteration")
-    each = f"{html.duration_text(run.seconds / run.done)} each" if run.done else ""
-    yield _card("iterations", f"{run.done:,} of {run.planned:,}", each)
-    yield _card("time of training", html.duration_text(run.seconds), "without evaluations")
-    yield _card("alarms", f"{sum(value for _, value in run.column('alarms')):.0f}")
+        value = f"{number(rewards[0][1])} {ARROW} {number(rewards[-1][1])}"
+        yield Card("training reward", value, "first and last iteration")
+    each = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
+    yield Card("iterations", f"{run.done:,} of {run.planned:,}", each)
+    yield Card("time of training", duration_text(run.seconds), "without evaluations")
+    yield Card("alarms", f"{run.raised:.0f}", "off" if _off(run) else "")
 
 
-def interval_text(gain: MeanInterval, over: str) -> str:
-    """A difference with its 95 % interval, in words."""
-    if gain.low != gain.low:
-        return f"{html.signed(gain.value)}, without an interval"
-    bounds = f"{html.signed(gain.low)} to {html.signed(gain.high)}"
-    return f"{html.signed(gain.value)}, 95 % interval {bounds} over {over}"
+def kept_diversity(run: RunFolder) -> float | None:
+    """The diversity of the last held-out samples as a share of the base's."""
+    for name in DIVERSITIES:
+        points = run.column(f"held_out/{name}")
+        if len(points) > 1 and points[0][1]:
+            return points[-1][1] / points[0][1]
+    return None
+
+
+def _off(run: RunFolder) -> bool:
+    train = run.settings.get("train")
+    return isinstance(train, Mapping) and train.get("alarms") == "off"
 
 
 def _sentences(run: RunFolder) -> Iterator[str]:
     """Findings in plain words, each from a number on the page."""
     for name in run.judges:
-        points = run.column(f"held_out/{name}")
-        found = gain_of(run, name, int(points[-1][0])) if points else None
+        found = last_gain(run, name)
         if found is not None:
-            yield f"The held-out score <b>{escape(name)}</b> {_verdict(found.gain)}"
+            yield Markup("The held-out score <b>{}</b> {}").format(name, found.verdict)
     best = run.best
     if best is not None and len(run.column(f"held_out/{run.key}")) > 1:
-        where = f"<code>best/{best:06d}</code>"
         when = "the base model" if best == 0 else f"iteration {best}"
-        yield f"The highest {escape(run.key)} is that of {when}; its weights are in {where}."
-    for name in DIVERSITIES:
-        points = run.column(name)
-        if len(points) > 1 and points[-1][1] < 0.6 * points[0][1]:
-            share = f"{100 * points[-1][1] / points[0][1]:.0f} %"
-            yield f"The samples of a prompt became alike: their diversity is {share} of the base's."
+        text = Markup("The highest {} is that of {}; its weights are in <code>best/{}</code>.")
+        yield text.format(run.key, when, f"{best:06d}")
+    kept = kept_diversity(run)
+    if kept is not None and kept < 0.6:
+        share = f"{100 * kept:.0f} %"
+        yield f"The samples of a prompt became alike: their diversity is {share} of the base's."
 
 
-def _verdict(gain: MeanInterval) -> str:
-    if gain.low != gain.low:
-        return f"changed by {html.signed(gain.value)}; there is no interval."
-    if gain.low == gain.high == 0:
-        return "did not change on any prompt."
-    if gain.low <= 0 <= gain.high:
-        return (
-            f"changed by {html.signed(gain.value)}, which may be chance: the interval includes 0."
-        )
-    word = "rose" if gain.value > 0 else "fell"
-    return f"{word} by {html.number(abs(gain.value))}, more than chance explains."
+def shown_evaluations(
+    every: Sequence[EvaluationRecord], best: int | None, most_bytes: int = MOST_SHOWN_BYTES
+) -> list[EvaluationRecord]:
+    """The first, the best and the last evaluation, and as many between as fit, evenly spread."""
+    some = [each for each in every if each.same]
+    if not some:
+        return []
+    size = max(sum(len(sample.media) for sample in each.same) for each in some)
+    room = min(len(some), MOST_SHOWN, max(2, most_bytes // max(1, size)))
+    places = {round(i * (len(some) - 1) / max(1, room - 1)) for i in range(room)}
+    places |= {i for i, each in enumerate(some) if each.iteration == best}
+    return [some[i] for i in sorted(places)]
+
+
+@dataclass(frozen=True)
+class OverRun:
+    """A sample at one of the evaluations, with its score and the change from the base's."""
+
+    iteration: int
+    sample: SampleRecord
+    score: float | None
+    change: float
+
+
+def _rows(shown: Sequence[EvaluationRecord]) -> Iterator[list[OverRun]]:
+    """Samples that all shown evaluations have; a resumed run may evaluate others."""
+    if not shown:
+        return
+    key = shown[0].key
+    for place in sorted(set.intersection(*({s.place for s in each.same} for each in shown))):
+        row = [(e.iteration, next(s for s in e.same if s.place == place)) for e in shown]
+        base = row[0][1].scores.get(key)
+        scores = [sample.scores.get(key) for _, sample in row]
+        changes = [0.0 if None in (base, score) else score - base for score in scores]  # type: ignore[operator]
+        each = zip(row, scores, changes, strict=True)
+        yield [OverRun(iteration, sample, s, c) for (iteration, sample), s, c in each]
+
+
+def _starts(run: RunFolder) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the environment: a column per start; equal neighbours are one."""
+    starts = [s for i, s in enumerate(run.starts) if not i or s.facts != run.starts[i - 1].facts]
+    names = dict.fromkeys(name for start in starts for name in start.facts)
+    since = [f"from iteration {start.iteration + 1}" for start in starts]
+    head = ["", *(since if len(starts) > 1 else ["value"])]
+    return head, [[name, *(start.facts.get(name, "") for start in starts)] for name in names]
+
+
+def settings_rows(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Paths of settings with their values as YAML would have them, cut off if very long."""
+    texts = (
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in flat(tree)
+    )
+    return [(n, t if len(t) <= MOST_LETTERS else f"{t[:MOST_LETTERS]} ...") for n, t in texts]

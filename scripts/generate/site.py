@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from flowrl.pages.line_chart import Chart, Curve, chart_figure
+from flowrl.pages.charts import Chart, Curve
 from scripts.generate.readme import tree
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -206,7 +206,7 @@ def curve_text(name: str, curve: dict[str, Any]) -> str:
         base=points[0][1],
     )
     return (
-        f"## Its curve\n\n{chart_figure(chart)}\n\nOne short run on [{world}]({page}): "
+        f"## Its curve\n\n{chart.figure}\n\nOne short run on [{world}]({page}): "
         f"seed 0, {curve['samples']} held-out samples, "
         f"{curve['points'][-1][2]:,} network evaluations in sampling "
         f"(`python scripts/benchmarks/method_curves.py --methods {name}`). One seed, and "

@@ -7,12 +7,13 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import yaml
 
 from flowrl.errors import UserError
 from flowrl.evaluation.paired import paired_gain
+from flowrl.pages.charts import MOST_POINTS, Chart, Curve, round_ticks
 from flowrl.pages.compare_page import difference, write_comparison
-from flowrl.pages.html import number
-from flowrl.pages.line_chart import MOST_POINTS, Chart, Curve, chart_figure, round_ticks
+from flowrl.pages.curves import RunCharts
 from flowrl.pages.records import (
     MOST_EVALUATIONS,
     RECORDS_FOLDER,
@@ -25,9 +26,9 @@ from flowrl.pages.records import (
     write_record,
 )
 from flowrl.pages.run_folder import RunFolder
-from flowrl.pages.run_page import gain_of, run_page, write_report
-from flowrl.pages.samples_part import shown_evaluations
-from tests.support.page_runs import ALARM, LONG, RTL, evaluation, tree, write_run
+from flowrl.pages.run_page import gain_of, run_page, shown_evaluations, write_report
+from flowrl.pages.stack import number
+from tests.support.page_runs import ALARM, LONG, RTL, SETTINGS, evaluation, tree, write_run
 from tests.support.runs import flowrl
 
 VOID = {"meta", "link", "img", "input", "br", "hr"}
@@ -132,6 +133,51 @@ def test_a_tree_shows_values_advantages_and_what_is_not_learned_from(tmp_path):
     assert edges.count("edge trained") == 2 * 7 and edges.count("edge ode") == 2 * 2
 
 
+def test_a_group_without_branches_is_no_tree(tmp_path):
+    run = write_run(tmp_path / "run")
+    alone = [replace(each, node=[0, 1, 2, 3], values=[1.0] * 4, advantages=[0.5, None, -1.0, 2.0])
+             for each in tree(4).levels]  # fmt: skip
+    write_record(run, replace(tree(4), roots=4, levels=alone))
+    page = check(run_page(RunFolder.read(run)))
+    said = "No step branches: 4 samples of one prompt, each by itself from its own noise."
+    assert said in page.text and "A group of training" in page.text
+    assert "not learned from" in page.text.partition(said)[2].partition("The first, of")[0]
+    assert len(page.all("ol")) == 3  # alarms, the steps, and the leaves of the first tree
+
+
+@pytest.mark.parametrize(
+    ("prompts", "judge", "sentence", "judged"),
+    [
+        ("a.txt", None, "the prompts of training, scored by shapes, which training raises;", False),
+        ("b.txt", None, "prompts of another source than training's, scored by shapes,", False),
+        ("b.txt", {"name": "shapes", "weight": 2.0}, "by shapes, which training raises;", False),
+        ("b.txt", {"name": "shapes", "kind": "strict", "label": "judge"},
+         "scored by judge, which training does not raise;", True),
+    ],
+)  # fmt: skip
+def test_a_page_says_of_evaluations_only_what_is_so(tmp_path, prompts, judge, sentence, judged):
+    run = write_run(tmp_path / "run")
+    settings = SETTINGS | {"prompts": {"train": "a.txt", "held_out": prompts}}
+    settings |= {"held_out_rewards": [judge] if judge else []}
+    (run / "run.yaml").write_text(yaml.safe_dump(settings))
+    text = check(run_page(RunFolder.read(run))).text
+    assert sentence in text.partition("Held-out samples (dots): ")[2]
+    assert ("No judge: training raises every reward" in text) is not judged
+
+
+def test_eight_charts_decide_and_a_reward_is_one_chart(tmp_path):
+    run = RunFolder.read(write_run(tmp_path / "run"))
+    charts = RunCharts.of(run)
+    assert [c.code for c in charts.deciding] == ["held_out/shapes, reward/shapes", "kl"]
+    lines = [line.name for line in charts.deciding[0].lines]
+    assert lines == ["held-out samples", "training samples"]
+    many = [{f"reward/r{i}": float(i + k) for i in range(12)} | {"iteration": k} for k in range(3)]
+    wide = RunCharts.of(replace(run, metrics=many))
+    assert len(wide.deciding) == 8 and sum(len(some) for *_, some in wide.others) == wide.folded > 3
+    page = check(run_page(run))
+    assert len([f for f in page.all("figure") if "data-chart" in f]) == 2 + charts.folded
+
+
 def test_settings_that_differ_come_first(tmp_path):
     text = Page(run_page(RunFolder.read(write_run(tmp_path / "run")))).text
     chosen = text.partition("All ")[0]
@@ -197,7 +243,7 @@ def test_images_of_a_row_stand_beside_its_samples(tmp_path):
 
 def test_charts_thin_out_long_runs_and_speak_for_themselves():
     line = Curve("reward", [(float(i), float(i % 2)) for i in range(10 * MOST_POINTS)])
-    page = Page(chart_figure(Chart("Reward", [line], "reward", base=0.5)))
+    page = Page(Chart("Reward", [line], "reward", base=0.5).figure)
     data = json.loads(page.all("figure")[0]["data-chart"])
     assert len(data["lines"][0]["points"]) == MOST_POINTS
     assert {y for _, y in data["lines"][0]["points"]} == {0.5}
@@ -205,7 +251,7 @@ def test_charts_thin_out_long_runs_and_speak_for_themselves():
     ends = "from 0.500 at iteration 9 to 0.500 at iteration 2999"
     assert label == f"Reward: reward {ends}, between 0.500 and 0.500"
     assert round_ticks(0.13, 0.98, 4) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    constant = chart_figure(Chart("Ratio", [Curve("mean", [(1.0, 1.0), (2.0, 1.0 + 1e-9)])]))
+    constant = Chart("Ratio", [Curve("mean", [(1.0, 1.0), (2.0, 1.0 + 1e-9)])]).figure
     assert "0.90" in constant and "1.10" in constant  # not zoomed into rounding
 
 
@@ -255,7 +301,8 @@ def test_runs_compared_prompt_by_prompt(tmp_path, capsys):
     out = tmp_path / "all.html"
     assert flowrl("compare", *runs, "--out", out) == 0 and str(out) in capsys.readouterr().out
     page = check(out.read_text())
-    assert page.text.count("\N{MINUS SIGN} a shapes +0.250") == 1  # c against a, the same on all
+    assert page.text.count("\N{MINUS SIGN} a +0.250") == 1  # c against a, the same on all
+    assert "In all rows: reward shapes; prompts in both 4; noise the same" in page.text
     a, b = (read_evaluations(run)[-1] for run in runs[:2])
     found = difference(b, a, "shapes")
     assert (found.value, found.n) == (pytest.approx(-0.25), 4)

@@ -1,0 +1,107 @@
+"""The page stack: Jinja2 templates that escape every value, and numbers as pages write them."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+_PLAIN = 1e-3  # numbers from here to a million are written without an exponent
+_MARKS = re.compile(r"([!-/:-@\[-`{-~])")  # ASCII punctuation, which Markdown may interpret
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """A number with `digits` significant digits; a dash for none."""
+    if x is None or not math.isfinite(x):
+        return "\N{EN DASH}"
+    if x == int(x) and abs(x) < 1e9:
+        text = f"{int(x):,}"
+    elif _PLAIN <= abs(x) < 1e6:
+        places = max(0, digits - 1 - math.floor(math.log10(abs(x))))
+        text = f"{x:,.{places}f}"
+    else:
+        text = f"{x:.{digits - 1}e}".replace("e-0", "e-").replace("e+0", "e")
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def signed(x: float, digits: int = 3) -> str:
+    return f"+{number(x, digits)}" if x > 0 else number(x, digits)
+
+
+def sign(x: float | None) -> str:
+    """The class of a number's colour."""
+    return "up" if (x or 0) > 0 else "down" if (x or 0) < 0 else "none"
+
+
+def fixed(x: float, digits: int = 1, scale: float = 100.0) -> str:
+    """A share in percent (or `scale` times a number) with `digits` decimals; a dash for NaN."""
+    return f"{scale * x:.{digits}f}" if math.isfinite(x) else "\N{EN DASH}"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds in the two largest units that fit."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(n: int, unit: str) -> str:
+    return f"{n:,} {unit}" if n == 1 else f"{n:,} {unit}s"
+
+
+def code_span(value: object) -> Markup:
+    """The value as code in Markdown: neither links nor images nor HTML in it come alive."""
+    text = " ".join(str(value).split())
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
+    inner = f" {text} " if text[:1] == "`" or text[-1:] == "`" else text
+    return Markup(f"{fence}{inner}{fence}" if text else "")
+
+
+def _markdown(value: Any) -> Any:
+    """The value with its punctuation escaped, unless it is Markdown already."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return Markup(_MARKS.sub(r"\\\1", " ".join(value.split())))
+
+
+def _engine(**more: Any) -> Environment:
+    engine = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=select_autoescape(("html", "md", "svg")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **more,
+    )
+    filters = (number, signed, sign, fixed, duration_text, count, code_span)
+    engine.filters |= {each.__name__: each for each in filters}
+    return engine
+
+
+_PAGES, _CARDS = _engine(), _engine(finalize=_markdown)
+
+
+def render(template: str, values: Mapping[str, object]) -> Markup:
+    """A template of `templates/` with values. HTML and Markdown of values are escaped."""
+    engine = _CARDS if template.endswith(".md") else _PAGES
+    return Markup(engine.get_template(template).render(values))
+
+
+def varying(
+    head: list[str], rows: list[list[Any]]
+) -> tuple[list[str], list[list[Any]], list[tuple[str, Any]]]:
+    """The head and rows of a table without the columns that have one value in all of several
+    rows, and those columns as (name, value). The first column stays."""
+    same = [k for k in range(1, len(head)) if len(rows) > 1 and len({str(r[k]) for r in rows}) == 1]
+    kept = [k for k in range(len(head)) if k not in same]
+    return (
+        [head[k] for k in kept],
+        [[row[k] for k in kept] for row in rows],
+        [(head[k], rows[0][k]) for k in same],
+    )

@@ -1,0 +1,139 @@
+"""The rollout tree of a page, in the coordinates of its drawing, or a group without branches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flowrl.pages.records import LevelRecord, TreeRecord
+from flowrl.pages.stack import count, number, sign, signed
+
+STEP, TEXT_STEP, LEAF, TOP, LEFT = 58.0, 120.0, 46.0, 54.0, 26.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """The words above a column: its step, noise level and kind."""
+
+    x: float
+    step: str
+    sigma: float | None
+    look: str
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A node: its place, radius, the sign and depth of its colour, and its words. `value` stands
+    beside it where the tree splits."""
+
+    x: float
+    y: float
+    r: float
+    sign: str
+    depth: float
+    words: str
+    value: float | None
+
+
+class TreeView:
+    """A tree with the places of its nodes."""
+
+    top = TOP
+
+    def __init__(self, tree: TreeRecord) -> None:
+        self.tree = tree
+        self.text = tree.kind == "text"
+        self.step = TEXT_STEP if self.text else STEP
+        self.leaves = len(tree.totals)
+        self.width = self.x(len(tree.levels) - 1) + (36 if self.text else 16)
+        self.height = TOP + LEAF * self.leaves + 8
+
+    @property
+    def branched(self) -> bool:
+        """Whether samples share any state after the first step."""
+        return any(len({*level.node}) < self.leaves for level in self.tree.levels)
+
+    @property
+    def words(self) -> str:
+        tree = self.tree
+        shape = f"{count(self.leaves, 'leaf').replace('leafs', 'leaves')}, "
+        return f"Tree of iteration {tree.iteration}: {shape}{count(len(tree.levels), 'decision')}"
+
+    def x(self, level: int) -> float:
+        """`level` -1 is the start."""
+        return LEFT + self.step * (level + 1)
+
+    def y(self, level: LevelRecord, node: int) -> float:
+        """The middle of a node's leaves."""
+        places = [leaf for leaf, at in enumerate(level.node) if at == node]
+        return TOP + LEAF * (sum(places) / len(places) + 0.5)
+
+    def start(self, leaf: int) -> float:
+        """The height of a leaf's first state: leaves share these in equal shares."""
+        size = self.leaves / max(1, self.tree.roots)
+        return TOP + LEAF * size * (int(leaf / size) + 0.5)
+
+    @property
+    def starts(self) -> list[float]:
+        return list(dict.fromkeys(self.start(leaf) for leaf in range(self.leaves)))
+
+    def advantage(self, leaf: int) -> float | None:
+        """The mean advantage of a leaf's decisions that are learned from."""
+        known = [level.advantages[level.node[leaf]] for level in self.tree.levels]
+        some = [each for each in known if each is not None]
+        return sum(some) / len(some) if some else None
+
+    def last_advantage(self, leaf: int) -> float | None:
+        levels = self.tree.levels
+        return levels[-1].advantages[levels[-1].node[leaf]] if levels else None
+
+    @property
+    def heads(self) -> Iterator[Head]:
+        for k, level in enumerate(self.tree.levels):
+            look = "" if self.text else _look(level)
+            yield Head(self.x(k), self._step(k), level.sigma, look)
+
+    def _step(self, k: int) -> str:
+        if not self.text:
+            return str(k)
+        return "completion" if len(self.tree.levels) == 1 else f"part {k + 1}"
+
+    @property
+    def edges(self) -> Iterator[tuple[str, str]]:
+        """The look and the path of each edge."""
+        before: LevelRecord | None = None
+        for k, level in enumerate(self.tree.levels):
+            for node in dict.fromkeys(level.node):
+                leaf = level.node.index(node)
+                y0 = self.start(leaf) if before is None else self.y(before, before.node[leaf])
+                x0, x1, y1 = self.x(k - 1), self.x(k), self.y(level, node)
+                mid = (x0 + x1) / 2
+                path = f"M{x0:.1f},{y0:.1f}C{mid:.1f},{y0:.1f} {mid:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+                yield _look(level), path
+            before = level
+
+    @property
+    def dots(self) -> Iterator[Dot]:
+        levels = self.tree.levels
+        most = max((abs(a or 0.0) for each in levels for a in each.advantages), default=0.0) or 1.0
+        some = any(each.trained for each in levels)
+        for k, level in enumerate(levels):
+            splits = k + 1 < len(levels) and len({*levels[k + 1].node}) > len({*level.node})
+            for node in dict.fromkeys(level.node):
+                value = level.values[node] if splits else None
+                yield self._dot(k, node, most, some and not level.trained, value)
+
+    def _dot(self, k: int, node: int, most: float, resting: bool, value: float | None) -> Dot:
+        """Coloured by its advantage; small in a step that is not trained, where others are."""
+        level = self.tree.levels[k]
+        advantage = level.advantages[node]
+        learned = "not learned from" if advantage is None else f"advantage {signed(advantage)}"
+        if resting and advantage is not None:
+            learned += ", in a step that is not trained"
+        where = self._step(k) if self.text else f"step {k}"
+        words = f"{where}, node {node + 1}: value {number(level.values[node])}, {learned}"
+        depth = 0.15 + 0.85 * abs(advantage or 0.0) / most
+        at, radius = (self.x(k), self.y(level, node)), 3.5 if resting else 6.0
+        return Dot(*at, radius, sign(advantage), depth, words, value)
+
+
+def _look(level: LevelRecord) -> str:
+    return "trained" if level.trained else "noisy" if level.noisy else "ode"

@@ -1,0 +1,84 @@
+"""Sentences on what training never sees of a run's evaluations, from the run's settings."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What an evaluation has that training has not.
+
+    prompts  the held-out prompts have another source
+    judges   labels of held-out rewards that training does not raise
+    trained  labels of those that it raises
+    """
+
+    prompts: bool
+    judges: list[str]
+    trained: list[str]
+
+    @classmethod
+    def of(cls, settings: Tree) -> "Unseen":
+        prompts = settings.get("prompts")
+        train, held_out = (
+            (prompts.get(place) for place in ("train", "held_out"))
+            if isinstance(prompts, Mapping)
+            else (prompts, None)
+        )
+        raised = {_identity(each) for each in _specs(settings, "rewards")}
+        judged = _specs(settings, "held_out_rewards") or _specs(settings, "rewards")
+        labels = {True: list[str](), False: list[str]()}
+        for each in judged:
+            labels[_identity(each) in raised].append(_label(each))
+        return cls(held_out not in (None, train), labels[False], labels[True])
+
+    @property
+    def sentence(self) -> str:
+        """What the held-out scores rest on."""
+        prompts = "Prompts of another source than training's" if self.prompts else ""
+        prompts = prompts or "The prompts of training"
+        parts = []
+        if self.judges:
+            parts.append(f"by {_list(self.judges)}, which training does not raise")
+        if self.trained:
+            also = "also " if self.judges else ""
+            parts.append(f"{also}by {_list(self.trained)}, which training raises")
+        scored = f", scored {'; '.join(parts)}" if parts else ""
+        return f"{prompts}{scored}; always from the same noise."
+
+    @property
+    def no_judge(self) -> str:
+        """A warning where every held-out reward is one of training; empty otherwise."""
+        if self.judges or not self.trained:
+            return ""
+        return (
+            "No judge: training raises every reward that evaluations score with, so a higher score "
+            "alone does not show better samples. Name another reward in held_out_rewards."
+        )
+
+
+def _specs(settings: Tree, key: str) -> list[Any]:
+    found = settings.get(key)
+    return list(found) if isinstance(found, list | tuple) else []
+
+
+def _identity(spec: Any) -> str:
+    """A reward's name and settings, without label and weight."""
+    if not isinstance(spec, Mapping):
+        return json.dumps([str(spec), {}])
+    own = {k: v for k, v in spec.items() if k not in ("name", "label", "weight", "settings")}
+    inner = spec.get("settings")
+    whole = {**inner, **own} if isinstance(inner, Mapping) else own
+    return json.dumps([str(spec.get("name")), whole], sort_keys=True, default=str)
+
+
+def _label(spec: Any) -> str:
+    return str(spec.get("label") or spec.get("name")) if isinstance(spec, Mapping) else str(spec)
+
+
+def _list(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
