@@ -171,7 +171,10 @@ def test_eight_charts_decide_and_a_reward_is_one_chart(tmp_path):
     assert [c.code for c in charts.deciding] == ["held_out/shapes, reward/shapes", "kl"]
     lines = [line.name for line in charts.deciding[0].lines]
     assert lines == ["held-out samples", "training samples"]
-    many = [{f"reward/r{i}": float(i + k) for i in range(12)} | {"iteration": k} for k in range(3)]
+    many = [
+        {f"reward/r{i}": float(i + k) for i in range(12)} | {"iteration": float(k)}
+        for k in range(3)
+    ]
     wide = RunCharts.of(replace(run, metrics=many))
     assert len(wide.deciding) == 8 and sum(len(some) for *_, some in wide.others) == wide.folded > 3
     page = check(run_page(run))
