@@ -132,7 +132,7 @@ def _detached(item: Any) -> Any:
 
 
 def _marks(media: Any) -> list[tuple[int, ...]]:
-    """What a write changes, per tensor; strings cannot be written into."""
+    """The state that a write changes, per tensor; strings cannot be written into."""
     tensors = [media] if isinstance(media, Tensor) else media
     return [_mark(item) for item in tensors if isinstance(item, Tensor)]
 
