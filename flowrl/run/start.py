@@ -81,7 +81,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
     line names other changes.
     """
     state = meet(on_cpu(run))
-    terminal = record.Terminal(state.is_main_process, run.train.iterations)
+    terminal = record.Terminal(state.is_main_process)
     with held_together(folder, state) as before:
         if before:
             terminal.say(f"{before} held this run's lock and is gone; continuing")
@@ -106,7 +106,7 @@ def resume(run: Run, folder: Path, cache: bool = True, live: Live = NOTHING_LIVE
 @contextmanager
 def held_together(folder: Path, state: PartialState) -> Iterator[str | None]:
     """Hold the folder's lock on the main process; yields the owner of a stale lock, if any."""
-    warn = record.Terminal(state.is_main_process, 0).warn
+    warn = record.Terminal(state.is_main_process).warn
     with ExitStack() as stack:
         yield agreed(state, lambda: stack.enter_context(held(folder, warn)))
 

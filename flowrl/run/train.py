@@ -2,42 +2,38 @@
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import yaml
 
+from flowrl.errors import UserError
 from flowrl.models.call_sizes import bounded_call
 from flowrl.run.call_search import search_sizes
+from flowrl.run.evaluate.evaluate import evaluate_and_keep
+from flowrl.run.evaluate.guard import Raised, raised_by_evaluation, raised_by_training
+from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.experience import experience_of
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.save.failures import resumable, starting
-from flowrl.run.show.monitor import (
-    evaluate_and_keep,
-    guard,
-    guard_held_out,
-    panel_facts,
-    prove_pipeline,
-)
-from flowrl.run.show.page_records import record_start, record_tree, renew_page
-from flowrl.run.show.track import SHOW_HISTOGRAMS, finishing, show_histograms
-from flowrl.run.show.training_samples import save_training_samples
+from flowrl.run.show.observer import Iteration, Observer
+from flowrl.run.show.observers import open_observers
+from flowrl.run.show.track import finishing
 from flowrl.run.state.finite import check_iteration
 from flowrl.run.state.live import Event, Moment
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.state.smaller_calls import explained, with_smaller_calls
 from flowrl.run.update import ratio_check
-from flowrl.run.update.update import update
+from flowrl.run.update.update import Updated, update
 from flowrl.run.watch import record
 from flowrl.run.watch.alarms import Alarms
-from flowrl.run.watch.histograms import IterationValues
 from flowrl.settings import Run
 from flowrl.settings.read import dump, read_run
 
@@ -69,23 +65,20 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     with failures, explaining, closing(session.learner.policy), Interrupt() as interrupt:
         with finishing(session.accelerator), session.writer.beside():
             with starting(session.folder):
-                progress, alarms = begin(session, resume, cache)
-            stop = interrupt.pending(session.accelerator)
-            if not stop:
-                with following(session, progress):
-                    stop = training_loop(session, progress, alarms, interrupt)
+                loop = begin(session, resume, cache)
+            stop = interrupt.pending(session.accelerator) or loop.run(interrupt)
             with session.parallel.together():
                 session.writer.wait()
         if stop:
-            renew_page(session)
+            loop.recorded()
             return Result(session.folder, stop, main=main)
         weights = checkpoint.export_last(session.learner, session.folder)
-        renew_page(session)
-    ends = (progress.first or {}, progress.last or {})
+        loop.recorded()
+    ends = (loop.progress.first or {}, loop.progress.last or {})
     return Result(session.folder, None, *ends, weights, main)
 
 
-def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress, Alarms]:
+def begin(session: Session, resume: Path | None, cache: bool) -> "TrainingLoop":
     """Check the model and the rewards, then evaluate the base or restore a checkpoint."""
     terminal, alarms, progress = session.terminal, Alarms(), Progress()
     if resume is not None:
@@ -104,19 +97,16 @@ def begin(session: Session, resume: Path | None, cache: bool) -> tuple[Progress,
     if resume is None:  # a checkpoint has the sizes that were found
         search_sizes(session)
     terminal.say(f"rows per call: {session.learner.policy.sizes}")
-    record_start(session, progress.iteration, resume is not None)
+    loop = TrainingLoop(session, progress, alarms, open_observers(session, progress))
+    for each in loop.observers:
+        each.on_start(resume is not None)
     with session.parallel.together():
         if session.parallel.main:
             keep_settings(session)
     if resume is None:
-        base = evaluate_and_keep(session, progress, "before")
-        alarms.compare(base, progress.iteration)
-        session.accelerator.log(base, step=0)
-        renew_page(session)
-        announce(session, progress, {"evaluation": base} if base else {})
-        save(session, progress, alarms)
+        loop.record_base()
     proof.keep()
-    return progress, alarms
+    return loop
 
 
 def keep_settings(session: Session) -> None:
@@ -126,96 +116,138 @@ def keep_settings(session: Session) -> None:
         record.replace(path, yaml.safe_dump(dump(session.run), sort_keys=False))
 
 
-def following(session: Session, progress: Progress) -> AbstractContextManager[None]:
-    """Draw the panel inside, unless `track.panel` turns it off."""
-    if not session.run.track.panel:
-        return nullcontext()
-    return session.terminal.panel(panel_facts(session, progress), session.parallel.device)
+@dataclass(frozen=True)
+class TrainingLoop:
+    """A run under way, and those that observe it."""
 
+    session: Session
+    progress: Progress
+    alarms: Alarms
+    observers: Sequence[Observer] = ()
 
-def training_loop(
-    session: Session, progress: Progress, alarms: Alarms, interrupt: Interrupt
-) -> int | None:
-    """Iterate to the end, or to a signal, which is returned."""
-    run, began, start = session.run, time.perf_counter(), progress.seconds
-    while progress.iteration < run.train.iterations:
-        metrics = iterate(session, progress, alarms)
+    def record_base(self) -> None:
+        """Evaluate the model before any training, and save it as checkpoint 0."""
+        base = self.evaluate()
+        self.alarms.compare(base, self.progress.iteration)
+        self.session.accelerator.log(base, step=0)
+        self.recorded()
+        self.announce({"evaluation": base} if base else {})
+        self.save()
+
+    def run(self, interrupt: Interrupt) -> int | None:
+        """Iterate to the end, or to a signal, which is returned."""
+        began, start = time.perf_counter(), self.progress.seconds
+        values = any(each.reads_values for each in self.observers)
+        with ExitStack() as contexts:
+            for each in self.observers:
+                contexts.enter_context(each.during())
+            while self.progress.iteration < self.session.run.train.iterations:
+                made = iterate(self.session, self.progress, values)
+                self.progress.seconds = start + time.perf_counter() - began
+                if stop := self.finish(made, interrupt):
+                    return stop
+        return None
+
+    def finish(self, made: Iteration, interrupt: Interrupt) -> int | None:
+        """Observe, evaluate, record and save what is due after an iteration. A signal before the
+        last one is returned."""
+        session, run, metrics = self.session, self.session.run, made.metrics
+        self.alarm(raised_by_training(session, self.alarms, metrics, made.number), metrics)
+        for each in self.observers:
+            each.on_iteration(made)
         moments: dict[Moment, dict[str, float]] = {"iteration": dict(metrics)}
-        progress.seconds = start + time.perf_counter() - began
-        session.terminal.iteration(progress.iteration, metrics, progress.seconds)
-        last = progress.iteration == run.train.iterations
-        evaluates = last or progress.iteration % run.evaluate.every == 0
+        last = made.number == run.train.iterations
+        evaluates = last or made.number % run.evaluate.every == 0
         if evaluates:
-            held_out = evaluate_and_keep(session, progress, "after" if last else None)
+            held_out = self.evaluate()
             moments |= {"evaluation": held_out} if held_out else {}
             metrics |= held_out
-            guard_held_out(session, progress, metrics, alarms)
-        session.accelerator.log(metrics, step=progress.iteration)
+            raised = raised_by_evaluation(session, self.alarms, metrics, made.number)
+            self.alarm(raised, metrics)
+        session.accelerator.log(metrics, step=made.number)
         if evaluates and not last:  # after the last one it is written with the weights
-            renew_page(session)
-        announce(session, progress, moments)
+            self.recorded()
+        self.announce(moments)
         stop = interrupt.pending(session.accelerator)
-        if last or stop or progress.iteration % run.checkpoint.every == 0:
-            save(session, progress, alarms)
-        if stop and not last:
-            return stop
-    return None
+        if last or stop or made.number % run.checkpoint.every == 0:
+            self.save()
+        return None if last else stop
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate, and return the metrics: none without held-out prompts."""
+        made = evaluate_and_keep(self.session, self.progress)
+        if made is None:
+            return {}
+        for each in self.observers:
+            each.on_evaluation(made)
+        return made.metrics
+
+    def alarm(self, raised: Raised, metrics: dict[str, float]) -> None:
+        """Warn about signs of trouble, or stop before the next iteration (`train.alarms: stop`)."""
+        session, progress = self.session, self.progress
+        if not raised.texts:
+            return
+        for text in raised.texts:
+            session.terminal.warn(text)
+        for each in self.observers:
+            each.on_alarms(raised.texts)
+        ended = progress.iteration == session.run.train.iterations
+        if raised.signs and session.run.train.alarms == "stop" and not ended:
+            session.accelerator.log(metrics, step=progress.iteration)
+            checkpoint.save_checkpoint(session, progress, self.alarms)
+            self.recorded()
+            raise UserError(f"stopped by train.alarms: stop; {' '.join(raised.signs)}")
+
+    def recorded(self) -> None:
+        for each in self.observers:
+            each.on_record()
+
+    def save(self) -> None:
+        checkpoint.save_checkpoint(self.session, self.progress, self.alarms)
+        self.announce({"checkpoint": {}})
+
+    def announce(self, moments: Mapping[Moment, Mapping[str, float]]) -> None:
+        """Call the callbacks with these moments and their metrics, on the main process."""
+        session, done = self.session, self.progress.iteration
+        if not session.live.callbacks:
+            return
+        saved = session.folder / "checkpoints" / f"{done:06d}"
+        with session.parallel.together():
+            session.writer.wait()  # a callback may read the files of its moment
+            for kind, metrics in moments.items() if session.parallel.main else ():
+                folder = saved if kind == "checkpoint" else session.folder
+                session.live.call(Event(kind, done, dict(metrics), folder))
 
 
-def save(session: Session, progress: Progress, alarms: Alarms) -> None:
-    checkpoint.save_checkpoint(session, progress, alarms)
-    announce(session, progress, {"checkpoint": {}})
-
-
-def announce(
-    session: Session, progress: Progress, moments: Mapping[Moment, Mapping[str, float]]
-) -> None:
-    """Call the callbacks with these moments and their metrics, on the main process."""
-    if not session.live.callbacks:
-        return
-    saved = session.folder / "checkpoints" / f"{progress.iteration:06d}"
-    with session.parallel.together():
-        session.writer.wait()  # a callback may read the files of its moment
-        for kind, metrics in moments.items() if session.parallel.main else ():
-            folder = saved if kind == "checkpoint" else session.folder
-            session.live.call(Event(kind, progress.iteration, dict(metrics), folder))
-
-
-def iterate(session: Session, progress: Progress, alarms: Alarms) -> dict[str, float]:
-    """Do one iteration, advance `progress` and return the metrics.
+def iterate(session: Session, progress: Progress, keep_values: bool = False) -> Iteration:
+    """Do one iteration and advance `progress`.
 
     NotFiniteError, on all processes, if weights, averages, rewards or the loss are not finite.
     """
-    for group in session.learner.optimizer.param_groups:
+    learner = session.learner
+    for group in learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
     experience = experience_of(session, progress.iteration)
     if progress.optimizer_steps == 0:
         compare = partial(_check_ratio, session, experience)
-        with_smaller_calls(session.learner, session.terminal, compare)
+        with_smaller_calls(learner, session.terminal, compare)
     t1 = time.perf_counter()
-    updated, seen = with_smaller_calls(
-        session.learner, session.terminal, partial(_updated, session, experience, progress)
-    )
-    metrics = experience.metrics | updated
+    take_steps = partial(_updated, session, experience, progress, keep_values)
+    updated = with_smaller_calls(learner, session.terminal, take_steps)
+    metrics = experience.metrics | updated.metrics
     t2 = time.perf_counter()
     progress.iteration += 1
     progress.optimizer_steps += session.run.train.updates
-    session.learner.policies.follow(progress.optimizer_steps)
-    check_iteration(experience.rows, session.learner.policies.named(), metrics, progress.iteration)
+    learner.policies.follow(progress.optimizer_steps)
+    check_iteration(experience.rows, learner.policies.named(), metrics, progress.iteration)
     metrics |= {
-        "lr": session.learner.optimizer.param_groups[0]["lr"],
+        "lr": learner.optimizer.param_groups[0]["lr"],
         "seconds": t2 - t0,
         "seconds/update": t2 - t1,
         "seconds/cpu": time.process_time() - cpu,  # of this process, all its threads
     }
-    guard(session, progress, metrics, alarms, experience.unscored)
-    save_training_samples(session, experience, progress.iteration)
-    record_tree(session, experience, progress.iteration)
-    if seen is not None:
-        histograms = seen.histograms(session.parallel.every)
-        show_histograms(session.accelerator, histograms, progress.iteration)
-    return metrics
+    return Iteration(progress.iteration, experience, updated, metrics)
 
 
 def _check_ratio(session: Session, experience: Experience) -> None:
@@ -224,13 +256,11 @@ def _check_ratio(session: Session, experience: Experience) -> None:
 
 
 def _updated(
-    session: Session, experience: Experience, progress: Progress
-) -> tuple[dict[str, float], IterationValues | None]:
+    session: Session, experience: Experience, progress: Progress, keep_values: bool
+) -> Updated:
     """Take the optimizer steps; may be repeated while the first one is not taken."""
-    shown = {*session.run.track.trackers} & {*SHOW_HISTOGRAMS}
-    seen = IterationValues() if shown else None
     session.learner.optimizer.zero_grad(set_to_none=True)
-    return update(session.learner, experience, progress, seen), seen
+    return update(session.learner, experience, progress, keep_values)
 
 
 def learning_rate(run: Run, iteration: int) -> float:

@@ -101,7 +101,7 @@ def replay(name: str, hacked: bool, lines: list[dict[str, float]]) -> Replayed:
     for line in lines:
         at, signs = int(line["iteration"]), list[str]()
         if at > 0:
-            signs = [*alarms.unscored(line, {}), *alarms.watch(line, at)]
+            signs = [*alarms.unscored(line), *alarms.watch(line, at)]
         signs += alarms.compare(line, at) if ACCURACY in line else []
         if signs and first is None:
             first, sentence = at, "; ".join(signs)

@@ -37,7 +37,6 @@ from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.read import run_from
 
@@ -238,14 +237,14 @@ def timed(call: Callable[[], Any], device: torch.device) -> float:
 
 def measured(tree: dict[str, Any], folder: Path, iterations: int) -> dict[str, Any]:
     session = opened(tree, folder)
-    progress, alarms, metrics = Progress(), Alarms(), dict[str, float]()
+    progress, metrics = Progress(), dict[str, float]()
     frozen, graded = alone(session)
     if session.accelerator.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     taken: list[float] = []
     while len(taken) < iterations and sum(taken) < ENOUGH:
         began = clock(session.accelerator.device)
-        metrics = iterate(session, progress, alarms)
+        metrics = iterate(session, progress).metrics
         taken.append(clock(session.accelerator.device) - began)
     peak = torch.cuda.max_memory_allocated() if session.accelerator.device.type == "cuda" else None
     counts = {name: metrics[f"count/{name}"] for name in ("sampling", "training", "frozen")}

@@ -14,7 +14,6 @@ from flowrl.paths import PROJECT
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.inherit import merged
 from flowrl.settings.read import run_from
 
@@ -35,7 +34,6 @@ class Opened:
 
     session: Session
     progress: Progress = field(default_factory=Progress)
-    alarms: Alarms = field(default_factory=Alarms)
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     @classmethod
@@ -48,7 +46,7 @@ class Opened:
         return kept
 
     def turn(self) -> float:
-        self.metrics.append(iterate(self.session, self.progress, self.alarms))
+        self.metrics.append(iterate(self.session, self.progress).metrics)
         return self.metrics[-1]["seconds/cpu"]
 
 

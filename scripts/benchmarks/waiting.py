@@ -27,7 +27,6 @@ from flowrl.run.experience import score_parts
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 
 
@@ -119,9 +118,9 @@ def main() -> None:
                 began = time.perf_counter()
                 if arm == "judge, at the end":
                     with parts:
-                        metrics = iterate(kept, Progress(), Alarms())
+                        metrics = iterate(kept, Progress()).metrics
                 else:
-                    metrics = iterate(kept, Progress(), Alarms())
+                    metrics = iterate(kept, Progress()).metrics
                 found.append(time.perf_counter() - began)
                 phases = {n: round(v, 2) for n, v in metrics.items() if n.startswith("seconds")}
                 print(arm, round(found[-1], 2), phases, flush=True)

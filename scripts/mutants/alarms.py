@@ -4,9 +4,9 @@ A row is name, file, text that occurs once in it, what to put, tests that must f
 """
 
 ALARMS, TESTS = "flowrl/run/watch/alarms.py", "run/test_alarms.py"
-UNSCORED, EVALUATE = "flowrl/run/watch/unscored.py", "flowrl/run/evaluate/evaluate.py"
-HISTOGRAMS, MONITOR = "flowrl/run/watch/histograms.py", "flowrl/run/show/monitor.py"
-TRAINING_SAMPLES = "flowrl/run/show/training_samples.py"
+EVALUATE = "flowrl/run/evaluate/evaluate.py"
+HISTOGRAMS, LINES = "flowrl/run/watch/histograms.py", "flowrl/run/show/lines.py"
+SAMPLE_PAGES = "flowrl/run/show/sample_pages.py"
 
 # fmt: off
 ROWS = (
@@ -32,11 +32,6 @@ ROWS = (
      "self.at.reward_fall * spread", TESTS),
     ("alarms-outage", ALARMS, "share = fmean([*shares, metrics.get(\"unscored_share\", 0.0)])",
      "share = metrics.get(\"unscored_share\", 0.0)", TESTS),
-    ("alarms-add-evidence", ALARMS, "[a + b for a, b in zip(before, bets, strict=True)]",
-     "list(bets)", TESTS),
-    ("unscored-groups", UNSCORED, "lost * lost * between + lost * within",
-     "lost * (between + within)", TESTS),
-    ("unscored-bound", UNSCORED, "bets[k] -= variance", "bets[k] -= 0 * variance", TESTS),
     ("evaluate-unpaired", EVALUATE, "gains = column - column.new_tensor(base[name])",
      "gains = column", "run/test_evaluate.py"),
     ("evaluate-unscored", EVALUATE, "known = values.double().masked_fill(~scored, torch.nan)",
@@ -45,8 +40,8 @@ ROWS = (
      "values.detach().flatten()", "run/test_following.py"),
     ("histograms-bins", HISTOGRAMS, "_counted(values, ranges[name])",
      "_counted(values, (values.min(), values.max()))", "run/test_following.py"),
-    ("following-on-policy", MONITOR, "own and run.train.updates == 1", "own",
+    ("following-on-policy", LINES, "own and run.train.updates == 1", "own",
      "run/test_following.py"),
-    ("training-samples-twice", TRAINING_SAMPLES, "< done < iteration", "< done",
+    ("training-samples-twice", SAMPLE_PAGES, "< done < iteration", "< done",
      "run/test_following.py"),
 )

@@ -84,18 +84,18 @@ def resumed_like_unbroken(make, folder) -> dict[str, float]:
     whole, broken, again = (make(folder / name) for name in ("whole", "broken", "again"))
     progress, total = Progress(), dict[str, float]()
     for _ in range(4):
-        for name, value in iterate(whole, progress, Alarms()).items():
+        for name, value in iterate(whole, progress).metrics.items():
             total[name] = total.get(name, 0.0) + value
     progress = Progress()
     for _ in range(2):
-        iterate(broken, progress, Alarms())
+        iterate(broken, progress)
     checkpoint.save_checkpoint(broken, progress, Alarms())
     saved = checkpoint.newest(broken.folder)
     assert saved is not None
     progress = checkpoint.restore(again, saved, Alarms())
     assert str(again.spending.state()) == str(broken.spending.state())
     for _ in range(2):
-        iterate(again, progress, Alarms())
+        iterate(again, progress)
     assert equal(whole, again)
     return total
 
@@ -164,7 +164,7 @@ def test_where_all_groups_are_flat_nothing_is_learned(model, tmp_path):
         model, tmp_path, {"flat": "resample", "rounds": 2}, reward="never", self_test="off"
     )
     before = weights(kept)
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     assert metrics["budget/rounds"] == 2 and metrics["grad_norm"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, weights(kept), strict=True))
 
@@ -189,7 +189,7 @@ def test_a_subset_is_all_that_is_computed_and_gives_the_same_gradient(
     small, large = opened("small"), opened("large")
     monkeypatch.setattr(large.spending, "rows", lambda rows, unit: rows)
     few, many = (
-        update.update(kept.learner, collect(kept, 0), Progress()) for kept in (small, large)
+        update.update(kept.learner, collect(kept, 0), Progress()).metrics for kept in (small, large)
     )
     assert few["count/training"] < 0.75 * many["count/training"]
     for a, b in zip(*found, strict=True):

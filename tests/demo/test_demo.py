@@ -15,7 +15,6 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session, open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, read_run, run_from
 
 PLAIN = """
@@ -72,9 +71,9 @@ def painted_without_flowrl(
 def test_plain_diffusers_paints_the_last_evaluation(tmp_path, name):
     session = opened(name, tmp_path)
     before = evaluate_held_out(session.learner, session.held_out, session.judges)
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(2):
-        iterate(session, progress, alarms)
+        iterate(session, progress)
     result = evaluate_held_out(session.learner, session.held_out, session.judges)
     assert result is not None
     assert before is not None
@@ -93,7 +92,7 @@ def test_the_demo_climbs_a_reward_in_a_few_iterations(tmp_path):
         dump(session.run) | {"rewards": [{"name": "brightness", "kind": "dark"}]}, "test"
     )
     session = open_session(run, tmp_path, session.accelerator)
-    progress, alarms = Progress(), Alarms()
-    rewards = [iterate(session, progress, alarms)["reward"] for _ in range(8)]
+    progress = Progress()
+    rewards = [iterate(session, progress).metrics["reward"] for _ in range(8)]
     spread = 0.03  # of one sample's brightness; a mean of 32 has a sixth of it
     assert sum(rewards[-2:]) / 2 - sum(rewards[:2]) / 2 > 0.5 * spread, rewards

@@ -14,7 +14,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from rewards import Samples
 from tests.support.runs import environment
@@ -62,8 +61,8 @@ def test_prompts_are_split_and_files_hold_them():
 
 def test_moves_are_compared_with_those_from_the_same_cell(tmp_path, monkeypatch):
     session = opened(tmp_path, monkeypatch, lr=1e-3)
-    progress, alarms = Progress(), Alarms()
-    rewards = [iterate(session, progress, alarms)["reward"] for _ in range(2)]
+    progress = Progress()
+    rewards = [iterate(session, progress).metrics["reward"] for _ in range(2)]
     assert 0.3 < sum(rewards) / 2 < 0.8, "the shipped model finds about half of the goals"
     experience = collect(session, 2)
     assert experience.metrics["text/met"] > 0.5 and experience.metrics["text/turns"] > 4
@@ -76,8 +75,8 @@ def test_moves_are_compared_with_those_from_the_same_cell(tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_the_demo_learns_its_way(tmp_path, monkeypatch):
     session = opened(tmp_path, monkeypatch)
-    progress, alarms = Progress(), Alarms()
-    rewards = [iterate(session, progress, alarms)["reward"] for _ in range(40)]
+    progress = Progress()
+    rewards = [iterate(session, progress).metrics["reward"] for _ in range(40)]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.12, rewards
 
 

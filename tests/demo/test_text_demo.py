@@ -16,7 +16,6 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, dump, read_run, run_from
 from scripts import demo_text
 from scripts.demo_models.pretrain_sums import accuracy
@@ -100,9 +99,9 @@ def test_a_few_iterations_raise_held_out_accuracy_and_plain_transformers_agrees(
     train = {"iterations": 40, "lr": 3e-4}
     session = opened(tmp_path, train=train, evaluate={"samples": 400, "per_prompt": 1})
     before = evaluate_held_out(session.learner, session.held_out, session.judges)
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(10):
-        iterate(session, progress, alarms)
+        iterate(session, progress)
     after = evaluate_held_out(session.learner, session.held_out, session.judges)
     assert 0.55 < before.metrics["exact_answer"] < 0.78
     assert after.metrics["exact_answer"] > before.metrics["exact_answer"] + 0.1

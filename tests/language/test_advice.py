@@ -3,8 +3,8 @@
 import pytest
 
 from flowrl.models.language.advice import learning_rate_warning
+from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
-from flowrl.run.show.monitor import prove_pipeline
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
 

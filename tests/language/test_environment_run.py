@@ -37,8 +37,8 @@ def test_an_environment_that_ends_at_once_is_a_run_without_one(model, tmp_path):
     def trained(function):
         (folder := tmp_path / str(function)).mkdir()
         kept = session(model, folder, function, RECIPE | WARPED, updates=2)
-        progress, alarms = Progress(), Alarms()
-        metrics = [iterate(kept, progress, alarms) for _ in range(2)]
+        progress = Progress()
+        metrics = [iterate(kept, progress).metrics for _ in range(2)]
         return [p.detach() for p in kept.learner.policies.parameters.values()], metrics
 
     (plain, before), (ended, after) = trained(None), trained("at_once")
@@ -61,15 +61,15 @@ def test_the_first_ratio_is_one_with_replies_in_between(model, tmp_path, warp, r
 
 def test_recomputed_log_probabilities_make_the_ratio_exactly_one(model, tmp_path):
     kept = session(model, tmp_path, recipe=RECIPE | WARPED, recompute_old=True)
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
 
 
 @pytest.mark.slow
 def test_guesses_get_better(model, tmp_path):
     kept = session(model, tmp_path, lr=2e-2, rows_per_call=64)
-    progress, alarms = Progress(), Alarms()
-    rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(15)]
+    progress = Progress()
+    rewards = [iterate(kept, progress).metrics["reward"] for _ in range(15)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
 
 
@@ -79,16 +79,16 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
         return session(model, tmp_path / name, recipe=RECIPE | WARPED, updates=2)
 
     whole, broken, again = opened("whole"), opened("broken"), opened("again")
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(4):
-        iterate(whole, progress, alarms)
+        iterate(whole, progress)
     progress = Progress()
     for _ in range(2):
-        iterate(broken, progress, alarms)
+        iterate(broken, progress)
     checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     for _ in range(2):
-        iterate(again, progress, alarms)
+        iterate(again, progress)
     assert same_weights(whole, again)
 
 

@@ -167,7 +167,7 @@ def test_each_evaluation_is_counted_once(model, tmp_path):
         plain = opened(model, tmp_path / f"{index}p", recipe, recompute_old=anew)
         (rows,) = collect(kept, 0).rows
         tokens = int(rows.lengths.sum())
-        more, less = (iterate(each, Progress(), Alarms()) for each in (kept, plain))
+        more, less = (iterate(each, Progress()).metrics for each in (kept, plain))
         assert more["count/frozen"] - less["count/frozen"] == tokens * (1 + anew)
         assert more["count/sampling"] == less["count/sampling"]
         assert more["count/training"] == less["count/training"] == tokens
@@ -220,8 +220,8 @@ def test_it_pulls_back_to_the_start_where_no_reward_teaches(model, tmp_path):
         recipe = RLOO | {"group": 16} | more
         kept = opened(model, tmp_path / name, recipe, "flat", lr=1e-2, rows_per_call=64)
         move(kept)
-        progress, alarms = Progress(), Alarms()
-        return kept, [iterate(kept, progress, alarms) for _ in range(12)]
+        progress = Progress()
+        return kept, [iterate(kept, progress).metrics for _ in range(12)]
 
     _, still = log("still", {})
     assert all(each["grad_norm"] == 0 for each in still)
@@ -236,15 +236,15 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path, recipe):
     whole, broken, again = (
         opened(model, tmp_path / name, recipe | OFF) for name in ("whole", "broken", "again")
     )
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(3):
-        iterate(whole, progress, alarms)
+        iterate(whole, progress)
     progress = Progress()
     for _ in range(2):
-        iterate(broken, progress, alarms)
+        iterate(broken, progress)
     checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
-    last = iterate(again, progress, alarms)
+    last = iterate(again, progress).metrics
     assert same_weights(whole, again)
     assert abs(last["kl_sample"]) > 1e-4, "the start is not where the run resumed"
 

@@ -198,7 +198,7 @@ def test_the_first_ratio_of_every_recipe_is_one(open_run, name, dtype):
     experience = collect(kept, 0)
     half = dtype == "bfloat16"
     stored = disturb(experience) if half else experience.rows[0].old is not None
-    metrics = update.update(kept.learner, experience, Progress())
+    metrics = update.update(kept.learner, experience, Progress()).metrics
     assert metrics["skipped"] == 0
     has_ratio = "old" in kept.algorithm.loss.roles
     assert has_ratio == ("ratio" in metrics or "moved" in metrics)
@@ -220,11 +220,11 @@ def test_a_recomputed_old_is_that_of_the_weights_that_sampled(open_run, dtype):
     kept = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
     experience = collect(kept, 0)
     assert disturb(experience)
-    metrics = update.update(kept.learner, experience, Progress())
+    metrics = update.update(kept.learner, experience, Progress()).metrics
     assert metrics["ratio_min"] < 1 < metrics["ratio_max"], "the second step's have moved"
     assert 0.03 < metrics["mismatch"] < 0.3, "of both steps, before either was taken"
     plain = open_run("text_rloo", dtype, rows_per_call=3, updates=2, recompute_old=True, lr=1e-2)
-    same = update.update(plain.learner, collect(plain, 0), Progress())
+    same = update.update(plain.learner, collect(plain, 0), Progress()).metrics
     for name in ("ratio", "ratio_min", "ratio_max", "grad_norm"):
         assert same[name] == metrics[name], "the sampler's log-probabilities are not read"
 
@@ -237,7 +237,7 @@ def test_a_sampler_whose_numbers_are_kept_is_measured_and_warned_of(open_run, ca
     disturb(experience)
     assert ratio_check.check_ratio(kept.learner, experience, kept.terminal) > 0.1
     assert "train.recompute_old" in capsys.readouterr().err
-    metrics = update.update(kept.learner, experience, Progress())
+    metrics = update.update(kept.learner, experience, Progress()).metrics
     assert 0.03 < metrics["mismatch"] < 0.3 and metrics["ratio_max"] > 1.1
 
 

@@ -16,7 +16,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from rewards import Scores
 from samplers import Columns
 from samplers.completions import Completions
@@ -83,8 +82,8 @@ def test_a_run_scores_the_greedy_completions_and_trains_on_the_others(tmp_path):
     torch.testing.assert_close(rows.advantage[:, 0].double(), want)
     floor = ratio_check.check_ratio(kept.learner, experience, kept.terminal)
     assert floor is not None and floor < 2e-5
-    progress, alarms = Progress(), Alarms()
-    rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(15)]
+    progress = Progress()
+    rewards = [iterate(kept, progress).metrics["reward"] for _ in range(15)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
 
 

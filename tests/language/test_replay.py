@@ -148,15 +148,15 @@ def test_a_resumed_run_of_turns_with_a_kl_off_the_reward(model, tmp_path, budget
         opened(model, tmp_path / name, KL | OFF, **budget) for name in ("whole", "broken", "again")
     )
     progress, alarms = Progress(), Alarms()
-    said = [iterate(whole, progress, alarms) for _ in range(4)]
+    said = [iterate(whole, progress).metrics for _ in range(4)]
     assert sum(each["budget/replayed"] for each in said) > 0
     progress = Progress()
     for _ in range(2):
-        iterate(broken, progress, alarms)
+        iterate(broken, progress)
     checkpoint.save_checkpoint(broken, progress, Alarms())
     saved = checkpoint.newest(broken.folder)
     progress = checkpoint.restore(again, saved, alarms)
-    last = [iterate(again, progress, alarms) for _ in range(2)]
+    last = [iterate(again, progress).metrics for _ in range(2)]
     assert equal(whole, again)
     kl = [each["kl_sample"] for each in said[2:]]
     assert kl == [each["kl_sample"] for each in last] and max(map(abs, kl)) > 1e-3

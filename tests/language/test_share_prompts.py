@@ -61,7 +61,7 @@ def test_gradients_are_those_of_texts_by_themselves(model, tmp_path, monkeypatch
     kept = runs.opened(settings, tmp_path)
     experience = collect(kept, 0)
     before = kept.learner.policies.state()
-    metrics = [update.update(kept.learner, experience, Progress())]
+    metrics = [update.update(kept.learner, experience, Progress()).metrics]
     kept.learner.policies.restore(before)
     tokens = Tokens()
     kept.learner.policy.roots()["model"].register_forward_pre_hook(tokens, with_kwargs=True)
@@ -69,7 +69,7 @@ def test_gradients_are_those_of_texts_by_themselves(model, tmp_path, monkeypatch
     alone, tokens.seen = tokens.seen, 0
     kept.learner.policies.restore(before)
     experience = replace(experience, policy=replace(experience.policy, packing=ALL))  # type: ignore[type-var]
-    metrics.append(update.update(kept.learner, experience, Progress()))
+    metrics.append(update.update(kept.learner, experience, Progress()).metrics)
     assert tokens.seen < 0.75 * alone
     for key, value in metrics[0].items():
         assert metrics[1][key] == pytest.approx(value, rel=1e-9, abs=1e-12), key

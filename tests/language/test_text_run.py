@@ -114,14 +114,14 @@ def test_every_text_recipe_raises_its_reward(model, tmp_path, name):
     kept = text_runs.session(
         model, tmp_path, {"name": name, **SMALL[name]}, lr=2e-2, rows_per_call=32
     )
-    progress, alarms = Progress(), Alarms()
-    rewards = [iterate(kept, progress, alarms)["reward"] for _ in range(12)]
+    progress = Progress()
+    rewards = [iterate(kept, progress).metrics["reward"] for _ in range(12)]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
 
 
 def test_recomputed_old_log_probabilities_make_the_ratio_exactly_one(model, tmp_path):
     kept = text_runs.session(model, tmp_path, text_runs.GRPO | WARPED, recompute_old=True)
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
 
 
@@ -130,9 +130,9 @@ def test_another_chunk_size_gives_the_same_weights(model, tmp_path):
         kept = text_runs.session(
             model, tmp_path, text_runs.GRPO, rows_per_call=rows, updates=2, lr=1e-3
         )
-        progress, alarms = Progress(), Alarms()
+        progress = Progress()
         for _ in range(2):
-            iterate(kept, progress, alarms)
+            iterate(kept, progress)
         return [p.detach().clone() for p in kept.learner.policies.parameters.values()]
 
     for a, b in zip(trained(64), trained(5), strict=True):
@@ -146,16 +146,16 @@ def test_a_resumed_run_ends_with_the_same_bits(model, tmp_path):
         return text_runs.session(model, tmp_path / name, recipe, updates=2)
 
     whole, broken, again = opened("whole"), opened("broken"), opened("again")
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(4):
-        iterate(whole, progress, alarms)
+        iterate(whole, progress)
     progress = Progress()
     for _ in range(2):
-        iterate(broken, progress, alarms)
+        iterate(broken, progress)
     checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000002", Alarms())
     for _ in range(2):
-        iterate(again, progress, alarms)
+        iterate(again, progress)
     assert progress.iteration == 4
     assert same_weights(whole, again)
 
@@ -178,7 +178,7 @@ def test_rows_without_a_score_are_masked_and_counted_and_a_silent_group_is_an_er
     silent = ~experience.scores.scored[:, 0]
     assert silent.sum() == experience.metrics["unscored"] >= 6
     assert torch.equal(~rows.mask.any(1), silent) and not rows.advantage[silent].any()
-    assert iterate(kept, Progress(), Alarms())["skipped"] == 0
+    assert iterate(kept, Progress()).metrics["skipped"] == 0
 
 
 def test_one_estimator_and_one_loss_serve_pictures_and_text():

@@ -15,7 +15,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import CorrectionSettings
 from samplers.generate import Sampler, TokenRequest
 from tests.support import tiny_lm
@@ -47,10 +46,10 @@ def test_a_server_of_the_same_weights_agrees_before_and_after_updates(model, tmp
     """Its adapter is that of the weights in force: saved, loaded there by peft, and asked for."""
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path, GRPO | {"temperature": 0.7}), tmp_path)
-        progress, alarms, far = Progress(), Alarms(), []
+        progress, far = Progress(), []
         assert isinstance(kept.learner.policy.server, Sampler)
         for _ in range(3):
-            metrics = iterate(kept, progress, alarms)
+            metrics = iterate(kept, progress).metrics
             far.append(metrics["mismatch_max"])
             assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
             assert metrics["mismatch_weight"] == pytest.approx(1.0, abs=1e-4)
@@ -109,7 +108,7 @@ def test_other_weights_have_a_mismatch_of_known_size_and_the_correction_is_its_f
         experience = collect(kept, 0)
         rows = only(experience.rows)
         assert ratio_check.check_ratio(kept.learner, experience, kept.terminal) is None
-        metrics = iterate(kept, Progress(), Alarms())
+        metrics = iterate(kept, Progress()).metrics
         new = Token().evaluate(experience.policy, rows)  # after the update: not these weights
     plain = opened(tree(server, tmp_path, correction=correction), tmp_path)
     with torch.no_grad():
@@ -193,7 +192,7 @@ def test_a_tree_of_segments_is_drawn_from_prefixes(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(tree(server, tmp_path, TREE), tmp_path)
         rows = only(collect(kept, 0).rows)
-        metrics = iterate(kept, Progress(), Alarms())
+        metrics = iterate(kept, Progress()).metrics
     assert metrics["mismatch_max"] < 1e-5
     pairs = rows.ids.view(-1, 2, 4)
     assert torch.equal(pairs[:, 0, :2], pairs[:, 1, :2])

@@ -13,7 +13,6 @@ from flowrl.models.language import served_adapters
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from rewards.serving.requests import Patience
 from tests.support import tiny_lm
 from tests.support.completion_servers import PROMPTS, CompletionsServer, only, opened, tree
@@ -42,13 +41,13 @@ def words(server: CompletionsServer) -> list[str]:
 def test_a_server_that_was_started_anew_is_told_its_adapter_again(model, tmp_path, sglang):
     with CompletionsServer(model, sglang=sglang) as server:
         kept = opened(tree(server, tmp_path), tmp_path)
-        progress, alarms = Progress(), Alarms()
-        iterate(kept, progress, alarms)
+        progress = Progress()
+        iterate(kept, progress)
         before = only(collect(kept, 5).rows)
         server.restart()  # between two calls of the same weights
         assert torch.equal(before.ids, only(collect(kept, 5).rows).ids)
         server.restart()  # between an iteration and the next, whose adapter is new
-        assert iterate(kept, progress, alarms)["mismatch_max"] < 1e-5
+        assert iterate(kept, progress).metrics["mismatch_max"] < 1e-5
         assert list(server.loaded) == [path.name for path in (tmp_path / "served").iterdir()]
         if not sglang:  # which answers 400 as it does to a single one that is too long
             server.forgets = len(server.bodies) + 15 + 3  # in the middle of a call

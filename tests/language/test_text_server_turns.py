@@ -10,7 +10,6 @@ pytest.importorskip("httpx")
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from tests.support import environments, tiny_lm
 from tests.support.completion_servers import CompletionsServer, only, opened, tree
 
@@ -31,9 +30,9 @@ def settings(server: CompletionsServer, folder: Path, recipe: str) -> dict:
 def test_only_the_models_own_tokens_are_held_against_the_servers(model, tmp_path):
     with CompletionsServer(model) as server:
         kept = opened(settings(server, tmp_path, "text_gigpo"), tmp_path)
-        progress, alarms = Progress(), Alarms()
+        progress = Progress()
         for _ in range(2):
-            metrics = iterate(kept, progress, alarms)
+            metrics = iterate(kept, progress).metrics
             assert metrics["mismatch_max"] < 1e-5
             assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
         assert metrics["text/turns"] > 1

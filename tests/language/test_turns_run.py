@@ -169,15 +169,15 @@ def test_a_run_that_remembers_successes_ends_with_the_same_bits_when_resumed(mod
         opened(model, tmp_path / name, GIGPO | {"group": 3}, budget, updates=2, lr=1e-2)
         for name in names
     )
-    progress, alarms = Progress(), Alarms()
-    replayed = sum(iterate(whole, progress, alarms)["budget/replayed"] for _ in range(6))
+    progress = Progress()
+    replayed = sum(iterate(whole, progress).metrics["budget/replayed"] for _ in range(6))
     progress = Progress()
     for _ in range(3):
-        iterate(broken, progress, alarms)
+        iterate(broken, progress)
     checkpoint.save_checkpoint(broken, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "broken" / "checkpoints" / "000003", Alarms())
     for _ in range(3):
-        iterate(again, progress, alarms)
+        iterate(again, progress)
     assert same_weights(whole, again) and replayed > 0
 
 

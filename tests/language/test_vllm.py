@@ -21,7 +21,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from tests.support import text_runs, tiny_lm
 from tests.support.completion_servers import GRPO, PROMPTS, only, opened
 from tests.support.runs import flowrl, free_port, write
@@ -96,9 +95,9 @@ def wait(made: Served, process: subprocess.Popen, log: Path) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_it_says_what_the_trainer_says_before_and_after_updates(served, tmp_path, temperature):
     kept = served.open(tmp_path, temperature=temperature)
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     assert "draws completions" in kept.learner.policy.proofs(PROMPTS, 4)[-1]
-    far = [iterate(kept, progress, alarms)["mismatch_max"] for _ in range(3)]
+    far = [iterate(kept, progress).metrics["mismatch_max"] for _ in range(3)]
     assert max(far) < 1e-4, far
     first = only(collect(kept, 5).rows)
     own = kept.learner.policy.server
@@ -106,7 +105,7 @@ def test_it_says_what_the_trainer_says_before_and_after_updates(served, tmp_path
     own.adapters.admin.tell("/unload_lora_adapter", {"lora_name": name})
     assert torch.equal(first.ids, only(collect(kept, 5).rows).ids), "told again, the same seeds"
     kept.learner.policy.server = replace(own, adapters=None)
-    assert iterate(kept, progress, alarms)["mismatch_max"] > 1e-2, "the base is another model"
+    assert iterate(kept, progress).metrics["mismatch_max"] > 1e-2, "the base is another model"
     own.close()
     assert served.names() == ["tiny"]
 

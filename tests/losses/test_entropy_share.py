@@ -24,7 +24,7 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
         return step(learner, progress)
 
     monkeypatch.setattr(update, "optimizer_step", recorded)
-    metrics = update.update(session.learner, collect(session, 0), Progress())
+    metrics = update.update(session.learner, collect(session, 0), Progress()).metrics
     monkeypatch.setattr(update, "optimizer_step", step)
     assert 0.25 < metrics["uncertain"] < 0.4
     return steps

@@ -13,7 +13,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import dump, read_run
 from tests.support import runs
 
@@ -35,7 +34,7 @@ def trained(folder: Path, *, compiled: bool) -> dict[str, torch.Tensor]:
     tree["rewards"], tree["train"]["self_test"] = [{"name": "brightness"}], "off"
     folder.mkdir()
     kept = runs.opened(tree, folder)
-    assert iterate(kept, Progress(), Alarms())["skipped"] == 0
+    assert iterate(kept, Progress()).metrics["skipped"] == 0
     return kept.learner.policies.state()
 
 

@@ -122,12 +122,12 @@ def test_a_resumed_run_with_a_cold_cache_has_the_same_bits(pipeline, tmp_path):
     whole, first, again = opened(), opened(), opened()
     progress = Progress()
     for _ in range(3):
-        iterate(whole, progress, Alarms())
+        iterate(whole, progress)
     assert whole.learner.policy.encoding_cache._kept
     progress = Progress()
-    iterate(first, progress, Alarms())
+    iterate(first, progress)
     checkpoint.save_checkpoint(first, progress, Alarms())
     progress = checkpoint.restore(again, tmp_path / "checkpoints" / "000001", Alarms())
     for _ in range(2):
-        iterate(again, progress, Alarms())
+        iterate(again, progress)
     assert runs.same_weights(whole, again)

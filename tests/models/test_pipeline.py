@@ -11,7 +11,7 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.schedule import PipelineSchedule
 from flowrl.models.diffusers.call.scheduler_standin import PerRow
 from flowrl.models.diffusers.policy import PipelinePolicy
-from flowrl.run.show.monitor import made_kind
+from flowrl.run.evaluate.start_checks import made_kind
 from tests.support.driving import PROMPTS, STEPS, noise, own, policy, sample
 from tests.support.tiny_pipelines import FAMILIES, SQUARE, sd3
 

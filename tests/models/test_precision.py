@@ -75,9 +75,9 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
 
     kept, progress = opened(), Progress()
     start = {name: p.detach().clone() for name, p in kept.learner.policies.parameters.items()}
-    iterate(kept, progress, Alarms())
+    iterate(kept, progress)
     checkpoint.save_checkpoint(kept, progress, Alarms())
-    iterate(kept, progress, Alarms())
+    iterate(kept, progress)
     masters, network = kept.learner.policies.parameters, kept.learner.policies.network
     assert {p.dtype for p in masters.values()} == {torch.float32}
     assert {p.dtype for p in network.values()} == {torch.bfloat16}
@@ -88,7 +88,7 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     again, alarms = opened(), Alarms()
     newest = checkpoint.newest(tmp_path)
     assert newest is not None
-    iterate(again, checkpoint.restore(again, newest, alarms), alarms)
+    iterate(again, checkpoint.restore(again, newest, alarms))
     whole, resumed = kept.learner.policies.state(), again.learner.policies.state()
     assert whole.keys() == resumed.keys() and f"{EVALUATION}/{next(iter(masters))}" in whole
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -119,13 +119,13 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(pipeline, tmp_path,
     overflown = {"scale": 2.0**60}
     kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | overflown)
     before = kept.learner.policies.state()
-    metrics = iterate(kept, progress, Alarms())
+    metrics = iterate(kept, progress).metrics
     assert metrics["skipped"] == 1 and metrics["loss_scale"] == 2.0**59
     after = kept.learner.policies.state()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert progress.skipped_in_a_row == 0  # the scale's fault
     kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 2.0**10})
-    assert iterate(kept, progress, Alarms())["skipped"] == 0
+    assert iterate(kept, progress).metrics["skipped"] == 0
     checkpoint.save_checkpoint(kept, progress, Alarms())
     again = session(pipeline, tmp_path, "float16", lora)
     newest = checkpoint.newest(tmp_path)
@@ -141,8 +141,8 @@ def test_gradients_that_are_not_finite_at_scale_one_still_stop_the_run(pipeline,
     kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 1.0})
     parameter = next(iter(kept.learner.policies.parameters.values()))
     parameter.register_hook(lambda grad: grad * float("nan"))
-    assert iterate(kept, progress, Alarms())["skipped"] == 1
+    assert iterate(kept, progress).metrics["skipped"] == 1
     assert progress.skipped_in_a_row == 1
     kept.learner.scaler.load_state_dict(kept.learner.scaler.state_dict() | {"scale": 2.0})
-    iterate(kept, progress, Alarms())
+    iterate(kept, progress)
     assert progress.skipped_in_a_row == 1  # that one may be the scale's

@@ -16,7 +16,6 @@ from pyarrow import Table, parquet
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import text_runs, tiny_lm
 
@@ -160,7 +159,7 @@ def test_a_public_layout_trains_for_an_iteration(name, model, tmp_path):
     before = {
         key: value.detach().clone() for key, value in session.learner.policies.network.items()
     }
-    found = iterate(session, Progress(), Alarms())
+    found = iterate(session, Progress()).metrics
     assert found["ratio"] == pytest.approx(1, abs=1e-4) and found["reward"] > 0
     assert any(
         (before[key] != value).any() for key, value in session.learner.policies.network.items()

@@ -13,7 +13,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from rewards.types import IntermediateScores, Scores
 from samplers import (
@@ -110,7 +109,7 @@ def tree(pipeline, tmp_path):
 def test_a_run_is_guided_by_the_slope_at_the_planned_cost(tree, tmp_path):
     run = run_from(tree, "test")
     kept = runs.session_of(run, tmp_path)
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     work = iteration_work(run)
     assert metrics["count/scored"] == work.samples == 2 * 4 * (1 + 2 + 3)
     assert metrics["count/sampling"] == work.sampling == 2 * (1 + 4 * 3)

@@ -13,7 +13,7 @@ from flowrl.errors import UserError
 from flowrl.losses.base import RatioLoss
 from flowrl.paths import PROJECT
 from flowrl.recipes import IMAGE_RECIPES, RECIPES
-from flowrl.run.show import monitor
+from flowrl.run.evaluate import start_checks
 from flowrl.run.state.start_record import StartRecord
 from flowrl.settings import Run, recipe_kind
 from flowrl.settings.read import check_plan, dump, override, run_from
@@ -170,10 +170,12 @@ def test_the_pages_run_on_two_processes_resumes_and_says_what_changed(here: Path
 
 def test_processes_with_different_files_are_refused(here: Path, monkeypatch) -> None:
     made = run(name="my_recipe.py:my_recipe")
-    monitor.check_same_sources(made)
-    monkeypatch.setattr(monitor, "gather_object", lambda mine: [*mine, {"my_recipe.py": "another"}])
+    start_checks.check_same_sources(made)
+    monkeypatch.setattr(
+        start_checks, "gather_object", lambda mine: [*mine, {"my_recipe.py": "another"}]
+    )
     with pytest.raises(UserError, match=r"my_recipe.py: the processes have different files"):
-        monitor.check_same_sources(made)
+        start_checks.check_same_sources(made)
 
 
 def test_settings_of_an_own_recipe_are_those_of_its_function(here: Path, capsys) -> None:

@@ -20,7 +20,6 @@ from flowrl.errors import UserError
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import open_accelerator, open_session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import run_from
 from rewards import Samples, load
 from rewards.judging.answers import verdict_in
@@ -246,9 +245,9 @@ def trained(server: ChatServer, pipeline: Path, folder: Path, tries: int) -> lis
     session = open_session(run, folder, open_accelerator(run, folder))
     client = session.rewards["win_rate"].judge.panel.client  # type: ignore[attr-defined]
     client.patience = Patience(1.2, tries, 12, backoff=0.02)
-    progress, alarms, metrics = Progress(), Alarms(), []
+    progress, metrics = Progress(), []
     for _ in range(3):
-        metrics.append(iterate(session, progress, alarms))
+        metrics.append(iterate(session, progress).metrics)
     assert all(torch.isfinite(p).all() for p in session.learner.policies.parameters.values())
     return metrics
 

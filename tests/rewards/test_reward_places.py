@@ -9,7 +9,6 @@ import torch
 from flowrl.paths import PROJECT
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from rewards import load
 from rewards.perception.embedding import Placement, tokenize
 from rewards.perception.media import to_pil
@@ -66,7 +65,7 @@ def test_a_run_with_its_reward_model_on_the_cpu(pipeline, tmp_path):
     """Beside a GPU where there is one."""
     kept = clip_run(pipeline, tmp_path, "cpu")
     assert places(kept.rewards["clip"]) == {"cpu"}
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     assert metrics["unscored"] == 0 and -1 <= metrics["reward/clip"] <= 1
 
 
@@ -74,7 +73,7 @@ def test_a_run_with_its_reward_model_on_the_cpu(pipeline, tmp_path):
 def test_a_reward_model_on_the_cpu_scores_samples_of_the_gpu(pipeline, tmp_path):
     kept = clip_run(pipeline, tmp_path, "cpu")
     assert kept.accelerator.device.type == "cuda" and places(kept.rewards["clip"]) == {"cpu"}
-    assert iterate(kept, Progress(), Alarms())["unscored"] == 0
+    assert iterate(kept, Progress()).metrics["unscored"] == 0
     shown = images(["a red ball"] * 4)
     moved = replace(shown, media=shown.media.cuda())
     here, there = (load("clip", model=CLIP, device=d)(moved) for d in ("cpu", "cuda"))

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-import torch
 
 from flowrl.run.watch.alarms import Alarms
-from flowrl.run.watch.unscored import differing, unscored_evidence
 
 TRAINING = {"reward": 0.5, "reward_std": 0.2, "unscored_share": 0.0}
 LOOKS = {"image/brightness": 0.5, "image/saturation": 0.3, "image/diversity": 0.3}
@@ -189,7 +187,7 @@ def test_more_than_a_tenth_unscored_is_told():
         alarms, found = Alarms(), []
         for share in shares:
             row = TRAINING | {"unscored_share": share}
-            found += alarms.unscored(row, {})
+            found += alarms.unscored(row)
             alarms.watch(row, 1)
         return found
 
@@ -197,59 +195,6 @@ def test_more_than_a_tenth_unscored_is_told():
     assert lost(*[0.0] * 5, *[0.11] * 5) == ["11 % of the samples have no score"]
     assert lost(*[0.09] * 20) == []
     assert lost(*[0.0] * 5, 0.4, *[0.0] * 9) == []  # an outage of one iteration
-
-
-def scored_by(kind: str, look: torch.Tensor) -> torch.Tensor:
-    """Which of 8 groups of 12 samples get a score."""
-    if kind == "brightest":
-        return look < look.quantile(0.93)
-    if kind == "requests":  # a server that fails for a whole group
-        return (torch.rand(8) > 0.08).repeat_interleave(12)
-    return torch.rand(96) > 0.07
-
-
-@pytest.mark.parametrize("kind", ["brightest", "requests", "chance"])
-def test_unscored_samples_that_differ_are_told_and_no_others(kind):
-    torch.manual_seed(5)
-    alarms, signs = Alarms(), []
-    for _ in range(40):
-        look = torch.randn(8).repeat_interleave(12) + torch.randn(96)
-        scored = scored_by(kind, look)
-        columns = {"image/brightness": look, "image/edges": torch.rand(96).round()}
-        evidence = unscored_evidence(scored, 12, columns)
-        alarms = restored(alarms)
-        signs += alarms.unscored(TRAINING, evidence)
-    expected = (
-        ["higher image/brightness of unscored samples than of scored ones"]
-        if kind == "brightest"
-        else []
-    )
-    assert signs == expected
-
-
-@pytest.mark.parametrize("lost", [1, 6, 12])
-def test_bets_are_fair_whichever_samples_lose_their_scores(lost):
-    """On average over groups of equal samples and over samples, no bet against chance wins."""
-    look = torch.arange(8.0).repeat_interleave(12)
-    outcomes = []
-    for first in range(0, 96, lost):
-        scored = torch.ones(96, dtype=torch.bool)
-        scored[first : first + lost] = False
-        outcomes.append(torch.tensor(unscored_evidence(scored, 12, {"look": look})["look"]))
-    assert (torch.stack(outcomes).exp().mean(0) <= 1).all()
-
-
-def test_nothing_is_learned_from_iterations_where_all_or_none_are_scored():
-    columns = {"length": torch.arange(8.0)}
-    assert unscored_evidence(torch.ones(8, dtype=torch.bool), 4, columns) == {}
-    assert unscored_evidence(torch.zeros(8, dtype=torch.bool), 4, columns) == {}
-    assert differing({}, 1e-3) == []
-
-
-def test_equal_statistics_are_no_evidence():
-    scored = torch.tensor([True] * 7 + [False])
-    (bets,) = unscored_evidence(scored, 4, {"stopped": torch.ones(8)}).values()
-    assert bets == [0.0] * len(bets)
 
 
 def restored(alarms: Alarms) -> Alarms:

@@ -7,7 +7,6 @@ import pytest
 
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from tests.support import process_runs, runs
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -43,9 +42,9 @@ def quick(*names: str) -> list[Any]:
 @pytest.mark.parametrize("name", quick("flow_dppo", "euphonium"))
 def test_a_recipe_trains(pipeline, tmp_path, name):
     kept = runs.session(pipeline, tmp_path, settings(name), updates=2, lr=1e-3)
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]
-    metrics = [iterate(kept, progress, alarms) for _ in range(2)]
+    metrics = [iterate(kept, progress).metrics for _ in range(2)]
     after = kept.learner.policies.parameters.values()
     assert any((a != b).any() for a, b in zip(before, after, strict=True))
     assert all(math.isfinite(m["loss"]) and m["grad_norm"] > 0 for m in metrics)

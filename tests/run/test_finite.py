@@ -99,7 +99,7 @@ def test_the_newest_checkpoint_stays_finite(pipeline, tmp_path, capsys, monkeypa
 def test_what_is_not_finite_is_not_written_into_a_checkpoint(pipeline, tmp_path, part):
     kept = runs.session(pipeline, tmp_path, runs.NFT)
     progress, alarms = Progress(), Alarms()
-    iterate(kept, progress, alarms)
+    iterate(kept, progress)
     checkpoint.save_checkpoint(kept, progress, alarms)
     weight = next(iter(kept.learner.policies.parameters.values()))
     with torch.no_grad():
@@ -173,18 +173,18 @@ def test_latents_are_checked_where_the_decoder_hides_them(pipeline, tmp_path, mo
 
     monkeypatch.setattr(MediaBatch, "rollouts", harmed)
     with pytest.raises(UserError, match="latents of the samples of iteration 1 are not finite"):
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
 
 
 def test_an_average_that_is_not_finite(pipeline, tmp_path, monkeypatch):
     settings = runs.tree(pipeline, tmp_path, runs.FLOW_GRPO)
     settings["evaluate"]["average"] = 0.9
     kept = runs.opened(settings, tmp_path)
-    progress, alarms = Progress(), Alarms()
-    iterate(kept, progress, alarms)
+    progress = Progress()
+    iterate(kept, progress)
     monkeypatch.setattr(Decay, "__call__", lambda *_: math.nan)
     with pytest.raises(UserError, match="average evaluation after iteration 2 is not finite"):
-        iterate(kept, progress, alarms)
+        iterate(kept, progress)
 
 
 def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_weights_that_are_not_finite_are_named_after_the_step(pipeline, tmp_path
 
     monkeypatch.setattr(update, "optimizer_step", harmed)
     with pytest.raises(UserError) as stop:
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
     assert f"the weight {name} after iteration 1 is not finite" in str(stop.value)
 
 
@@ -211,7 +211,7 @@ def test_a_loss_that_is_not_finite_although_its_gradient_is(pipeline, tmp_path, 
         update.Tally, "add", lambda self, name, value, mask: add(self, name, value * math.inf, mask)
     )
     with pytest.raises(UserError, match="the loss of iteration 1 is not finite"):
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
 
 
 def test_no_file_is_written_of_weights_that_are_not_finite(pipeline, tmp_path):
@@ -244,8 +244,8 @@ def test_a_checkpoint_with_weights_that_are_not_finite_is_not_restored(pipeline,
 def test_begin_keeps_the_base(pipeline, tmp_path):
     """The control: nothing here stops a healthy run."""
     kept = runs.session(pipeline, tmp_path, runs.NFT)
-    progress, alarms = begin(kept, None, cache=False)
-    iterate(kept, progress, alarms)
+    progress = begin(kept, None, cache=False).progress
+    iterate(kept, progress)
     assert progress.iteration == 1
 
 

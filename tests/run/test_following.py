@@ -22,12 +22,11 @@ from rich.console import Console
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.run.experience.collect import collect
-from flowrl.run.show import track, training_samples
-from flowrl.run.show.monitor import on_policy
+from flowrl.run.show import footer, sample_pages, track
+from flowrl.run.show.lines import Lines, on_policy
+from flowrl.run.show.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
 from flowrl.run.state.session import open_accelerator
-from flowrl.run.watch import footer
 from flowrl.run.watch.histograms import BINS, Histogram, IterationValues, histogram_image
-from flowrl.run.watch.panel import HEIGHT, HeldOutScore, PanelFacts, panel_lines
 from flowrl.run.watch.record import Terminal
 from flowrl.settings.read import run_from
 from tests.support import runs, text_runs, tiny_lm
@@ -63,10 +62,11 @@ def on_a_terminal(end: Callable[[], object], columns: int = 100, lines: int = 24
 
 
 def draws(end: Callable[[], object]) -> None:
-    terminal = Terminal(True, 4)
-    with terminal.panel(PanelFacts("demo", "nft", 4), "cpu"):
+    terminal = Terminal(True)
+    lines = Lines(terminal, 4)
+    with lines.panel(PanelFacts("demo", "nft", 4), "cpu"):
         time.sleep(0.1)
-        terminal.iteration(1, METRICS, 2.0)
+        lines.iteration(1, METRICS, 2.0)
         terminal.warn("an alarm")
         os.write(1, b"from a library in C\n")
         time.sleep(0.2)
@@ -177,15 +177,15 @@ def test_samples_of_training_are_written_once_and_bounded(model, tmp_path, monke
     folder = tmp_path / "samples" / "training"
 
     def table():
-        lines = (folder / training_samples.TABLE).read_text().splitlines()
+        lines = (folder / sample_pages.TABLE).read_text().splitlines()
         return [json.loads(line) for line in lines]
 
     def save(iteration):
-        training_samples.save_training_samples(session, experience, iteration)
+        sample_pages.save_training_samples(session, experience, iteration)
         return [line["iteration"] for line in table()[::4]]
 
     assert [save(i) for i in (1, 2, 3)][-1] == [1, 2, 3]
-    (folder / training_samples.TABLE).open("a").write('{"iteration": 4, "torn')
+    (folder / sample_pages.TABLE).open("a").write('{"iteration": 4, "torn')
     assert save(2) == [1, 2], "a resumed run replaces what it does again"
     for place, line in enumerate(table()[:4]):
         i = place * 18 // 4
@@ -194,14 +194,14 @@ def test_samples_of_training_are_written_once_and_bounded(model, tmp_path, monke
         assert set(line["rewards"]) == set(experience.scores.names)
         (rows,) = experience.rows
         assert line["advantage"] == pytest.approx(float(rows.advantage[i][rows.mask[i]].mean()))
-    monkeypatch.setattr(training_samples, "KEPT_ITERATIONS", 2)
+    monkeypatch.setattr(sample_pages, "KEPT_ITERATIONS", 2)
     assert save(3) == [2, 3] and save(4) == [3, 4]
     assert {p.stem for p in folder.glob("*.html")} == {"000003", "000004"}
 
 
 def test_nothing_is_written_without_the_setting(model, tmp_path):
     session = text_runs.session(model, tmp_path, text_runs.GRPO)
-    training_samples.save_training_samples(session, collect(session, 0), 1)
+    sample_pages.save_training_samples(session, collect(session, 0), 1)
     assert not (tmp_path / "samples").exists()
 
 
@@ -257,8 +257,7 @@ def test_tensorboard_has_it_all(pipeline, tmp_path, capsys):
 
 
 def test_lines_are_those_of_before(capsys):
-    terminal = Terminal(True, 4)
-    terminal.iteration(1, METRICS, 2.0)
+    Lines(Terminal(True), 4).iteration(1, METRICS, 2.0)
     assert capsys.readouterr().out == (
         "   1/4  reward 0.500   (spread 0.25)  ratio 1.0000 clipped 0%  kl 0.01  grad 1  "
         "2.0 s, 0:02 so far, 0:06 left\n"

@@ -9,7 +9,6 @@ pytest.importorskip("fastapi")
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from rewards.catalogue.brightness import Brightness
 from rewards.serving.server import Served
 from tests.support import runs
@@ -33,7 +32,7 @@ def test_a_remote_reward_scores_states_as_the_local_one_does(pipeline, tmp_path)
         remote = [{"name": "remote", "url": url, "batch": 8, "label": "brightness"}]
         kept = runs.opened(settings(pipeline, tmp_path, recipe, rewards=remote), tmp_path)
         far = collect(kept, 0)
-        metrics = iterate(kept, Progress(), Alarms())
+        metrics = iterate(kept, Progress()).metrics
     assert far.scores.way is not None and near.scores.way is not None
     assert torch.equal(far.scores.way.scored, near.scores.way.scored)
     assert far.scores.way.scored[:, :3].all() and far.metrics["unscored_way"] == 0
@@ -57,7 +56,7 @@ def test_a_judge_on_the_way_may_abstain(pipeline, tmp_path):
         judge = {"name": "judge", "url": server.url, "model": "tiny", "kind": "score"}
         judge |= {"tries": 1, "at_once": 1}
         kept = runs.opened(settings(pipeline, tmp_path, recipe, way_rewards=[judge]), tmp_path)
-        metrics = iterate(kept, Progress(), Alarms())
+        metrics = iterate(kept, Progress()).metrics
     (plan,) = kept.algorithm.plan((*LEVELS, 0.0), 0, 0)
     assert len(set(server.tries)) == 2 * plan.looked == 12
     assert 0 < metrics["unscored_way"] < 1 and metrics["unscored"] == 0

@@ -11,7 +11,6 @@ from flowrl.run.calibrate import calibrate, recalibrated
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from samplers import evaluations
 from tests.support import runs
 
@@ -202,6 +201,6 @@ def test_the_noise_is_calibrated(pipeline, tmp_path, capsys):
 
 def test_the_first_ratio_is_one(pipeline, tmp_path):
     kept = runs.opened(tree(pipeline, tmp_path, {"name": "turning_point", "group": 4}), tmp_path)
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     assert metrics["ratio_min"] == pytest.approx(1, abs=1e-4) == metrics["ratio_max"]
     assert metrics["grad_norm"] > 0 and metrics["mismatch"] < 1e-5

@@ -17,7 +17,6 @@ from flowrl.run import atomic, train
 from flowrl.run.atomic import held
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show import monitor
 from flowrl.run.train import iterate
 from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms
@@ -156,7 +155,7 @@ def test_three_in_a_row_are_optimizer_steps_whatever_iteration_they_are_of(
     progress = Progress()
     with pytest.raises(UserError, match="three optimizer steps") if left else nullcontext():
         for _ in range(2):
-            iterate(kept, progress, Alarms())
+            iterate(kept, progress)
     assert len(list(norms)) == left
 
 
@@ -195,7 +194,7 @@ def test_a_run_that_its_alarms_stop_has_the_line_of_its_last_checkpoint(
     tree, folder = small(pipeline, tmp_path), tmp_path / "run"
     tree["train"]["alarms"] = "stop"
     with monkeypatch.context() as alarmed:
-        alarmed.setattr(monitor.Alarms, "watch", lambda *_: ["the moon is full"])
+        alarmed.setattr(Alarms, "watch", lambda *_: ["the moon is full"])
         assert flowrl("train", runs.write(tree, tmp_path), "--folder", folder) == 3
     assert "the moon is full" in capsys.readouterr().err
     assert [line["iteration"] for line in lines(folder)] == [0, 1]

@@ -18,7 +18,6 @@ from flowrl.run.save.checkpoint import Progress, newest
 from flowrl.run.state.learner import load_policy
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings import Run
 from flowrl.settings.read import override, run_from
 from tests.support import runs, text_runs
@@ -130,7 +129,7 @@ def test_weights_gradients_and_optimizer_are_counted(pipeline, tmp_path) -> None
         tree["model"] |= {"lora": lora, "dtype": dtype}
         tree["evaluate"]["average"] = 0.9
         kept = runs.opened(tree, tmp_path)
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
         found = memory.estimate(kept.run)
         assert found is not None and not found.unknown
         states = list(kept.learner.optimizer.state.values())

@@ -28,7 +28,6 @@ from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.state.signals import Interrupt
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import override, read_run
 from rewards import Samples
 from samplers import Latents, Ode, roll
@@ -87,7 +86,7 @@ def test_02_the_policys_own_loss_is_logged_beside_the_whole(pipeline, tmp_path, 
     own = {"name": recipe, "steps": 3, "group": 2, "kl": weight}
     kept, progress = runs.session(pipeline, tmp_path, own, updates=2, lr=0.05), Progress()
     for _ in range(2):
-        metrics = iterate(kept, progress, Alarms())
+        metrics = iterate(kept, progress).metrics
     assert metrics["kl"] > 1e-9
     whole = metrics["policy_loss"] + weight * metrics["kl"]
     assert metrics["loss"] == pytest.approx(whole, rel=1e-5, abs=1e-12)
@@ -146,7 +145,7 @@ def test_06_a_score_that_is_not_a_number_spoils_nothing(pipeline, tmp_path):
     kept = runs.opened(with_own(pipeline, tmp_path, "holes"), tmp_path)
     before, progress = values(kept), Progress()
     for _ in range(2):
-        metrics = iterate(kept, progress, Alarms())
+        metrics = iterate(kept, progress).metrics
         assert metrics["unscored"] == 1 and metrics["skipped"] == 0
     after = values(kept)
     assert all(bool(weight.isfinite().all()) for weight in after)
@@ -246,7 +245,7 @@ def test_12_float32_is_float32_everywhere(pipeline, tmp_path, monkeypatch):
         if isinstance(component, nn.Module):
             for module in component.modules():
                 module.register_forward_hook(look, with_kwargs=True)
-    iterate(kept, Progress(), Alarms())
+    iterate(kept, Progress())
     assert evaluate_held_out(kept.learner, kept.held_out, kept.judges) is not None
     assert {"SD3Transformer2DModel", "Decoder"} <= seen.keys() and len(seen) > 9
     assert set().union(*seen.values()) == {torch.float32}, seen

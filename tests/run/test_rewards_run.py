@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
+from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show.monitor import guard
 from flowrl.run.state.session import load_rewards, open_accelerator, open_session, prove_rewards
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms, Thresholds
@@ -106,31 +106,31 @@ def test_a_run_credits_with_the_weights_of_its_iteration(pipeline, tmp_path):
     progress = Progress()
     for weights in ((1.0, 0.0), (0.25, 2.0)):
         assert session.weights(progress.iteration).tolist() == list(weights)
-        metrics = iterate(session, progress, Alarms())
+        metrics = iterate(session, progress).metrics
         parts = [metrics["reward/brightness"], metrics["reward/jpeg"]]
         total = sum(w * part for w, part in zip(weights, parts, strict=True))
         assert metrics["reward"] == pytest.approx(total, rel=1e-6)
         assert metrics["reward_std/jpeg"] > 0
 
 
-def test_a_constant_score_raises_an_alarm_once(pipeline, tmp_path, capsys):
+def test_a_constant_score_raises_an_alarm_once(pipeline, tmp_path):
     session = runs.session(pipeline, tmp_path, runs.NFT)
-    alarms, progress = Alarms(), Progress()
-    seen = []
+    alarms = Alarms()
+    seen, said = [], []
     for i in range(8):
         spread = 0.1 if i == 1 else 0.0
         metrics = {"skipped": 0.0, "reward": 0.5, "reward_std": 0.2}
         metrics |= {"reward/ocr": 0.0, "reward_std/ocr": spread}
         metrics |= {"reward/jpeg": 1.0, "reward_std/jpeg": 0.3}
-        guard(session, progress, metrics, alarms)
+        said += raised_by_training(session, alarms, metrics, i).texts
         seen.append(metrics["alarms"])
         if i == 3:
             state = alarms.state()
             alarms = Alarms()
             alarms.restore(state)
     assert seen == [0, 0, 0, 0, 0, 0, 1, 0]
-    said = capsys.readouterr().err
-    assert said.count("the reward ocr scored every sample of 5 iterations the same, 0.000") == 1
+    assert len(said) == 1
+    assert "the reward ocr scored every sample of 5 iterations the same, 0.000" in said[0]
 
 
 def test_rounding_is_no_spread():

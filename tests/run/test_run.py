@@ -9,11 +9,11 @@ import torch
 import yaml
 
 from flowrl.errors import UserError
+from flowrl.run.evaluate.guard import raised_by_training
 from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show.monitor import guard
 from flowrl.run.state.session import open_accelerator, open_session
-from flowrl.run.train import iterate, learning_rate
+from flowrl.run.train import TrainingLoop, iterate, learning_rate
 from flowrl.run.update import ratio_check
 from flowrl.run.update.update import Tally
 from flowrl.run.watch.alarms import Alarms
@@ -200,7 +200,7 @@ def test_a_noise_floor_above_the_clip_is_a_warning_and_far_above_an_error(
 
 def test_recomputed_old_densities_make_the_first_ratio_exactly_one(pipeline, tmp_path):
     kept = session(pipeline, tmp_path, runs.FLOW_GRPO, recompute_old=True)
-    metrics = iterate(kept, Progress(), Alarms())
+    metrics = iterate(kept, Progress()).metrics
     assert metrics["ratio_max"] == metrics["ratio_min"] == 1.0
 
 
@@ -209,9 +209,9 @@ def test_recomputed_old_densities_make_the_first_ratio_exactly_one(pipeline, tmp
 def test_another_chunk_size_gives_the_same_weights(pipeline, tmp_path, recipe):
     def trained(rows: int) -> list[torch.Tensor]:
         kept = session(pipeline, tmp_path, recipe, rows_per_call=rows, updates=2, lr=1e-3)
-        progress, alarms = Progress(), Alarms()
+        progress = Progress()
         for _ in range(2):
-            iterate(kept, progress, alarms)
+            iterate(kept, progress)
         return [p.detach().clone() for p in kept.learner.policies.parameters.values()]
 
     for a, b in zip(trained(64), trained(3), strict=True):
@@ -223,15 +223,15 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_three_stop_the_run(pip
     before = [p.detach().clone() for p in kept.learner.policies.parameters.values()]
     name, parameter = next(iter(kept.learner.policies.parameters.items()))
     hook = parameter.register_hook(lambda grad: grad * float("nan"))
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(2):
-        assert iterate(kept, progress, alarms)["skipped"] == 1
+        assert iterate(kept, progress).metrics["skipped"] == 1
     assert all(
         torch.equal(a, b)
         for a, b in zip(before, kept.learner.policies.parameters.values(), strict=True)
     )
     with pytest.raises(UserError, match="no finite gradient in three optimizer steps"):
-        iterate(kept, progress, alarms)
+        iterate(kept, progress)
     hook.remove()
     assert name
 
@@ -250,11 +250,16 @@ def test_alarms_name_signs_and_say_what_to_change(pipeline, tmp_path, capsys):
     kept = session(pipeline, tmp_path, runs.NFT, alarms="stop")
     alarms, progress = Alarms(), Progress()
     good = {"reward": 0.8, "reward_std": 0.2, "skipped": 0.0, "image/diversity": 0.3}
+    loop = TrainingLoop(kept, progress, alarms)
+
+    def guard(metrics: dict[str, float]) -> None:
+        loop.alarm(raised_by_training(kept, alarms, metrics, 1), metrics)
+
     for _ in range(8):
-        guard(kept, progress, dict(good), alarms)
+        guard(dict(good))
     with pytest.raises(UserError, match=r"reward fell from 0.800.*train.lr.*best"):
         for _ in range(8):
-            guard(kept, progress, good | {"reward": 0.3}, alarms)
+            guard(good | {"reward": 0.3})
 
 
 def test_the_learning_rate_is_a_function_of_the_iteration(pipeline, tmp_path):

@@ -14,7 +14,7 @@ from flowrl.errors import UserError
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show import monitor
+from flowrl.run.show.lines import Lines
 from flowrl.run.state import start_record as origin
 from flowrl.run.state.finite import NotFiniteError
 from flowrl.run.state.session import Session
@@ -110,7 +110,7 @@ def test_the_older_best_stays_until_a_checkpoint_knows_of_the_new_one(
     kept = runs.session(pipeline, tmp_path, runs.NFT)
     progress = Progress()
     checkpoint.keep_best(kept.learner, kept.folder, progress, 0.1)
-    checkpoint.save_checkpoint(kept, progress, monitor.Alarms())
+    checkpoint.save_checkpoint(kept, progress, Alarms())
     progress.iteration = 1
     assert checkpoint.keep_best(kept.learner, kept.folder, progress, 0.2)
     assert sorted(path.name for path in (tmp_path / "best").iterdir()) == ["000000", "000001"]
@@ -118,7 +118,7 @@ def test_the_older_best_stays_until_a_checkpoint_knows_of_the_new_one(
     old = Progress(**saved["progress"])
     checkpoint.check_best(tmp_path, old, pytest.fail)
     assert old.best == 0.1
-    checkpoint.save_checkpoint(kept, progress, monitor.Alarms())
+    checkpoint.save_checkpoint(kept, progress, Alarms())
     assert [path.name for path in (tmp_path / "best").iterdir()] == ["000001"]
     shutil.copytree(tmp_path / "best" / "000001", tmp_path / "best" / "000007")
     checkpoint.drop_other_best(tmp_path, progress)  # as a resume does: a later one is done again
@@ -212,7 +212,9 @@ def read_folder(folder: Path, kept: Session) -> None:
             alarms.watch(dict.fromkeys((*METRICS, *(alarms.recent or [{}])[0]), 0.1), 1)
             alarms.compare(dict.fromkeys(alarms.base, 0.2), done + 1)
             alarms.constant(METRICS)
-            kept.terminal.iteration(done + 1, METRICS, progress.seconds)
+            Lines(kept.terminal, run.train.iterations).iteration(
+                done + 1, METRICS, progress.seconds
+            )
     for text in said:
         fuzz.one_sentence(text)
 

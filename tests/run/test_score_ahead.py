@@ -12,7 +12,6 @@ import torch
 from flowrl.run.experience.score_ahead import ScoreAhead, may_overlap
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from rewards import Reward, Samples, Scores, score_all
 from rewards.catalogue.ensemble import Ensemble
 from samplers import FlowSDE, Fork, Latents, Sampling, roll
@@ -97,7 +96,7 @@ def test_a_run_that_scores_ahead_ends_with_the_same_bits(pipeline, tmp_path, mon
 
         monkeypatch.setattr(ScoreAhead, "on_rollout", on_rollout)
         kept = runs.session(pipeline, tmp_path, TEMPFLOW, lr=1e-3)
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
         monkeypatch.setattr(ScoreAhead, "on_rollout", real)
         return [p.detach().clone() for p in kept.learner.policies.parameters.values()], heard
 

@@ -12,7 +12,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.experience.score_parts import ScoreParts, asks_server
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from rewards import Reward, Samples, score_all
 from samplers import FlowSDE, Tree
 from samplers.completions import Completions, Segments
@@ -73,7 +72,7 @@ def test_parts_end_where_calls_end_at_every_level():
 def test_parts_change_no_bit(pipeline, tmp_path, recipe):
     def trained(waits: bool):
         kept, asked = opened(pipeline, tmp_path, recipe, waits, rows=2)
-        metrics = iterate(kept, Progress(), Alarms())
+        metrics = iterate(kept, Progress()).metrics
         same = {name: value for name, value in metrics.items() if "seconds" not in name}
         return kept, asked.calls, same
 

@@ -95,7 +95,7 @@ def test_training_evaluates_each_distinct_input_once(pipeline, tmp_path, name):
     kept = opened(pipeline, tmp_path, name, rows_per_call=3)
     experience = collect(kept, 0)
     kept.learner.policies.equal_to_current = set  # as later, when averages lag behind
-    found = update.update(kept.learner, experience, Progress())
+    found = update.update(kept.learner, experience, Progress()).metrics
     inputs = sum(distinct(rows) for rows in experience.rows)
     rows = sum(len(rows.prompt) for rows in experience.rows)
     work = iteration_work(kept.run, 0, kept.learner.policy.schedule(kept.algorithm.steps).sigmas)
@@ -131,7 +131,7 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
     kept = opened(pipeline, tmp_path, name, rows_per_call=3, recompute_old=name != "temp_flow")
     experience = collect(kept, 0)
     before = kept.learner.policies.state()
-    once = update.update(kept.learner, experience, Progress())
+    once = update.update(kept.learner, experience, Progress()).metrics
     kept.learner.policies.restore(before)
     shares = update.shares_of
     alone = lambda *asked: [
@@ -142,7 +142,7 @@ def test_gradients_are_those_of_each_row_evaluated_by_itself(pipeline, tmp_path,
         for share in shares(*asked)
     ]
     monkeypatch.setattr(update, "shares_of", alone)
-    each = update.update(kept.learner, experience, Progress())
+    each = update.update(kept.learner, experience, Progress()).metrics
     assert each["count/training"] > once["count/training"]
     assert each["ratio_max"] - each["ratio_min"] > 1e-4, "the second step has other ratios than 1"
     for end in ("ratio_max", "ratio_min"):

@@ -33,7 +33,7 @@ def stepped(pipeline, folder, alike: bool, recipe=NFT):
     hook = kept.learner.policy.denoisers[0].register_forward_pre_hook(
         lambda *_: calls.update([f"{policies.inside} {torch.is_grad_enabled()}"])
     )
-    found = update.update(kept.learner, experience, Progress())
+    found = update.update(kept.learner, experience, Progress()).metrics
     hook.remove()
     return found, [p.detach().clone() for p in policies.parameters.values()], calls, kept
 

@@ -10,10 +10,9 @@ import torch
 from flowrl.errors import UserError
 from flowrl.models.call_sizes import CallSizes, CallTooLarge, bounded_call, out_of_memory
 from flowrl.run.call_search import SHARE, rows_that_fit
-from flowrl.run.evaluate.evaluate import evaluate_held_out
+from flowrl.run.evaluate.evaluate import evaluate_and_keep, evaluate_held_out
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show.monitor import evaluate_and_keep
 from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import iterate
 from flowrl.run.watch.alarms import Alarms
@@ -65,18 +64,18 @@ def test_calls_are_of_their_own_sizes(pipeline, tmp_path):
     decoder.register_forward_pre_hook(
         lambda _m, args: seen.update(decoding=max(seen["decoding"], len(args[0])))
     )
-    iterate(kept, Progress(), Alarms())
+    iterate(kept, Progress())
     assert seen == APART
 
 
 def test_a_call_that_is_too_large_is_halved_and_all_is_done_again(pipeline, tmp_path, capfd):
     kept, little = (opened(pipeline, tmp_path, rows_per_call=8) for _ in range(2))
     little_memory(little.learner.policy, 2)
-    metrics = iterate(little, Progress(), Alarms())
+    metrics = iterate(little, Progress()).metrics
     assert vars(little.learner.policy.sizes) == {"sampling": 2, "decoding": 8, "training": 2}
     assert "rows per call: 4 in sampling, 8 in decoding, 8 in training" in capfd.readouterr().err
     kept.learner.policy.sizes.take({"sampling": 2, "decoding": 8, "training": 2})
-    expected = iterate(kept, Progress(), Alarms())
+    expected = iterate(kept, Progress()).metrics
     assert runs.same_weights(kept, little)
     assert metrics["loss"] == expected["loss"] and metrics["grad_norm"] == expected["grad_norm"]
     assert metrics["count/training"] == expected["count/training"]
@@ -87,12 +86,12 @@ def test_evaluations_are_lowered_too_and_one_row_is_explained(pipeline, tmp_path
     kept = opened(pipeline, tmp_path, rows_per_call=8)
     scores = evaluate_held_out(kept.learner, kept.held_out, kept.judges).metrics
     little_memory(kept.learner.policy, 4)
-    evaluate_and_keep(kept, progress := Progress(), None)
+    evaluate_and_keep(kept, progress := Progress())
     assert kept.learner.policy.rows_per_call == 4
     assert progress.last["brightness"] == pytest.approx(scores["brightness"], abs=1e-5)
     little_memory(kept.learner.policy, 0)
     with pytest.raises(UserError, match="out of memory"), explained(kept.run):
-        evaluate_and_keep(kept, Progress(), None)
+        evaluate_and_keep(kept, Progress())
 
 
 @pytest.mark.slow
@@ -106,7 +105,7 @@ def test_nothing_is_repeated_once_the_weights_have_changed(pipeline, tmp_path, m
 
     monkeypatch.setattr(kept.learner.optimizer, "step", stepped)
     with pytest.raises(CallTooLarge, match="out of memory") as error:
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
     assert not error.value.repeatable and kept.learner.policy.sizes.training == 8
 
 

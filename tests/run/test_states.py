@@ -9,7 +9,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.checks import check_kind
 from flowrl.settings.read import run_from
 from tests.support import runs
@@ -48,10 +47,10 @@ def test_half_precision_halves_states_and_the_ratio_is_held(pipeline, tmp_path, 
 def test_states_on_the_cpu_change_no_bit(pipeline, tmp_path, recipe):
     weights = []
     for states in ({}, {"device": "cpu"}):
-        kept, progress, alarms = runs.session(pipeline, tmp_path, recipe, states=states), None, None
-        progress, alarms = Progress(), Alarms()
+        kept, progress = runs.session(pipeline, tmp_path, recipe, states=states), None
+        progress = Progress()
         for _ in range(2):
-            iterate(kept, progress, alarms)
+            iterate(kept, progress)
         weights.append([p.detach().clone() for p in kept.learner.policies.parameters.values()])
     assert all(map(torch.equal, *weights))
 

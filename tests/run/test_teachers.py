@@ -18,7 +18,6 @@ from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import chunk_loss
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_run, run_from
 from tests.support import process_runs, runs
 
@@ -99,9 +98,9 @@ def test_the_student_comes_nearer_at_the_planned_cost(settings, tmp_path):
     run = run_from(settings, "test")
     kept = runs.session_of(run, tmp_path)
     assert not any(name.startswith("teacher") for name in kept.learner.policies.state())
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     before = {n: w.clone() for n, w in kept.learner.policies._weights["teacher/big"].items()}
-    metrics = [iterate(kept, progress, alarms) for _ in range(4)]
+    metrics = [iterate(kept, progress).metrics for _ in range(4)]
     work = iteration_work(run)
     assert metrics[0]["count/frozen"] == work.frozen == 4 * 2 * 2  # prompts, group, window
     assert "16 evaluations by 2 teachers" in describe_run(run, 0, None)

@@ -10,12 +10,11 @@ import torch
 from flowrl.errors import UserError
 from flowrl.estimate.time import iteration_work
 from flowrl.run.experience.collect import collect
+from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show.monitor import prove_gradients
 from flowrl.run.train import iterate
 from flowrl.run.update.minibatches import share_of
 from flowrl.run.update.update import Tally, add_gradients
-from flowrl.run.watch.alarms import Alarms
 from flowrl.settings.read import check_plan, run_from
 from tests.support import process_runs, runs, tiny_pipelines_video
 
@@ -47,7 +46,7 @@ def gradients(session: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", each("draft"))
 def test_a_gradient_method_trains_and_counts_its_work(pipeline, tmp_path, name):
     kept = runs.session(pipeline, tmp_path, settings(name), lr=1e-3, self_test="off")
-    metrics = [iterate(kept, progress, Alarms()) for progress in [Progress()] for _ in range(2)]
+    metrics = [iterate(kept, progress).metrics for progress in [Progress()] for _ in range(2)]
     for found in metrics:
         assert math.isfinite(found["loss"]) and found["grad_norm"] > 0 and found["skipped"] == 0
     rows = {"refl": 1, "draft": 1, "draft_lv": 2, "srpo": 2}[name]
@@ -157,7 +156,7 @@ def test_a_reward_that_breaks_stops_the_run_as_in_other_methods(pipeline, tmp_pa
 
     kept.rewards["brightness"] = Broken()
     with pytest.raises(UserError, match="no finite gradient in three optimizer steps"):
-        iterate(kept, Progress(), Alarms())
+        iterate(kept, Progress())
 
 
 def test_the_proof_names_the_decoder_and_the_rewards(pipeline, tmp_path):
@@ -176,7 +175,7 @@ def test_a_video_model_is_trained_through_its_decoder(tmp_path):
     kept = runs.opened(tree, tmp_path)
     decoder, reward = prove_gradients(kept, "video")
     assert "slope is right" in decoder and "brightness with gradients" in reward
-    found = iterate(kept, Progress(), Alarms())
+    found = iterate(kept, Progress()).metrics
     assert found["grad_norm"] > 0 and math.isfinite(found["loss"])
     assert found["count/decoded_graded"] == 4
 

@@ -98,7 +98,7 @@ def test_copies_are_no_views():
 def test_a_checkpoint_holds_its_moment_whatever_the_run_does_meanwhile(pipeline, tmp_path):
     kept = runs.session(pipeline, tmp_path, runs.NFT, lr=1e-2)  # with an average
     progress, alarms, gate = Progress(), Alarms(), threading.Event()
-    train.iterate(kept, progress, alarms)
+    train.iterate(kept, progress)
     checkpoint.save_checkpoint(kept, progress, alarms)
     folder = tmp_path / "checkpoints" / "000001"
     at_once = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -106,7 +106,7 @@ def test_a_checkpoint_holds_its_moment_whatever_the_run_does_meanwhile(pipeline,
     with kept.writer.beside():
         kept.writer.write(lambda: gate.wait(30))  # the write under way
         checkpoint.save_checkpoint(kept, progress, alarms)
-        train.iterate(kept, progress, alarms)
+        train.iterate(kept, progress)
         assert not folder.exists()
         gate.set()
         kept.writer.wait()
@@ -136,11 +136,11 @@ def test_best_weights_wait_for_the_checkpoint_that_does_not_know_them(
         checkpoint, "export", lambda *_, **__: order.append(("best", progress.iteration))
     )
     with kept.writer.beside():
-        train.evaluate_and_keep(kept, progress, "before")
+        train.evaluate_and_keep(kept, progress)
         checkpoint.save_checkpoint(kept, progress, Alarms())
         progress.iteration, progress.best = 1, -1.0
         threading.Timer(0.1, gate.set).start()
-        train.evaluate_and_keep(kept, progress, None)
+        train.evaluate_and_keep(kept, progress)
     assert order == [("best", 0), ("drop", 0), ("best", 1)]
 
 

@@ -16,7 +16,6 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from flowrl.run.update import ratio_check
-from flowrl.run.watch.alarms import Alarms
 from rewards import Scores
 from samplers.completions import Completions, Forks, TextRollout
 from samplers.forks import Forking, Grown, choose, grow, owned, passed, points
@@ -235,8 +234,8 @@ def test_a_run_with_forks_has_ratio_one_and_learns(policy, tmp_path):
     assert floor is not None and floor < 2e-5
     (rows,) = experience.rows
     assert len(rows.ids) == 3 * 6 and rows.advantage.any()
-    progress, alarms = Progress(), Alarms()
-    log = [iterate(kept, progress, alarms)["reward"] for _ in range(12)]
+    progress = Progress()
+    log = [iterate(kept, progress).metrics["reward"] for _ in range(12)]
     assert sum(log[-3:]) / 3 > sum(log[:3]) / 3 + 0.2, log
 
 

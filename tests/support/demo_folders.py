@@ -11,7 +11,6 @@ from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 
 
 def loaded(folder: Path) -> DiffusionPipeline:
@@ -37,9 +36,9 @@ def evaluated_after_training(session: Session, steps: int, folder: Path) -> Held
     assert session.held_out is not None
     judged = session.held_out, session.judges
     before = evaluate_held_out(session.learner, *judged).samples.media
-    progress, alarms = Progress(), Alarms()
+    progress = Progress()
     for _ in range(2):
-        iterate(session, progress, alarms)
+        iterate(session, progress)
     result = evaluate_held_out(session.learner, *judged)
     assert (result.samples.media - before).abs().max() > 1e-4  # it has learned
     checkpoint.export(session.learner, folder / "weights")

@@ -25,11 +25,10 @@ from safetensors.torch import load_file, save_file
 
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
+from flowrl.run.evaluate.start_checks import prove_pipeline
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.show.monitor import prove_pipeline
 from flowrl.run.train import iterate
-from flowrl.run.watch.alarms import Alarms
 from tests.support import runs
 
 DDP, FSDP2 = (PROJECT / "configs/accelerate" / f"{n}_cpu_2.yaml" for n in ("ddp", "fsdp2"))
@@ -98,13 +97,13 @@ def _train(job: Job, out: Path, name: str) -> None:
             parameter.register_hook(lambda grad: grad * float("nan"))
     if "most_rows" in job and not kept.parallel.main:
         little_memory(kept.learner.policy, job["most_rows"])
-    progress, alarms, first = Progress(), Alarms(), kept.learner.policies.state()
+    progress, first = Progress(), kept.learner.policies.state()
     metrics, replayed, norms = dict[str, float](), 0.0, list[float]()
     sent = dict[str, float]()
     with counted(sent) if job.get("counts") else nullcontext():
         for _ in range(job["iterations"]):
             sent.clear()  # the first iteration checks ratios, too
-            metrics = iterate(kept, progress, alarms)
+            metrics = iterate(kept, progress).metrics
             replayed += metrics.get("budget/replayed", 0.0)
             norms.append(metrics["grad_norm"])
     weights = kept.learner.policies.state()

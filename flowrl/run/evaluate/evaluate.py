@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,9 +17,12 @@ from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import DATA_SET, PromptSet
 from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.experience.round import decode_samples_of
+from flowrl.run.save import checkpoint
+from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.finite import NotFiniteError
 from flowrl.run.state.learner import Learner, evaluated
-from flowrl.run.state.session import score_once
+from flowrl.run.state.session import Session, score_once
+from flowrl.run.state.smaller_calls import with_smaller_calls
 from rewards import Reward, Samples, Scores, score_all
 from samplers.noise import normal
 
@@ -187,3 +191,37 @@ def evaluate_held_out(
                 f"the {len(trial.rows) * trial.group} samples; fix the reward or its settings"
             )
     return result
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation of a run.
+
+    key      the reward that decides which weights are the best
+    metrics  `held_out/...` and `data_set/...`, for the record
+    """
+
+    result: HeldOutResult
+    key: str
+    metrics: dict[str, float]
+
+
+def evaluate_and_keep(session: Session, progress: Progress) -> Evaluated | None:
+    """Evaluate on the run's held-out prompts, None without any, and keep the best weights."""
+    if session.held_out is None:
+        return None
+    learner, judged = session.learner, (session.held_out, session.judges)
+    evaluate = partial(evaluate_held_out, learner, *judged)
+    result = with_smaller_calls(learner, session.terminal, evaluate, learner.evaluator)
+    key = session.run.checkpoint.best or session.run.judges[0].label
+    if progress.base_scores is None:
+        progress.base_scores = {n: result.columns[n].tolist() for n in result.scores.names}
+    progress.first = progress.first or result.metrics
+    progress.last = result.metrics
+    with session.parallel.together():
+        session.writer.wait()  # a checkpoint removes best weights that it does not know
+    checkpoint.keep_best(learner, session.folder, progress, result.metrics[key])
+    means = {f"held_out/{name}": value for name, value in result.metrics.items()}
+    for label, scores in result.by_data_set().items():
+        means |= {f"data_set/{label}/{n}": v for n, v in scores.items() if not math.isnan(v)}
+    return Evaluated(result, key, means | result.spreads(progress.base_scores))

@@ -1,7 +1,7 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,18 +10,29 @@ from flowrl.budget.groups import Groups, samples_of
 from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
-from flowrl.run.experience.first_tree import FirstTree, first_tree
 from flowrl.run.experience.intermediate_scores import intermediate_metrics, looks_of
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.experience.round import PlanSamples, Round
+from flowrl.run.experience.round import PlanSamples
 from flowrl.run.experience.rounds import ModelCall, Rounds
 from flowrl.run.state.session import Session
 from flowrl.run.state.teachers import tasks_of
-from flowrl.run.watch.unscored import Evidence, unscored_evidence
 from rewards import Samples, Scores
 from rewards.types import reports
 from samplers import Rollout
+
+
+@dataclass(frozen=True)
+class FirstSamples:
+    """The samples of an iteration's first plan on this process, for what shows them.
+
+    credit  their advantages and mask [n k]
+    plans   of the iteration
+    """
+
+    part: PlanSamples
+    credit: tuple[Tensor, Tensor]
+    plans: int
 
 
 @dataclass(frozen=True)
@@ -33,9 +44,7 @@ class Experience:
     samples: Samples  # this process's, for logs and pages
     scores: Scores
     reference_evaluations: int = 0  # without gradients, that credit needed on this process
-    unscored: Evidence = field(default_factory=dict)  # that samples without a score are special
-    advantages: Tensor | None = None  # [n] of `samples`; None where a replay replaces some
-    tree: FirstTree | None = None  # of one draw of `samples`, likewise
+    first: FirstSamples | None = None  # None where a replay replaces some, or all are given
     reward_path: RewardPath | None = None  # of gradient methods
     tasks: tuple[str, ...] = ()  # of the draws, where each task has a teacher
 
@@ -57,24 +66,20 @@ def collect(session: Session, iteration: int) -> Experience:
     metrics |= _descriptions(session, rounds)
     metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
-    own = None if session.run.budget.replay else plans[0].owns[0]
+    shown = None
+    if not session.run.budget.replay:
+        advantages, mask = plans[0].owns[0]
+        shown = FirstSamples(part, (advantages, mask), len(first.parts))
     learned_from = (learned.rows, learned.draws, learned.policy, metrics)
     return Experience(
         *learned_from,
         part.samples,
         part.scores,
         evaluations,
-        _unscored_evidence(session, first),
-        None if own is None else _mean_advantages(*own),
-        None if own is None else first_tree(session, part, own, len(first.parts)),
+        shown,
         RewardPath.of(session, first.batch, first.prompts, iteration),
         tasks_of(session.run, session.prompts, learned.prompts),
     )
-
-
-def _mean_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
-    """Average the advantages [n k] of each sample over its decision points in the loss [n]."""
-    return torch.where(mask, advantages, torch.nan).nanmean(1)
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
@@ -128,15 +133,6 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
 
 def _some(scores: Scores, samples: Tensor) -> Scores:
     return scores.arranged(lambda column: column[samples])
-
-
-def _unscored_evidence(session: Session, first: Round) -> dict[str, list[float]]:
-    """Compare the first plan's samples, of all processes, by whether they have a score."""
-    scored = first.parts[0].everyone.scored.all(1)
-    group = first.parts[0].rollout.columns.group
-    gather = session.parallel.gatherer(len(first.draws.ids))
-    columns = {name: gather(column) for name, column in first.statistics.columns.items()}
-    return unscored_evidence(scored, group, columns)
 
 
 def context_of(session: Session, rounds: Rounds, plan: int) -> Context:

@@ -41,6 +41,7 @@ from flowrl.run.evaluate.evaluate import HeldOutResult, Trial
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.round import totals
 from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.first_tree import first_tree
 from flowrl.run.state.session import Session
 from rewards import Samples, Scores
 from rewards.perception.files import read_images
@@ -201,12 +202,11 @@ def _of_different_prompts(places: Sequence[int], per_prompt: int) -> list[int]:
 
 
 def record_tree(session: Session, experience: Experience, iteration: int) -> None:
-    """Write the tree of one draw, at the first iteration and at those of evaluations."""
-    every, last = session.run.evaluate.every, session.run.train.iterations
-    tree, main = experience.tree, session.accelerator.is_main_process
-    if not main or tree is None or (iteration not in (1, last) and iteration % every):
+    """Write the tree of one draw, if credit has compared this process's own samples."""
+    if experience.first is None or not session.accelerator.is_main_process:
         return
     with _harmless(session):
+        tree = first_tree(session, experience.first)
         group, samples = len(tree.node), experience.samples
         shown = min(group, LEAVES if session.run.track.images else 0)
         leaves = range(tree.start, tree.start + shown)

@@ -111,6 +111,11 @@ def show_samples(accelerator: Accelerator, samples: ShownSamples, step: int) -> 
             _SAMPLES[tracker.name](tracker, samples, step)
 
 
+def shows_histograms(run: Run) -> bool:
+    """Whether one of the run's trackers shows histograms."""
+    return bool({*run.track.trackers} & {*SHOW_HISTOGRAMS})
+
+
 def show_histograms(
     accelerator: Accelerator, histograms: Mapping[str, Histogram], step: int
 ) -> None:

@@ -146,7 +146,7 @@ def open_session(
         rewards=rewards,
         judges=load_rewards(run.judges, live),
         way_rewards=load_rewards(run.way_rewards, live) or rewards,
-        terminal=Terminal(accelerator.is_main_process, run.train.iterations),
+        terminal=Terminal(accelerator.is_main_process),
         tracker=learner.algorithm.tracker(),
         spending=spending.open_spending(run.budget, learner.algorithm.group),
         start_record=StartRecord.of(run, learner.parallel.processes)

@@ -81,18 +81,27 @@ class Tally:
         return means
 
 
+@dataclass(frozen=True)
+class Updated:
+    """Metrics and values of the optimizer steps of an iteration.
+
+    metrics  over all processes
+    values   of all entries in the loss, where something shows them
+    """
+
+    metrics: dict[str, float]
+    values: IterationValues | None = None
+
+
 def update(
-    learner: Learner,
-    experience: Experience,
-    progress: Progress,
-    seen: IterationValues | None = None,
-) -> dict[str, float]:
-    """Take the iteration's optimizer steps and return metrics over all processes.
+    learner: Learner, experience: Experience, progress: Progress, keep_values: bool = False
+) -> Updated:
+    """Take the iteration's optimizer steps.
 
     NotFiniteError after SKIPPED_STEPS steps in a row without a finite gradient; `progress` counts
-    them, over iterations and resumed runs. `seen` keeps the values of entries for histograms.
+    them, over iterations and resumed runs.
     """
-    tally = Tally()
+    tally, seen = Tally(), IterationValues() if keep_values else None
     meter = Meter(frozen=experience.reference_evaluations)
     experience = replace(experience, policy=meter(experience.policy))
     if learner.run.recomputes_old:
@@ -119,7 +128,7 @@ def update(
     decoded = 0 if experience.reward_path is None else experience.reward_path.decoded[0]
     if total := sum(learner.parallel.every(decoded)):
         scale["count/decoded_graded"] = float(total)
-    return {
+    metrics = {
         **tally.means(),
         **scale,
         "count/training": meter.total(learner.parallel.every, "graded"),
@@ -127,6 +136,7 @@ def update(
         "grad_norm": sum(finite) / len(finite) if finite else math.nan,
         "skipped": float(len(norms) - len(finite)),
     }
+    return Updated(metrics, seen)
 
 
 def add_gradients(

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
 
-from flowrl.run.watch.unscored import TILTS, Evidence, differing
-
 Metrics = Mapping[str, float]
 DIVERSITY = ("image/diversity", "text/distinct")
 LOOKS = ("image/brightness", "image/saturation", "image/edges", "image/entropy", "image/diversity")
@@ -43,7 +41,6 @@ class Thresholds:
     stopped: float = 0.5  # of the share of texts that ended by themselves at the start
     reward_fall: float = 0.33  # below its best, in spreads of the start
     unscored: float = 0.1  # share of samples
-    p: float = 1e-3  # error probability of the test of unscored samples
 
 
 class Gain(NamedTuple):
@@ -72,7 +69,6 @@ class Alarms:
     best: list[float] = field(default_factory=list)  # rewards of the window with the highest mean
     raised: list[str] = field(default_factory=list)
     flat: dict[str, int] = field(default_factory=dict)  # iterations in a row without any spread
-    evidence: dict[str, list[float]] = field(default_factory=dict)  # of unscored samples
 
     def constant(self, metrics: Metrics) -> list[str]:
         """Names of rewards with a single score for `window` iterations; each is returned once.
@@ -91,23 +87,14 @@ class Alarms:
                 names.append(name)
         return names
 
-    def unscored(self, metrics: Metrics, evidence: Evidence) -> list[str]:
-        """Add the unscored samples of an iteration, before `watch`; return new signs as clauses."""
-        for name, bets in evidence.items():
-            before = self.evidence.get(name, [0.0] * len(bets))
-            self.evidence[name] = [a + b for a, b in zip(before, bets, strict=True)]
+    def unscored(self, metrics: Metrics) -> list[str]:
+        """The sign that many samples of the last iterations and this one, which `watch` adds later,
+        have no score: as a clause."""
         shares = [row["unscored_share"] for row in self.recent[1 - self.at.window :]]
         share = fmean([*shares, metrics.get("unscored_share", 0.0)])
-        signs = [
-            Sign(
-                f"unscored/{name}",
-                f"{'higher' if above else 'lower'} {name} of unscored samples than of scored ones",
-            )
-            for name, above in differing(self.evidence, self.at.p)
-        ]
-        if share > self.at.unscored:
-            signs.append(Sign("unscored", f"{100 * share:.0f} % of the samples have no score"))
-        return self._new(signs)
+        if share <= self.at.unscored:
+            return []
+        return self._new([Sign("unscored", f"{100 * share:.0f} % of the samples have no score")])
 
     def watch(self, metrics: Metrics, iteration: int) -> list[str]:
         """Add an iteration of training; return the new signs, each as a clause.
@@ -270,8 +257,6 @@ class Alarms:
         """ValueError for a state after `iteration` whose parts contradict each other."""
         if len({frozenset(row) for row in (*self.start, *self.recent)}) > 1:
             raise ValueError("state.json: alarms have iterations of different statistics")
-        if any(len(bets) != len(TILTS) for bets in self.evidence.values()):
-            raise ValueError(f"state.json: alarms.evidence has other than {len(TILTS)} numbers")
         for name in self.base:
             if name.startswith("held_out_std/") and _held_out(name) not in self.base:
                 raise ValueError(f"state.json: alarms.base has {name} without a score")

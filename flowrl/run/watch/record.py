@@ -1,35 +1,17 @@
-"""The record of a run: `metrics.jsonl`, and a panel or one line per iteration on the terminal."""
+"""The record of a run, `metrics.jsonl`, and its messages."""
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace as changed
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import GeneralTracker
-from rich.console import Console
 
 from flowrl.errors import UserError
 from flowrl.run.atomic import flushed, reason
-from flowrl.run.watch.footer import Footer, suits
-from flowrl.run.watch.panel import (
-    HEIGHT,
-    MOST_REWARDS,
-    HeldOutScore,
-    PanelFacts,
-    clock,
-    given_line,
-    panel_lines,
-)
 
 METRICS = "metrics.jsonl"
-TREND = (
-    "+ - = after a reward: it rose, fell or stayed (by less than 5 % of the spread) over the last "
-    "ten iterations"
-)
 
 
 class JsonlTracker(GeneralTracker):
@@ -103,13 +85,10 @@ def replace(path: Path, text: str) -> None:
 
 
 class Terminal:
-    """Messages and progress, printed on the main process only."""
+    """Messages, printed on the main process only."""
 
-    def __init__(self, loud: bool, iterations: int) -> None:
-        self.loud, self.iterations = loud, iterations
-        self.rewards: list[float] = []
-        self.explained = False
-        self.facts: PanelFacts | None = None  # while the panel is drawn
+    def __init__(self, loud: bool) -> None:
+        self.loud = loud
 
     def say(self, text: str) -> None:
         if self.loud:
@@ -118,80 +97,3 @@ class Terminal:
     def warn(self, text: str) -> None:
         if self.loud:
             print(f"warning: {text}", file=sys.stderr, flush=True)
-
-    @contextmanager
-    def panel(self, facts: PanelFacts, device: str) -> Iterator[None]:
-        """Draw one live panel instead of a line per iteration, if standard output is a terminal.
-
-        All other output scrolls above it. The last iteration's line remains on the terminal.
-        """
-        if not self.loud or not suits(sys.stdout, HEIGHT):
-            yield
-            return
-        self.facts, self.line = facts, ""
-        console = Console(file=sys.stdout, force_terminal=True)
-
-        def lines(width: int) -> list[str]:
-            return panel_lines(self.facts or facts, device, width, console)
-
-        footer = Footer(sys.stdout.fileno(), HEIGHT, lines)
-        footer.open()
-        try:
-            yield
-        finally:
-            footer.close()
-            self.facts = None
-            if self.line:
-                self.say(self.line)
-
-    def held_out(self, scores: tuple[HeldOutScore, ...]) -> None:
-        """Show an evaluation on the panel."""
-        if self.facts is not None:
-            self.facts = changed(self.facts, held_out=scores)
-
-    def iteration(self, done: int, m: Mapping[str, float], elapsed: float) -> None:
-        """Show the reward with its trend, the update's metrics, elapsed and remaining time.
-
-        `elapsed`: seconds of all iterations so far.
-        """
-        trend = " "
-        if "reward" in m:  # without one all samples are given
-            self.rewards = [*self.rewards, m["reward"]][-MOST_REWARDS:]
-            trend = self._trend(m["reward_std"])
-        line = self._line(done, m, elapsed, trend)
-        if self.facts is None:
-            self.say(line)
-            return
-        self.line = line
-        rewards = tuple(self.rewards)
-        shown = {"done": done, "metrics": dict(m), "rewards": rewards, "trend": trend}
-        self.facts = changed(self.facts, **shown, elapsed=elapsed, at=time.monotonic())
-
-    def _trend(self, spread: float) -> str:
-        recent = self.rewards[-10:]
-        half = len(recent) // 2
-        if half < 2:
-            return " "
-        if not self.explained:
-            self.say(TREND)
-            self.explained = True
-        older, newer = recent[:half], recent[half:]
-        change = sum(newer) / len(newer) - sum(older) / len(older)
-        return "=" if abs(change) < 0.05 * spread else ("+" if change > 0 else "-")
-
-    def _line(self, done: int, m: Mapping[str, float], elapsed: float, trend: str) -> str:
-        left = elapsed / done * (self.iterations - done)
-        parts = [
-            f"{done:>4}/{self.iterations}",
-            f"reward {m['reward']:.3f} {trend} (spread {m['reward_std']:.2f})"
-            if "reward" in m
-            else given_line(m),
-        ]
-        if "ratio" in m:
-            clipped = m.get("clipped_low", 0.0) + m.get("clipped_high", 0.0)
-            parts.append(f"ratio {m['ratio']:.4f} clipped {100 * clipped:.0f}%")
-        if "kl" in m:
-            parts.append(f"kl {m['kl']:.2g}")
-        parts.append(f"grad {m['grad_norm']:.2g}")
-        parts.append(f"{m['seconds']:.1f} s, {clock(elapsed)} so far, {clock(left)} left")
-        return "  ".join(parts)

@@ -1,4 +1,4 @@
-"""Samples of training as pages and a table, in `samples/training` of a run's folder."""
+"""Samples of a run as pages: of evaluations in `samples`, of training in `samples/training`."""
 
 import json
 import math
@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from flowrl.media import pictures
 from flowrl.media.pages import Page
+from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.round import totals
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.observer import Iteration, Observer
 from flowrl.run.show.track import ShownSamples, show_samples, shows_samples
 from flowrl.run.state.session import Session
 from flowrl.run.watch.record import iteration_of, replace
@@ -20,17 +26,68 @@ KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
 TABLE = "table.jsonl"
 
 
+class SamplePages(Observer):
+    """Pages of samples, on the main process."""
+
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self.session, self.progress = session, progress
+
+    def on_iteration(self, made: Iteration) -> None:
+        save_training_samples(self.session, made.experience, made.number)
+
+    def on_evaluation(self, made: Evaluated) -> None:
+        done = self.progress.iteration
+        ends = {0: "before", self.session.run.train.iterations: "after"}
+        save_samples(self.session, made, done, ends.get(done, f"{done:06d}"))
+
+
+def spread_over(samples: int, most: int) -> list[int]:
+    """Places of at most so many samples: a spread over the prompts shows more than the samples of
+    the first one."""
+    count = min(most, samples)
+    return [i * samples // count for i in range(count)]
+
+
+def save_samples(session: Session, made: Evaluated, iteration: int, name: str) -> None:
+    """Write `track.images` held-out samples of this process on a page of that name."""
+    result, key = made.result, made.key
+    pick = spread_over(len(result.samples.prompts), session.run.track.images)
+    if not pick:
+        return
+    column = result.scores.names.index(key)
+    scores = [
+        float(result.scores.values[i, column]) if result.scores.scored[i, column] else None
+        for i in pick
+    ]
+    title = f"{session.folder.name}, iteration {iteration}: {key} {result.metrics[key]:.3f}"
+    samples, folder = result.samples.take(pick), session.folder / "samples"
+    page = Page(samples, scores, title)
+    rows = [_shown_row(result, i) for i in pick]
+    columns = ("prompt", *(f"held_out/{each}" for each in result.scores.names))
+
+    def save() -> Path:
+        written = page.save(folder, name)
+        if name == "after":
+            page.save_beside(folder, "before", "before_after")
+        return written
+
+    save_page(session, save, PageRows("samples/held_out", samples, columns, rows), iteration)
+
+
+def _shown_row(result: HeldOutResult, sample: int) -> list[str | float | None]:
+    each = zip(result.scores.values[sample], result.scores.scored[sample], strict=True)
+    scores = [float(value) if there else None for value, there in each]
+    return [str(result.samples.prompts[sample]), *scores]
+
+
 def save_training_samples(session: Session, experience: Experience, iteration: int) -> None:
     """Write `track.training` samples of this process: a page `000012`, and lines of the table.
 
-    Trackers receive them at the iterations of evaluations and at the first one. Does nothing on
-    other processes than the main one.
+    Trackers receive them at the iterations of evaluations and at the first one.
     """
-    count = min(session.run.track.training, len(experience.samples.prompts))
-    if count == 0 or not session.accelerator.is_main_process:
+    pick = spread_over(len(experience.samples.prompts), session.run.track.training)
+    if not pick:
         return
-    # a spread over the prompts shows more than the samples of the first one
-    pick = [i * len(experience.samples.prompts) // count for i in range(count)]
     lines = list(_lines(session, experience, iteration, pick))
     folder, samples = session.folder / "samples" / "training", experience.samples.take(pick)
     title = f"{session.folder.name}, training, iteration {iteration}"
@@ -91,8 +148,8 @@ def _lines(
 ) -> Iterator[dict[str, Any]]:
     samples, scores = experience.samples, experience.scores
     weighted, advantages = totals(scores, session.weights(iteration - 1)).tolist(), None
-    if experience.advantages is not None:
-        advantages = experience.advantages.tolist()
+    if experience.first is not None:
+        advantages = _mean_advantages(*experience.first.credit).tolist()
     for place, i in enumerate(pick):
         each = zip(scores.names, scores.values[i].tolist(), scores.scored[i].tolist(), strict=True)
         yield {
@@ -104,6 +161,11 @@ def _lines(
             "page": f"{iteration:06d}",
             "place": place,
         } | ({"text": samples.media[i]} if samples.kind == "text" else {})
+
+
+def _mean_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Average the advantages [n k] of each sample over its decision points in the loss [n]."""
+    return torch.where(mask, advantages, torch.nan).nanmean(1)
 
 
 def _row(line: dict[str, Any], names: list[str]) -> list[Any]:

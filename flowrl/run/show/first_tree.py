@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flowrl.credit.values import Context, node_values
-from flowrl.run.experience.round import PlanSamples
+from flowrl.run.experience.collect import FirstSamples
 from flowrl.run.state.session import Session
 from rewards import Scores
 from samplers import Rollout
@@ -36,11 +36,10 @@ class FirstTree:
     plans: int
 
 
-def first_tree(
-    session: Session, part: PlanSamples, credit: tuple[Tensor, ...], plans: int
-) -> FirstTree:
+def first_tree(session: Session, first: FirstSamples) -> FirstTree:
     """Read the tree of this process's first draw whose scores differ, since equal ones teach
-    nothing; the first of all if there is none. `credit`: advantages and mask [n k]."""
+    nothing; the first of all if there is none."""
+    part = first.part
     rollout, columns = part.rollout, part.rollout.columns
     group, points = columns.group, len(columns.nodes)
     weights, fusion = session.weights(rollout.iteration), session.algorithm.advantage.fusion
@@ -53,7 +52,7 @@ def first_tree(
         logp[edge.step] = edge.logp.view(-1, columns.nodes[edge.step])[draw]
     value, known = node_values(scores, Context(columns, weights, logp, nodes=ids), fusion)
     total = (value * weights.to(value.dtype)).sum(-1)
-    advantages, mask = (each[own].double().cpu() for each in credit)
+    advantages, mask = (each[own].double().cpu() for each in first.credit)
     if advantages.shape[1] != points:  # credit of single tokens has no nodes
         advantages, mask = torch.zeros(group, points).double(), torch.zeros(group, points)
     place = torch.arange(group)[:, None] * torch.tensor(columns.nodes) // group
@@ -69,7 +68,7 @@ def first_tree(
         noisy=columns.noisy,
         trained=(True,) * points if plan is None else tuple(step.train for step in plan.steps),
         roots=1 if plan is None else plan.states[0],
-        plans=plans,
+        plans=first.plans,
     )
 
 

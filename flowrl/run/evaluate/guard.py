@@ -1,0 +1,65 @@
+"""Sentences on signs of trouble in a run, from its alarms."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flowrl.run.state.session import Session
+from flowrl.run.watch.alarms import Alarms
+
+UNSCORED = (
+    "Read what the reward says of them, and fix it, its server or its settings: the run learns "
+    "from the other samples alone"
+)
+
+
+class Raised(NamedTuple):
+    """Sentences of alarms. `signs` end a run with `train.alarms: stop`; `notes` never do."""
+
+    notes: list[str]
+    signs: list[str]
+
+    @property
+    def texts(self) -> list[str]:
+        return [*self.notes, *self.signs]
+
+
+def raised_by_training(
+    session: Session, alarms: Alarms, metrics: dict[str, float], iteration: int
+) -> Raised:
+    """Signs in an iteration of training, whose metric `alarms` is set here to their number."""
+    if session.run.train.alarms == "off":
+        return Raised([], [])
+    lost = alarms.unscored(metrics)
+    signs = alarms.watch(metrics, iteration)
+    constant = alarms.constant(metrics)
+    metrics["alarms"] = float(len(lost) + len(signs) + len(constant))
+    notes = [
+        f"the reward {name} scored every sample of {alarms.at.window} iterations the same, "
+        f"{metrics[f'reward/{name}']:.3f}, so nothing is learned from it. Check the samples "
+        "and the reward, or leave it out"
+        for name in constant
+    ]
+    texts = [f"{'; '.join(lost)}. {UNSCORED}"] if lost else []
+    return Raised(notes, [*texts, *_collapse(session, signs)])
+
+
+def raised_by_evaluation(
+    session: Session, alarms: Alarms, metrics: dict[str, float], iteration: int
+) -> Raised:
+    """Signs in an evaluation. `metrics` are those of its iteration's line."""
+    if session.run.train.alarms == "off":
+        return Raised([], [])
+    signs = alarms.compare(metrics, iteration)
+    metrics["alarms"] = metrics.get("alarms", 0.0) + len(signs)
+    return Raised([], _collapse(session, signs))
+
+
+def _collapse(session: Session, signs: Sequence[str]) -> list[str]:
+    if not signs:
+        return []
+    return [
+        f"the run may be collapsing: {'; '.join(signs)}. Look at the samples. Lower train.lr "
+        f"(now {session.run.train.lr:g}; try a third), take fewer train.updates, add KL to the "
+        "start (recipe.kl), or add a reward for what the samples lose. The best weights are "
+        f"untouched in {session.folder / 'best'}"
+    ]

@@ -1,0 +1,113 @@
+"""The checks of a run before its first iteration: model, processes, noise levels, rewards."""
+
+from collections.abc import Iterator
+
+from accelerate.utils import gather_object
+
+from flowrl.errors import UserError
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.language.advice import learning_rate_warning
+from flowrl.models.policy import Policy
+from flowrl.run.experience.reward_gradient import prove_gradients
+from flowrl.run.model_proof import StartProof
+from flowrl.run.state.session import Session, prove_rewards
+from flowrl.run.state.start_record import source_digests
+from flowrl.run.watch.text_facts import text_length
+from flowrl.settings import Run
+from rewards.types import Kind
+from samplers import Plan, evaluations
+
+
+def prove_pipeline(session: Session, proof: StartProof) -> None:
+    """Check the model, the processes and the rewards with this run's settings and prompts."""
+    check_same_sources(session.run)
+    proof.prove()
+    for sentence in text_length(session.run, session.prompts):
+        session.terminal.say(sentence)
+    check_levels(session)
+    for sentence in counts_on_levels(session):
+        session.terminal.say(sentence)
+    weights = sum(p.numel() for p in session.learner.policies.parameters.values())
+    if (warning := learning_rate_warning(session.run, weights)) is not None:
+        session.terminal.warn(warning)
+    for sentence in session.parallel.proofs():
+        session.terminal.say(sentence)
+    if session.given is not None:
+        for sentence in session.given.proofs():
+            session.terminal.say(sentence)
+    kind = made_kind(session.learner.policy)
+    for sentence in prove_rewards(session.rewards, session.run, session.prompts, kind):
+        session.terminal.say(sentence)
+    if session.run.way_rewards:
+        for sentence in prove_rewards(session.way_rewards, session.run, session.prompts, kind):
+            session.terminal.say(sentence)
+    for sentence in prove_gradients(session, kind):
+        session.terminal.say(sentence)
+    if session.run.held_out_rewards and session.held_out is not None:
+        for sentence in prove_rewards(session.judges, session.run, session.held_out, kind):
+            session.terminal.say(sentence)
+
+
+def check_levels(session: Session) -> None:
+    """Raise a UserError if the plan does not fit the pipeline's own noise levels.
+
+    The settings are checked on evenly spaced levels. A scheduler whose list ends on a level near 0
+    has one step less that may be noisy."""
+    if not isinstance(session.learner.policy, PipelinePolicy):
+        return
+    steps = session.algorithm.steps
+    sigmas = session.learner.policy.schedule(steps).sigmas
+    try:
+        session.algorithm.plan(sigmas, 0, session.run.train.seed)
+    except ValueError as problem:
+        levels = ", ".join(f"{sigma:.3f}" for sigma in sigmas[-4:])
+        raise UserError(
+            f"recipe: the plan does not fit the pipeline's {steps} steps, whose levels end on "
+            f"{levels}: {problem}; take more steps or a smaller window"
+        ) from problem
+
+
+def check_same_sources(run: Run) -> None:
+    """Raise a UserError if processes have different source files of the run's own parts."""
+    every = gather_object([source_digests(run)])
+    differ = {
+        name for each in every for name, digest in each.items() if every[0].get(name) != digest
+    }
+    if differ:
+        raise UserError(
+            f"{', '.join(sorted(differ))}: the processes have different files of this name; copy "
+            "one version to every machine"
+        )
+
+
+def made_kind(policy: Policy) -> Kind:
+    """The kind of sample that a proven policy makes."""
+    if not isinstance(policy, PipelinePolicy):
+        return "text"
+    return "video" if any(each.video for each in policy.known_proofs.values()) else "image"
+
+
+def counts_on_levels(session: Session) -> Iterator[str]:
+    """A sentence if the model's own noise levels change the work that `flowrl plan` has counted on
+    evenly spaced ones: a level near 0 ends the noise a step earlier."""
+    run, policy, algorithm = session.run, session.learner.policy, session.algorithm
+    if not isinstance(policy, PipelinePolicy) or run.model.sigmas is not None:
+        return
+    levels = (policy.schedule(algorithm.steps).sigmas, run.levels(algorithm.steps))
+    counts = []
+    for sigmas in levels:
+        plans = [p for p in algorithm.plan(sigmas, 0, run.train.seed) if isinstance(p, Plan)]
+        way, rows = (sum(getattr(p, of) for p in plans) for of in ("looked", "trained_nodes"))
+        counts.append((evaluations(plans), way, rows))
+    own, even = counts
+    if own != even:
+        words = ("network evaluations", "scored on the way", "trained rows")
+        each = [
+            f"{n} instead of {m} {word}"
+            for word, n, m in zip(words, own, even, strict=True)
+            if n != m
+        ]
+        yield (
+            f"on the model's own noise levels a draw has {', '.join(each)}, which `flowrl plan` "
+            "counts on evenly spaced ones"
+        )

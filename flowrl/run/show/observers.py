@@ -1,0 +1,70 @@
+"""The observers of a run: those that its settings ask for."""
+
+from collections.abc import Sequence
+
+from flowrl.run.evaluate.evaluate import Evaluated
+from flowrl.run.save.checkpoint import Progress
+from flowrl.run.show.lines import TerminalObserver
+from flowrl.run.show.observer import Iteration, Observer
+from flowrl.run.show.page_records import (
+    record_alarms,
+    record_evaluation,
+    record_start,
+    record_tree,
+    renew_page,
+)
+from flowrl.run.show.sample_pages import SamplePages
+from flowrl.run.show.track import show_histograms, shows_histograms
+from flowrl.run.state.session import Session
+
+
+def open_observers(session: Session, progress: Progress) -> list[Observer]:
+    """Make them, in the order in which they are called."""
+    observers: list[Observer] = []
+    if session.parallel.main and (session.run.track.training or session.run.track.images):
+        observers.append(SamplePages(session, progress))
+    observers.append(RunPage(session, progress))
+    if shows_histograms(session.run):
+        observers.append(Histograms(session))
+    return [*observers, TerminalObserver(session, progress)]
+
+
+class RunPage(Observer):
+    """The run's page, and the records that it is made of."""
+
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self.session, self.progress = session, progress
+
+    def on_start(self, resumed: bool) -> None:
+        record_start(self.session, self.progress.iteration, resumed)
+
+    def on_iteration(self, made: Iteration) -> None:
+        """The tree of one draw, at the first iteration and at those of evaluations."""
+        run = self.session.run
+        ends = (1, run.train.iterations)
+        if made.number in ends or made.number % run.evaluate.every == 0:
+            record_tree(self.session, made.experience, made.number)
+
+    def on_evaluation(self, made: Evaluated) -> None:
+        record_evaluation(self.session, made.result, made.key, self.progress)
+
+    def on_alarms(self, texts: Sequence[str]) -> None:
+        record_alarms(self.session, self.progress.iteration, texts)
+
+    def on_record(self) -> None:
+        renew_page(self.session)
+
+
+class Histograms(Observer):
+    """Histograms of advantages and ratios, for the trackers that show them."""
+
+    reads_values = True
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def on_iteration(self, made: Iteration) -> None:
+        values = made.updated.values
+        assert values is not None, "`reads_values` asks the update for them"
+        histograms = values.histograms(self.session.parallel.every)
+        show_histograms(self.session.accelerator, histograms, made.number)
