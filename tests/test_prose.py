@@ -16,9 +16,14 @@ WORDS = (
     *("picture", "pictures"),
 )
 BANNED = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+TURNS = re.compile(  # of pages; "resume" for the first two
+    r"\b(?:go|goes|going) on with\b|\bcontinues? with\b|\bnone is\b|\bat hand\b|\bin its name\b"
+    r"|\bas ever\b|(?:^|[.;] )(?:Those|That) of\b",
+    re.IGNORECASE | re.MULTILINE,
+)
 OPENINGS = re.compile(r"(What|Which|How|Who|Where|Gives|Says|Tells|Of|To|By) ")
 PACKAGES = ("samplers", "rewards", "flowrl", "scripts")
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "configs/**/*.md")
+PAGES = ("*.md", "docs/**/*.md", "configs/**/*.md")
 DEFINITIONS = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -69,11 +74,13 @@ def test_code_speaks_plainly(name: str) -> None:
     "name", sorted({str(p.relative_to(PROJECT)) for g in PAGES for p in PROJECT.glob(g)})
 )
 def test_pages_speak_plainly(name: str) -> None:
-    text = (PROJECT / name).read_text()
-    found = sorted({hit.group(0).lower() for hit in BANNED.finditer(plain(text))})
+    text = plain((PROJECT / name).read_text())
+    found = {hit.group(0).lower() for rule in (BANNED, TURNS) for hit in rule.finditer(text)}
     assert not found, found
 
 
 def test_the_list_catches_what_it_names() -> None:
     assert BANNED.search(plain("Mend the reward.")) and not BANNED.search(plain("`told` is code"))
+    assert TURNS.search("It goes on with the next.") and TURNS.search("One. Those of the base are")
+    assert not TURNS.search("It goes on.")
     assert OPENINGS.match("What a run is.") and not OPENINGS.match("A run as data.")
