@@ -97,7 +97,7 @@ def _by_language(tree: ast.AST) -> Iterator[CheckpointQuestion | None]:
             if key is not None
         }
         texts = {f"config[{key!r}]": _text(value) for key, value in own.items()}
-        definitions = next(_text_tables(own.get(DEFINITIONS, table)), {})
+        definitions = next(_text_tables(own.get(DEFINITIONS, config)), {})
         template = _text(own[TEMPLATE]) if TEMPLATE in own else ""
         pieces = [
             (text, is_field)

@@ -38,7 +38,7 @@ def chat_frame(who: str, base: str, tokenizer: Any) -> tuple[str, str]:
 
 def _processor_template(base: str) -> str | None:
     """The template of a processor's own file, which older releases have; authors call that one."""
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     absent = {
         "_raise_exceptions_for_missing_entries": False,

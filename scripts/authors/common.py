@@ -48,10 +48,10 @@ def drawn(name, shape):
 
 
 def fill(model):
-    """Give every float tensor of the model's state its drawn value; whole numbers stay."""
+    """Give the float tensors of the model's state their drawn values; computed ones stay."""
     with torch.no_grad():
         for name, value in model.state_dict().items():
-            if value.is_floating_point():
+            if value.is_floating_point() and not name.endswith("inv_freq"):
                 value.copy_(drawn(name, value.shape))
     return model.eval()
 
@@ -108,7 +108,10 @@ def save(name, **arrays):
     """Write an array file for the tests and print its scores."""
     ARRAYS.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(ARRAYS / f"{name}.npz", **arrays)
-    print(name, {k: v.tolist() for k, v in arrays.items() if isinstance(v, np.ndarray)})
+    print(
+        name,
+        {k: v.tolist() for k, v in arrays.items() if isinstance(v, np.ndarray) and v.size < 99},
+    )
 
 
 def qwen_base(folder, kind, system="You are a helpful assistant."):
@@ -158,6 +161,47 @@ def _qwen_config(kind, ids):
     config |= {f"{part}_token_id": ids[f"<|{part}_pad|>"] for part in ("image", "video")}
     config |= {"vision_start_token_id": ids[SPECIAL[3]], "vision_end_token_id": ids[SPECIAL[4]]}
     return {**config, "torch_dtype": "float32", "vision_config": vision}
+
+
+def clip_base(folder, width=32, side=224, embedding=24, patch=32):
+    """Configuration, tokenizer and image processor of a tiny CLIP, as published ones."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = _byte_names()
+    names += [f"{name}</w>" for name in names] + ["<|startoftext|>", "<|endoftext|>"]
+    start, end = len(names) - 2, len(names) - 1
+    small = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2}
+    small |= {"num_attention_heads": 2, "projection_dim": embedding, "hidden_act": "gelu"}
+    ends = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": end}
+    text = {**small, **ends, "vocab_size": len(names), "max_position_embeddings": 77}
+    vision = {**small, "image_size": side, "patch_size": patch}
+    config = {"model_type": "clip", "projection_dim": embedding, "logit_scale_init_value": 2.6592}
+    config |= {"text_config": text, "vision_config": vision, "architectures": ["CLIPModel"]}
+    image = {"image_processor_type": "CLIPImageProcessor", "resample": 3, "do_normalize": True}
+    image |= {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    image |= {"do_center_crop": True, "do_resize": True, "do_convert_rgb": True, **OPENAI}
+    words = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77}
+    words |= {"bos_token": names[start], "eos_token": names[end], "unk_token": names[end]}
+    files = {"config.json": config, "preprocessor_config.json": image}
+    files |= {"tokenizer_config.json": {**words, "pad_token": names[end]}}
+    files["vocab.json"] = {name: i for i, name in enumerate(names)}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return folder
+
+
+def bert_words(folder):
+    """The tokenizer of a BERT: pieces of one character."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = [chr(i) for i in range(33, 127) if not chr(i).isupper()]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
+    pieces += [f"##{chr(i)}" for i in range(97, 123)]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    words = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    return folder
 
 
 def base_weights(folder, model_class):

@@ -21,7 +21,15 @@ from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
 from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
-from scripts.authors.common import ARRAYS, PROMPTS, png_files, qwen_base, state_of
+from scripts.authors.common import (
+    ARRAYS,
+    PROMPTS,
+    bert_words,
+    clip_base,
+    png_files,
+    qwen_base,
+    state_of,
+)
 
 CPU = {"device": "cpu", "dtype": "float32"}
 
@@ -135,6 +143,48 @@ def test_editreward_scores_as_the_authors(kind, tmp_path, monkeypatch):
     for pooling in ("mean", "min", "sum"):
         score = load("editreward", kind=pooling, **settings)(given(edits, meta=meta))
         equal(score, theirs[pooling], 5e-6)
+
+
+def test_mps_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("mps"), script("mps", monkeypatch)
+    base = clip_base(tmp_path / "base", tool.WIDTH, 64, tool.WIDTH, patch=16)
+    (tmp_path / "MPS_overall_checkpoint.pth").write_bytes(theirs["pickled"].tobytes())
+    settings = {"checkpoint": str(tmp_path / "MPS_overall_checkpoint.pth"), "clip": str(base)}
+    reward = load("mps", device="cpu", **settings)
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind), tool.TEXTS)), theirs[kind], 5e-5)
+
+
+def test_imagereward_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("imagereward"), script("imagereward", monkeypatch)
+    torch.save(state_of(theirs["layout"]), tmp_path / "ImageReward.pt")
+    words = bert_words(tmp_path / "words")
+    settings = {"checkpoint": str(tmp_path / "ImageReward.pt"), "tokenizer": str(words)}
+    reward = load("imagereward", device="cpu", **settings)
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind))), theirs[kind], 1e-4)
+
+
+def clip_folder(folder: Path, layout: np.ndarray, **sizes) -> Path:
+    save_file(state_of(layout), clip_base(folder, **sizes) / "model.safetensors")
+    return folder
+
+
+def test_pickscore_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("pickscore"), script("pickscore", monkeypatch)
+    folder = str(clip_folder(tmp_path / "base", theirs["layout"]))
+    reward = load("pickscore", model=folder, processor=folder, device="cpu")
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind))), theirs[kind], 1e-5)
+
+
+def test_the_aesthetic_head_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("aesthetic"), script("aesthetic", monkeypatch)
+    folder = str(clip_folder(tmp_path / "base", theirs["clip"], embedding=tool.WIDTH))
+    torch.save(state_of(theirs["layout"]), tmp_path / "head.pth")
+    reward = load("aesthetic", model=folder, head=str(tmp_path / "head.pth"), device="cpu")
+    for kind in tool.SIZES:
+        equal(reward(given(tool.images(kind))), theirs[kind], 1e-5)
 
 
 def test_other_chat_templates_are_refused(tmp_path, monkeypatch):
