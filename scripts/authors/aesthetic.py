@@ -1,7 +1,8 @@
-"""LAION's aesthetic score: python scripts/authors/aesthetic.py CHECKOUT (improved-aesthetic-predictor).
+"""LAION's aesthetic score: python scripts/authors/aesthetic.py CHECKOUT.
 
-The network and the normalisation of their script; its CLIP is transformers', since their package of
-OpenAI's has no tiny model. What is shown is the head and what is done before it.
+CHECKOUT is one of christophschuhmann/improved-aesthetic-predictor. The network and the
+normalisation are their script's; the CLIP is transformers', since OpenAI's package has no tiny one:
+what is shown is the head, and what is done before it.
 """
 
 import ast

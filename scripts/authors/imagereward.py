@@ -31,8 +31,10 @@ def main():
     for name in ("ImageReward", "ImageReward.models", "clip"):
         sys.modules[name] = type(sys)(name)
         sys.modules[name].__path__ = [str(root / name.replace(".", "/"))]
-    from ImageReward import ImageReward as theirs
+    import ImageReward.ImageReward
     from ImageReward.models.BLIP import blip, blip_pretrain
+
+    theirs = ImageReward.ImageReward
 
     folder = Path(tempfile.mkdtemp())
     words = bert_words(folder / "words")
@@ -41,12 +43,12 @@ def main():
         "Words", (), {"from_pretrained": lambda _: reader.from_pretrained(words)}
     )
     small = {"embed_dim": WIDTH, "depth": 2, "num_heads": 1, "mlp_ratio": 2}
-    blip_pretrain.create_vit = lambda vit, size, *rest: (
+    blip_pretrain.create_vit = lambda _, size, *__: (
         blip.VisionTransformer(img_size=size, patch_size=32, **small),
         WIDTH,
     )
     head = theirs.MLP
-    theirs.MLP = lambda width: head(WIDTH)
+    theirs.MLP = lambda _: head(WIDTH)
     (folder / "text.json").write_text(json.dumps(TEXT))
     state = fill(theirs.ImageReward(str(folder / "text.json"))).state_dict()
     torch.save(state, folder / "ImageReward.pt")

@@ -35,7 +35,7 @@ def main():
     made = clip_model.XCLIPModel(CLIPConfig.from_pretrained(base))
     made.save_pretrained(base)
     whole_size = clip_model.Cross_model
-    clip_model.Cross_model = lambda dim, layer_num, heads: whole_size(WIDTH, 2, heads=1)
+    clip_model.Cross_model = lambda **_: whole_size(WIDTH, 2, heads=1)
     model = fill(clip_model.CLIPModel(str(base)))
     with torch.no_grad():
         model.model.logit_scale.fill_(2.5)

@@ -7,6 +7,7 @@ from its layout, since every weight is drawn by its name.
 import hashlib
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -18,8 +19,10 @@ from safetensors.torch import save_file
 from flowrl.paths import PROJECT
 from rewards import Samples, load
 from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
+from rewards.catalogue.geneval import GenEval
 from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
+from rewards.perception.detect import Detection
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
 from scripts.authors.common import (
     ARRAYS,
@@ -185,6 +188,50 @@ def test_the_aesthetic_head_scores_as_the_authors(tmp_path, monkeypatch):
     reward = load("aesthetic", model=folder, head=str(tmp_path / "head.pth"), device="cpu")
     for kind in tool.SIZES:
         equal(reward(given(tool.images(kind))), theirs[kind], 1e-5)
+
+
+def test_dreamsim_scores_as_the_authors(tmp_path, monkeypatch):
+    theirs, tool = arrays("dreamsim"), script("dreamsim", monkeypatch)
+    for name, path in tool.PATHS.items():
+        state = state_of(theirs[f"{name}_layout"], lambda key, start=name: f"{start}.{key}")
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        torch.save(state if name == "dino" else {"state_dict": state}, tmp_path / path)
+    adapter = tmp_path / "ensemble_lora"
+    adapter.mkdir()
+    save_file(state_of(theirs["adapter"]), adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text(str(theirs["adapter_config"]))
+    reward, scores = load("dreamsim", folder=str(tmp_path), device="cpu"), []
+    for shown, reference in tool.images():
+        (file,) = png_files(tmp_path, [reference])
+        scores.append(reward(given(shown[None], ["a"], [{"reference": file}])))
+    equal(1 - torch.cat(scores), theirs["distances"], 2e-6)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A detector that has found the drawn boxes."""
+
+    things: tuple[Detection, ...]
+    names: frozenset[str] = frozenset({"cup", "tie", "dog"})
+
+    def __call__(self, images, least: float) -> list[list[Detection]]:
+        return [list(self.things)]
+
+
+def test_geneval_judges_as_the_authors(monkeypatch):
+    wanted, tool = arrays("geneval")["verdicts"], script("geneval", monkeypatch)
+    verdicts = []
+    for row, found, colours in tool.cases():
+        things = tuple(
+            Detection(name, float(box[4]), tuple(map(float, box[:4])))
+            for name, boxes in found.items()
+            for box in boxes
+        )
+        reward = GenEval(
+            Found(things), lambda _, own, name, c=colours: c[name][: len(own)], "official"
+        )
+        verdicts.append(bool(reward(given(np.zeros((1, 8, 8, 3), np.uint8), ["a"], [row]))))
+    assert verdicts == wanted.tolist() and 50 < sum(verdicts) < 350
 
 
 def test_other_chat_templates_are_refused(tmp_path, monkeypatch):
