@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 WIDTH, OUT = 64, 24  # heads are 64 wide in every ViT of theirs
 PATHS = {"dino": "checkpoints/dino_vitbase16_pretrain.pth"}
 PATHS |= {"clip": "clip_vitb16_pretrain.pth.tar", "open_clip": "open_clip_vitb16_pretrain.pth.tar"}
-SIZES = ((300, 260), (224, 224), (64, 96))  # Pillow 12 resizes down and up at once otherwise
+SIZES = ((300, 300), (224, 224), (64, 96))  # Pillow 12 resizes other shapes in another order
 
 
 def images():
