@@ -12,7 +12,8 @@ from flowrl.api.parts import GivenReward, GivenRewards
 from flowrl.api.untouched import untouched
 from flowrl.cli.serve import Serve, run_reward_server
 from flowrl.errors import UserError
-from flowrl.evaluation.reward_evaluation import EvaluateRewards, report_rewards
+from flowrl.evaluation.reward_evaluation import EvaluateRewards
+from flowrl.pages.reward_page import report_rewards
 from flowrl.settings.sentences import plain_message
 
 T = TypeVar("T")

@@ -204,7 +204,8 @@ def score_command(arguments: list[str]) -> int:
 
 def evaluate_rewards_command(arguments: list[str]) -> int:
     """`evaluate-rewards DATA`."""
-    from flowrl.evaluation.reward_evaluation import EvaluateRewards, report_rewards
+    from flowrl.evaluation.reward_evaluation import EvaluateRewards
+    from flowrl.pages.reward_page import report_rewards
 
     quiet()
     report_rewards(parse_arguments(EvaluateRewards, arguments, "evaluate-rewards"))

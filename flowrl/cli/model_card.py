@@ -3,26 +3,30 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
+from markupsafe import Markup
 
 from flowrl.errors import UserError
-from flowrl.media.curves import CurvePoints, save_curves
 from flowrl.models.description import local_folder
 from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
-from flowrl.settings import RewardSpec, Run
+from flowrl.pages.charts import chart_sheet
+from flowrl.pages.curves import DIVERSITIES, RunCharts
+from flowrl.pages.run_folder import RunFolder
+from flowrl.pages.stack import code_span, render
+from flowrl.pages.unseen import Unseen
+from flowrl.settings import Run
 from flowrl.settings.read import dump
 
-CARD, CURVES = "README.md", "curves.png"
-HELD_OUT = "held_out/"
+CARD, CURVES = "README.md", "curves.svg"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _PAGES = ("before_after", "after", "before")  # of a run's samples, the most telling first
-_EXAMPLES = 5
-_NOT_CURVES = ("image/", "text/")
+_EXAMPLES, _MOST_LETTERS = 5, 200
+Rows = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -35,48 +39,48 @@ class CardSubject:
     repository: str | None = None
 
     @property
-    def name(self) -> str:
-        """The card's title."""
-        return self.repository or self.folder.resolve().name
-
-    @property
-    def place(self) -> str:
-        """The source that the card's code loads: the repository, or the card's own folder."""
-        return self.repository or "."
-
-    @property
     def source(self) -> str:
         """The base model."""
-        return self.run.model.pipeline or self.run.model.language or ""
+        return self.public(self.run.model.pipeline or self.run.model.language or "")
 
     @property
     def iteration(self) -> int | None:
         """The iteration of the weights, where the folder's name is that; None: the last one."""
         return int(self.weights.name) if self.weights.name.isdigit() else None
 
-    def lines(self) -> list[dict[str, Any]]:
-        """The run's metrics."""
-        file = self.folder / "metrics.jsonl"
-        if not file.is_file():
-            return []
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    def public(self, place: str) -> str:
+        """A source as the card names it: of an absolute path, a published card has the end."""
+        hidden = self.repository is not None and Path(place).is_absolute()
+        return Path(place).name if hidden else place
 
 
 def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
     """Write README.md, the curves and a page of samples. `files` are those of the weights."""
-    lines = subject.lines()
-    data = _metadata(subject)
-    parts = [
-        f"---\n{data.to_yaml()}\n---\n\n# {subject.name}\n",
-        _about(subject),
-        _use(subject, files),
-        _inference(subject),
-        _results(subject, lines),
-        _pictures(subject, out, lines),
-        _training(subject),
-        _prompts(subject),
-    ]
-    (out / CARD).write_text("\n".join(part for part in parts if part), encoding="utf-8")
+    run, folder = subject.run, RunFolder.read(subject.folder)
+    charts = RunCharts.of(folder).deciding
+    if charts:
+        (out / CURVES).write_text(chart_sheet(charts), encoding="utf-8")
+    samples = _page(subject.folder / "samples")
+    if samples is not None:
+        shutil.copy2(samples, out / f"samples{samples.suffix}")
+    unseen, (last, results) = Unseen.of(dump(run)), _results(folder, subject.iteration)
+    values = {
+        "name": subject.repository or subject.folder.resolve().name,
+        "metadata": Markup(_metadata(subject).to_yaml()),
+        "what": "An adapter" if run.model.lora else "All weights",
+        "source": subject.source, "recipe": _recipe(run), "iteration": subject.iteration,
+        "towards": [spec.label for spec in run.rewards],
+        "code": Markup("\n".join(_code(subject, files))) if run.model.pipeline else "",
+        "others": [name for name in files if name.startswith(("comfyui", "kohya"))],
+        "inference": list(_inference(subject)), "evaluate": run.evaluate,
+        "results": results, "last": last, "alarms": f"{folder.raised:.0f}",
+        "unseen": unseen.sentence, "no_judge": unseen.no_judge,
+        "curves": CURVES if charts else "", "samples": samples,
+        "settings": _settings(run), "rewards": _rewards(run.rewards),
+        "held_out": _rewards(run.held_out_rewards),
+        "prompts": _prompts(subject), "examples": _examples(run),
+    }  # fmt: skip
+    (out / CARD).write_text(render("card.md", values), encoding="utf-8")
     return out / CARD
 
 
@@ -102,102 +106,62 @@ def _recipe(run: Run) -> str:
     return str(run.recipe.name)  # type: ignore[attr-defined]
 
 
-def _about(subject: CardSubject) -> str:
-    run, what = subject.run, "An adapter" if subject.run.model.lora else "All weights"
-    rewards = ", ".join(spec.label for spec in run.rewards)
-    at = "the last iteration" if subject.iteration is None else f"iteration {subject.iteration}"
-    return (
-        f"{what} of `{subject.source}`, aligned with flowrl by the recipe `{_recipe(run)}` towards "
-        f"{rewards}. These are the weights of {at}. The licence is that of the base model, unless "
-        "its owner says otherwise.\n"
-    )
-
-
-def _use(subject: CardSubject, files: Sequence[str]) -> str:
-    if subject.run.model.pipeline is None:
-        return "## Use\n\nThe files are in transformers' format (an adapter: peft's).\n"
-    lines = ["import torch", "from diffusers import DiffusionPipeline", ""]
+def _code(subject: CardSubject, files: Sequence[str]) -> Iterator[str]:
+    """Lines of Python that load the weights, from the repository or the card's own folder."""
+    source, place = (json.dumps(name) for name in (subject.source, subject.repository or "."))
     dtype = f"torch_dtype=torch.{subject.run.model.dtype}"
-    if LORA_FILE in files:
-        lines.append(f'pipe = DiffusionPipeline.from_pretrained("{subject.source}", {dtype})')
-        lines.append(f'pipe.load_lora_weights("{subject.place}", weight_name="{LORA_FILE}")')
-        if SECOND in files:
-            more = f'weight_name="{SECOND}", load_into_transformer_2=True'
-            lines.append(f'pipe.load_lora_weights("{subject.place}", {more})')
-    else:
-        lines.append(f'pipe = DiffusionPipeline.from_pretrained("{subject.place}", {dtype})')
-    others = [name for name in files if name.startswith(("comfyui", "kohya"))]
-    said = f"\n`{'`, `'.join(others)}`: the same adapter in other key formats.\n" if others else ""
-    code = "\n".join(lines)
-    return f"## Use\n\n```python\n{code}\n```\n{said}"
+    yield from ("import torch", "from diffusers import DiffusionPipeline", "")
+    if LORA_FILE not in files:
+        yield f"pipe = DiffusionPipeline.from_pretrained({place}, {dtype})"
+        return
+    yield f"pipe = DiffusionPipeline.from_pretrained({source}, {dtype})"
+    yield f'pipe.load_lora_weights({place}, weight_name="{LORA_FILE}")'
+    if SECOND in files:
+        more = f'weight_name="{SECOND}", load_into_transformer_2=True'
+        yield f"pipe.load_lora_weights({place}, {more})"
 
 
-def _inference(subject: CardSubject) -> str:
+def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     run = subject.run
     if run.model.pipeline is None:
-        rows = [("most tokens", run.evaluation_steps), ("temperature", run.evaluate.temperature)]
-    else:
-        scale = run.evaluation_guidance
-        sides = [run.evaluate.height or run.model.height, run.evaluate.width or run.model.width]
-        rows = [
-            ("steps (`num_inference_steps`)", run.evaluation_steps),
-            ("guidance", "the pipeline's own" if scale is None else f"{scale:g}"),
-            ("size", " x ".join(map(str, sides)) if all(sides) else "the pipeline's own"),
-            ("sampling", "deterministic (ODE), whatever noise training sampled with"),
-            ("scheduler", _scheduler(subject)),
-            *((f"`{key}`", value) for key, value in run.model.call.items()),
-        ]
-        if run.model.sigmas is not None:
-            rows.append(("noise levels", f"`{dump(run)['model']['sigmas']}`"))
-    return f"## Inference settings\n\nThose of the evaluations below.\n\n{_table(rows)}"
+        yield from (
+            ("most tokens", run.evaluation_steps),
+            ("temperature", run.evaluate.temperature),
+        )
+        return
+    scale = run.evaluation_guidance
+    sides = [run.evaluate.height or run.model.height, run.evaluate.width or run.model.width]
+    own = "the pipeline's own"
+    yield Markup("steps (`num_inference_steps`)"), run.evaluation_steps
+    yield "guidance", own if scale is None else f"{scale:g}"
+    yield "size", " x ".join(map(str, sides)) if all(sides) else own
+    yield "sampling", "deterministic (ODE), whatever noise training sampled with"
+    yield "scheduler", _scheduler(run.model.pipeline) or own
+    for key, value in run.model.call.items():
+        yield code_span(key), code_span(value)
+    if run.model.sigmas is not None:
+        yield "noise levels", code_span(dump(run)["model"]["sigmas"])
 
 
-def _scheduler(subject: CardSubject) -> str:
-    folder = local_folder(subject.source)
+def _scheduler(source: str) -> str:
+    folder = local_folder(source)
     file = None if folder is None else folder / "scheduler" / "scheduler_config.json"
     if file is None or not file.is_file():
-        return "the pipeline's own"
+        return ""
     return f"the pipeline's own, {json.loads(file.read_text(encoding='utf-8'))['_class_name']}"
 
 
-def _results(subject: CardSubject, lines: Sequence[Mapping[str, Any]]) -> str:
-    held_out = [line for line in lines if any(key.startswith(HELD_OUT) for key in line)]
-    if len(held_out) < 2:
-        return "## Results\n\nThe run had no evaluations on held-out prompts.\n"
-    until = subject.iteration
-    first = held_out[0]
-    last = next((line for line in held_out if line["iteration"] == until), held_out[-1])
-    names = [key for key in first if key.startswith(HELD_OUT) and key in last]
-    shown = [n for n in names if not n.startswith(f"{HELD_OUT}image/") or n.endswith("diversity")]
-    rows = [(n.removeprefix(HELD_OUT), f"{first[n]:.4f}", f"{last[n]:.4f}") for n in shown]
-    alarms = sum(line.get("alarms", 0) for line in lines)
-    head = ("held out", "base", f"iteration {last['iteration']}")
-    return (
-        f"## Results\n\n{run_samples(subject.run)}\n\n{_table(rows, head)}\n"
-        f"Alarms during training: {alarms:.0f}.\n"
-    )
-
-
-def run_samples(run: Run) -> str:
-    """A sentence on the evaluations of a run."""
-    e = run.evaluate
-    return (
-        f"Means over {e.samples} samples of held-out prompts, from the same noise (seed {e.seed})."
-    )
-
-
-def _pictures(subject: CardSubject, out: Path, lines: Sequence[Mapping[str, Any]]) -> str:
-    parts = []
-    curves = dict(_curves(lines))
-    if curves:
-        save_curves(curves, out / CURVES)
-        parts.append(f"## Curves\n\n![reward and held-out scores over the iterations]({CURVES})\n")
-    page = _page(subject.folder / "samples")
-    if page is not None:
-        shutil.copy2(page, out / f"samples{page.suffix}")
-        beside = "before and after training" if page.stem == "before_after" else "of the run"
-        parts.append(f"## Samples\n\n![samples {beside}](samples{page.suffix})\n")
-    return "\n".join(parts)
+def _results(run: RunFolder, iteration: int | None) -> tuple[int, Rows]:
+    """The iteration of an evaluation, and names with their scores at the base and there."""
+    rows: Rows = []
+    at = 0
+    for name in (*run.judges, *DIVERSITIES):
+        points = dict(run.column(f"held_out/{name}"))
+        if len(points) > 1:
+            at = iteration if iteration in points else int(list(points)[-1])
+            values = (next(iter(points.values())), points[at])
+            rows.append((code_span(name), *(f"{value:.4f}" for value in values)))
+    return at, rows
 
 
 def _page(samples: Path) -> Path | None:
@@ -205,57 +169,34 @@ def _page(samples: Path) -> Path | None:
     return next((path for path in names if path.is_file()), None)
 
 
-def _curves(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, CurvePoints]]:
-    names = dict.fromkeys(
-        key for line in lines for key in line
-        if key == "reward" or key == "kl" or key.startswith(HELD_OUT)
-    )  # fmt: skip
-    for name in names:
-        short = name.removeprefix(HELD_OUT)
-        if short.startswith(_NOT_CURVES) and short != "image/diversity":
-            continue
-        found = [(line["iteration"], line[name]) for line in lines if name in line]
-        points = [(float(i), float(v)) for i, v in found if isinstance(v, int | float)]
-        if points:
-            yield name, points
+def _settings(run: Run) -> Rows:
+    tree = dump(run)
+    rows = [(f"recipe.{key}", value) for key, value in tree["recipe"].items()]
+    rows += [(f"train.{k}", tree["train"][k]) for k in ("iterations", "lr", "updates")]
+    rows += [(f"model.{k}", tree["model"][k]) for k in ("dtype", "guidance", "lora")]
+    return [(Markup(name), code_span(value)) for name, value in rows]
 
 
-def _training(subject: CardSubject) -> str:
-    tree = dump(subject.run)
-    rows = [(f"recipe.{key}", f"`{value}`") for key, value in tree["recipe"].items()]
-    rows += [(f"train.{k}", f"`{tree['train'][k]}`") for k in ("iterations", "lr", "updates")]
-    rows += [(f"model.{k}", f"`{tree['model'][k]}`") for k in ("dtype", "guidance", "lora")]
-    rewards = [_reward(spec) for spec in subject.run.rewards]
-    held = [_reward(spec) for spec in subject.run.held_out_rewards]
-    said = f"## Recipe\n\n{_table(rows)}\n## Rewards\n\n{_table(rewards, ('reward', 'weight'))}"
-    return said + (f"\nHeld out:\n\n{_table(held, ('reward', 'weight'))}" if held else "")
+def _rewards(specs: Sequence[Any]) -> Rows:
+    return [(code_span(spec.label), str(spec.weight)) for spec in specs]
 
 
-def _reward(spec: RewardSpec) -> tuple[str, str]:
-    return f"`{spec.label}`", str(spec.weight)
-
-
-def _prompts(subject: CardSubject) -> str:
+def _prompts(subject: CardSubject) -> Rows:
     prompts = subject.run.prompts
-    rows = [("training", ", ".join(f"`{each.source}`" for each in prompts.train))]
-    if prompts.held_out is not None:
-        rows.append(("held out", ", ".join(f"`{each.source}`" for each in prompts.held_out)))
-    rows.append(("an iteration", f"{prompts.per_iteration} prompts"))
-    examples = ""
+    places = [("training", prompts.train), ("held out", prompts.held_out or ())]
+    rows: Rows = [
+        (title, Markup(", ").join(code_span(subject.public(each.source)) for each in some))
+        for title, some in places
+        if some
+    ]
+    return [*rows, ("an iteration", f"{prompts.per_iteration} prompts")]
+
+
+def _examples(run: Run) -> list[str]:
     try:
-        if prompts.on_disk("train"):
-            texts = prompts.read("train").texts[:_EXAMPLES]
-            examples = "\n" + "".join(f"- {_plain(text)}\n" for text in texts)
+        if run.prompts.on_disk("train"):
+            texts = run.prompts.read("train").texts[:_EXAMPLES]
+            return [" ".join(str(text).split())[:_MOST_LETTERS] for text in texts]
     except UserError:  # the file may be gone by now, and the card does not need it
-        examples = ""
-    return f"## Prompts\n\n{_table(rows)}{examples}"
-
-
-def _plain(text: str) -> str:
-    return " ".join(str(text).split())[:200]
-
-
-def _table(rows: Sequence[Sequence[Any]], head: Sequence[str] = ("setting", "value")) -> str:
-    cells = [[_plain(str(cell)).replace("|", "\\|") for cell in row] for row in rows]
-    lines = [" | ".join(head), "|".join(["---"] * len(head)), *(" | ".join(row) for row in cells)]
-    return "".join(f"| {line} |\n" for line in lines)
+        return []
+    return []

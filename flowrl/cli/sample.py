@@ -18,9 +18,9 @@ from flowrl.cli.steer import (
     steered_samples,
 )
 from flowrl.errors import UserError
-from flowrl.media.pages import Page
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
+from flowrl.pages.sample_files import Page
 from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial

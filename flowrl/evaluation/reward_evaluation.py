@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from flowrl.evaluation.measure import (
 from flowrl.evaluation.outputs import make_output_folder
 from flowrl.evaluation.perturb import EDITS, ScoredPairs, change
 from flowrl.evaluation.preferences import Preferences, ReadOptions, load_preferences
-from flowrl.evaluation.report import report_page
 from flowrl.evaluation.reward_report import (
     ReportTree,
     RewardResult,
@@ -78,9 +77,19 @@ class EvaluateRewards:
     """A folder; reward-evaluation-0001 or the next number if not given."""
 
 
-def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Path:
-    """Evaluate and write; returns the folder with the page and the JSON. `objects` are further
-    rewards by label, as Python has them."""
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation: the folder that holds its JSON, the results, and the samples behind them."""
+
+    folder: Path
+    tree: ReportTree
+    outcomes: Sequence[RewardResult]
+    preferences: Preferences
+    gallery: Gallery
+
+
+def measure_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Measured:
+    """Evaluate, and write the JSON. `objects` are further rewards by label, as Python has them."""
     rewards = parse_specs(given.rewards, "--rewards")
     judges = parse_specs(given.judges, "--judges")
     _check(given, rewards, judges, objects)
@@ -110,11 +119,7 @@ def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -
     tree["dataset"]["broken"] = gallery.broken
     tree["sentences"] = sentences(tree)
     (out / "evaluation.json").write_text(json.dumps(plain(tree), indent=1) + "\n")
-    html = report_page(tree, outcomes, preferences, gallery, given.examples, given.seed)
-    (out / "evaluation.html").write_text(html)
-    print(table(tree))
-    print(f"\npage: {out / 'evaluation.html'}\nnumbers: {out / 'evaluation.json'}")
-    return out
+    return Measured(out, tree, outcomes, preferences, gallery)
 
 
 def _check(

@@ -75,7 +75,7 @@ class Chart:
         )
 
 
-def save_sheet(charts: Sequence[Chart]) -> Markup:
+def chart_sheet(charts: Sequence[Chart]) -> str:
     """Charts beside and below each other as one SVG file, for pages that show images alone.
 
     ValueError without any curve of values."""
@@ -88,7 +88,7 @@ def save_sheet(charts: Sequence[Chart]) -> Markup:
         for i, chart in enumerate(kept)
     ]
     size = {"wide": columns * WIDE, "high": -(-len(kept) // columns) * step, "title": SHEET_TITLE}
-    return render("sheet.svg", {"placed": placed, **size})
+    return str(render("sheet.svg", {"placed": placed, **size}))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 
 _PLAIN = 1e-3  # numbers from here to a million are written without an exponent
-_MARKS = re.compile(r"([!-/:-@\[-`{-~])")  # ASCII punctuation, which Markdown may interpret
+_MARKS = re.compile(r"([\\`*\[\]<>|~&]|:(?=//))")  # what Markdown may interpret inside a line
 
 
 def number(x: float | None, digits: int = 3) -> str:
@@ -63,6 +63,12 @@ def code_span(value: object) -> Markup:
     return Markup(f"{fence}{inner}{fence}" if text else "")
 
 
+def cell(value: Any) -> Markup:
+    """A cell of a Markdown table, in which a bar ends even code."""
+    text = str(value) if isinstance(value, Markup) else str(_markdown(str(value)))
+    return Markup(re.sub(r"(?<!\\)\|", r"\\|", text))
+
+
 def _markdown(value: Any) -> Any:
     """The value with its punctuation escaped, unless it is Markdown already."""
     if isinstance(value, Markup) or not isinstance(value, str):
@@ -79,7 +85,7 @@ def _engine(**more: Any) -> Environment:
         lstrip_blocks=True,
         **more,
     )
-    filters = (number, signed, sign, fixed, duration_text, count, code_span)
+    filters = (number, signed, sign, fixed, duration_text, count, code_span, cell)
     engine.filters |= {each.__name__: each for each in filters}
     return engine
 

@@ -48,7 +48,7 @@ class Unseen:
             also = "also " if self.judges else ""
             parts.append(f"{also}by {_list(self.trained)}, which training raises")
         scored = f", scored {'; '.join(parts)}" if parts else ""
-        return f"{prompts}{scored}; always from the same noise."
+        return f"{prompts}{scored}."
 
     @property
     def no_judge(self) -> str:

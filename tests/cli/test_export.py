@@ -1,20 +1,24 @@
 """`flowrl export`: files that other programs load, a card that the hub's parser reads, uploads."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors.torch import load_file
 
 from flowrl.cli import hub
-from flowrl.media.curves import save_curves
 from flowrl.models.diffusers.lora.lora import LORA_FILE
 from flowrl.models.diffusers.lora.lora_formats import read_adapter
+from flowrl.pages.charts import Chart, Curve, chart_sheet
+from flowrl.settings.read import run_of
 from tests.support import runs
 from tests.support.runs import flowrl
 
@@ -83,10 +87,12 @@ def test_the_hubs_parser_reads_the_card(run, out):
     assert "| steps (`num_inference_steps`) | 3 |" in card.text
     assert "deterministic (ODE)" in card.text and "FlowMatchEulerDiscreteScheduler" in card.text
     assert "| recipe.group | `4` |" in card.text and "| `brightness` | 1.0 |" in card.text
-    assert f"- {PROMPT}" in card.text and str(run[0]) not in card.text.split("## Prompts")[0]
-    for name in ("curves.png", "samples.png"):
-        assert f"]({name})" in card.text
-        assert min(Image.open(out / name).size) > 100
+    assert f"- `{PROMPT}`" in card.text and str(run[0]) not in card.text.split("## Prompts")[0]
+    assert "](curves.svg)" in card.text and "](samples.png)" in card.text
+    assert min(Image.open(out / "samples.png").size) > 100
+    drawing = ElementTree.parse(out / "curves.svg").getroot()
+    assert drawing.tag.endswith("svg") and float(drawing.attrib["width"]) > 300
+    assert "No judge: training raises every reward" in card.text
 
 
 def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
@@ -102,7 +108,7 @@ def test_a_model_without_a_key_map_is_refused_by_name_or_left_out(
     assert flowrl("export", run[0], "--out", tmp_path / "b") == 0
     assert "only in diffusers' format, since" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "b").iterdir()} == {
-        LORA_FILE, "README.md", "curves.png", "samples.png",
+        LORA_FILE, "README.md", "curves.svg", "samples.png",
     }  # fmt: skip
 
 
@@ -155,7 +161,7 @@ def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tm
     assert flowrl(*words, "--private", "--out", tmp_path / "a") == 0
     (create, sent) = api.asked
     assert create == ("create", "me/new", True, True)
-    assert sent[1] == "me/new" and {LORA_FILE, "README.md", "curves.png"} <= sent[2]
+    assert sent[1] == "me/new" and {LORA_FILE, "README.md", "curves.svg"} <= sent[2]
     assert "uploaded: https://huggingface.co/me/new" in capsys.readouterr().out
     assert 'load_lora_weights("me/new"' in (tmp_path / "a" / "README.md").read_text()
     api.error = OSError("Name or service not known")
@@ -176,11 +182,31 @@ def test_a_text_run_has_a_card_too(tmp_path, capsys):
     assert card.data.library_name == "transformers" and "most tokens" in card.text
 
 
-def test_curves_are_drawn_and_empty_ones_refused(tmp_path):
-    curve = [(0.0, 1.0), (1.0, float("nan")), (2.0, 3.0)]
-    save_curves({"reward": curve, "nothing": [(0.0, float("nan"))]}, tmp_path / "c.png")
-    image = Image.open(tmp_path / "c.png").convert("RGB")
-    assert image.size == (420, 220)
-    assert (29, 78, 216) in {colour for _, colour in image.getcolors(1 << 20) or []}
-    with pytest.raises(ValueError, match="no curve has a finite value"):
-        save_curves({"nothing": [(0.0, float("nan"))]}, tmp_path / "d.png")
+def test_prompts_in_a_card_are_text_alone(run, tmp_path):
+    """Whoever opens a card loads nothing that a prompt names: no picture, no script, no link."""
+    file = Path(run_of(run[0]).prompts.train[0].source)
+    kept = file.read_text()
+    harm = [
+        "![x](https://example.org/a.png) `![y](https://example.org/b.png)",
+        "``` <script>alert(1)</script> <img src=https://example.org/c.png>",
+        "a | b [link](https://example.org) <https://example.org>",
+    ]
+    try:
+        file.write_text("\n".join(harm))
+        assert flowrl("export", run[0], "--out", tmp_path / "new") == 0
+    finally:
+        file.write_text(kept)
+    text = (tmp_path / "new" / "README.md").read_text().split("---\n", 2)[2]
+    page = MarkdownIt("commonmark").enable("table").render(text)
+    assert "example.org/c.png" in page and "<script" not in page and "href" not in page
+    assert re.findall('src="([^"]*)"', page) == ["curves.svg", "samples.png"]
+
+
+def test_a_sheet_of_charts_is_one_drawing_and_empty_ones_are_refused():
+    line = Curve("reward", [(0.0, 1.0), (2.0, 3.0)])
+    sheet = ElementTree.fromstring(chart_sheet([Chart("a <b>", [line])] * 3 + [Chart("c", [])]))
+    lines = [each for each in sheet.iter() if each.tag.endswith("polyline")]
+    assert len(lines) == 3 and all(each.attrib["stroke"] for each in lines)
+    assert [each.text for each in sheet.iter() if each.text == "a <b>"] == ["a <b>"] * 3
+    with pytest.raises(ValueError, match="no curve has a value"):
+        chart_sheet([Chart("c", [])])

@@ -103,7 +103,7 @@ def test_the_numbers_are_complete(page):
 
 
 class Page(HTMLParser):
-    VOID = ("meta", "img", "br", "circle", "rect", "line", "polyline")
+    VOID = ("meta", "link", "img", "br", "circle", "rect", "line", "polyline")
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,11 +128,11 @@ def test_the_page_is_whole_and_needs_nothing_from_elsewhere(page):
     parser.feed(text)
     assert not parser.open
     sources = [v for k, v in parser.attributes if k in ("src", "href", "srcset", "action")]
-    assert sources and all(v and v.startswith("data:image/") for v in sources)
+    assert sources and all(v and v.startswith(("data:", "#")) for v in sources)
     assert "<script" not in text and "url(" not in text and "@import" not in text
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
     for title in ("Accuracy", "What fools it", "Calibration", "Position bias", "Cost"):
-        assert f"<h2>{title}" in text
+        assert f">{title}" in text
     assert len(text) < 1_000_000
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowrl.errors import UserError
-from flowrl.media.pages import Page
+from flowrl.pages.sample_files import Page
 from rewards import Samples
 
 PROMPTS = ["2+2=", "a <b>bold</b> & long\nquestion", "say nothing"]

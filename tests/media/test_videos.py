@@ -9,7 +9,7 @@ from PIL import Image, ImageSequence
 from flowrl.demo import moving_world
 from flowrl.errors import UserError
 from flowrl.media import videos
-from flowrl.media.pages import Page
+from flowrl.pages.sample_files import Page
 from rewards import Samples
 from rewards.catalogue.moving_shapes import grade_motion, watch
 

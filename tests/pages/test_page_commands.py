@@ -23,7 +23,7 @@ ACTIONS = (  # what a command does after it has understood its words
     "flowrl.cli.prove.prove_run", "flowrl.cli.serve.run_reward_server",
     "flowrl.cli.new.write_new_run", "flowrl.cli.doctor.print_findings",
     "flowrl.evaluation.scoring.score_folder", "flowrl.evaluation.suites.list_suites",
-    "flowrl.evaluation.reward_evaluation.report_rewards",
+    "flowrl.pages.reward_page.report_rewards",
 )  # fmt: skip
 COMMANDS = page_blocks.commands()
 OF_FLOWRL = sorted({line[line.index("flowrl ") :] for _, line in COMMANDS if "flowrl " in line})

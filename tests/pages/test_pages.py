@@ -148,11 +148,11 @@ def test_a_group_without_branches_is_no_tree(tmp_path):
 @pytest.mark.parametrize(
     ("prompts", "judge", "sentence", "judged"),
     [
-        ("a.txt", None, "the prompts of training, scored by shapes, which training raises;", False),
+        ("a.txt", None, "the prompts of training, scored by shapes, which training raises.", False),
         ("b.txt", None, "prompts of another source than training's, scored by shapes,", False),
-        ("b.txt", {"name": "shapes", "weight": 2.0}, "by shapes, which training raises;", False),
+        ("b.txt", {"name": "shapes", "weight": 2.0}, "by shapes, which training raises.", False),
         ("b.txt", {"name": "shapes", "kind": "strict", "label": "judge"},
-         "scored by judge, which training does not raise;", True),
+         "scored by judge, which training does not raise.", True),
     ],
 )  # fmt: skip
 def test_a_page_says_of_evaluations_only_what_is_so(tmp_path, prompts, judge, sentence, judged):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flowrl.media import pictures
-from flowrl.media.pages import Page
+from flowrl.pages.sample_files import Page
 from flowrl.run.evaluate.evaluate import Evaluated, HeldOutResult
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.round import totals

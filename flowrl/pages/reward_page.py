@@ -1,0 +1,199 @@
+"""The page of `flowrl evaluate-rewards`: one file without scripts or external files."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from flowrl.evaluation.agreement import MeanInterval, preferred
+from flowrl.evaluation.measure import Gallery
+from flowrl.evaluation.perturb import EDITS, change
+from flowrl.evaluation.preferences import Preferences
+from flowrl.evaluation.reward_evaluation import EvaluateRewards, Measured, measure_rewards, table
+from flowrl.evaluation.reward_report import ReportTree, RewardResult, percent
+from flowrl.media.thumbnails import Thumbnail, small_copy
+from flowrl.pages.records import write_whole
+from flowrl.pages.stack import render, varying
+from rewards import Reward
+
+LARGEST = 192  # pixels of an image's longer side on the page
+TIE_RULES = {
+    "half": "ties count half (Pick-a-Pic)",
+    "excluded": "people's ties left out (ImageReward, HPDv2)",
+    "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
+    "one_order": "judged in one order only",
+}
+Table = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
+
+
+def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Path:
+    """Evaluate and write; returns the folder with the page and the JSON. `objects` are further
+    rewards by label, as Python has them."""
+    found = measure_rewards(given, objects)
+    page = found.folder / "evaluation.html"
+    write_whole(page, reward_page(found, given.examples, given.seed))
+    print(table(found.tree))
+    print(f"\npage: {page}\nnumbers: {found.folder / 'evaluation.json'}")
+    return found.folder
+
+
+def reward_page(found: Measured, examples: int, seed: int) -> str:
+    """The page as HTML."""
+    tree, data = found.tree, found.tree["dataset"]
+    rewards, ties = tree["rewards"], tree["ties"]
+    order = sorted(rewards, key=lambda name: -_low(rewards[name]["accuracy"][ties].value))
+    known = {name: rewards[name]["accuracy"][ties] for name in order}
+    values = {
+        "title": f"Rewards on {data['name']}", "heading": f"Which reward to trust: {data['name']}",
+        "chips": [f"layout {data['layout']}"], "sections": [], "interactive": False,
+        "tree": tree, "data": data, "rewards": rewards, "known": known, "axis": Axis.of(known),
+        "tie_rule": TIE_RULES[ties], "level": percent(tree["level"], 0),
+        "treatments": _treatments(tree, order), "differences": _differences(tree),
+        "ranks": {name: r["rank"] for name, r in rewards.items() if r.get("rank")},
+        "held": {name: r["robustness"] for name, r in rewards.items() if r.get("robustness")},
+        "position": _position(tree), "costs": _costs(tree),
+        "strip": edit_strip(found.outcomes, found.preferences, found.gallery, seed),
+        "wrong": [
+            wrong_pairs(each, found.preferences, found.gallery, examples) for each in found.outcomes
+        ],
+    }  # fmt: skip
+    return str(render("rewards.html", values))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis that begins and ends at tens of percent around all intervals and one half."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, known: Mapping[str, MeanInterval]) -> "Axis":
+        ends = [x for e in known.values() for x in (e.value, e.low, e.high) if math.isfinite(x)]
+        low = math.floor(10 * min([*ends, 0.5]) + 1e-9) / 10
+        return cls(low, max(math.ceil(10 * max([*ends, 0.5]) - 1e-9) / 10, low + 0.1))
+
+    def at(self, x: float) -> str:
+        return f"{100 * (x - self.low) / (self.high - self.low):.2f}%"
+
+
+def _low(x: float) -> float:
+    return x if x == x else -1.0
+
+
+def _treatments(tree: ReportTree, order: Sequence[str]) -> Table:
+    rewards = tree["rewards"]
+    kinds = [k for k in TIE_RULES if any(k in r["accuracy"] for r in rewards.values())]
+    rows = [
+        [name, *(rewards[name]["accuracy"].get(kind, "\N{EN DASH}") for kind in kinds)]
+        + [str(rewards[name][key]) for key in ("tied_pairs", "unscored_pairs")]
+        for name in order
+    ]
+    return varying(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], rows)
+
+
+def _differences(tree: ReportTree) -> Table:
+    rows = [
+        [
+            f"{d['first']} \N{MINUS SIGN} {d['second']}",
+            MeanInterval(d["value"], d["low"], d["high"], d["n"]),
+            "settled" if d["low"] > 0 or d["high"] < 0 else "not settled",
+        ]
+        for d in tree["differences"]
+    ]
+    return varying(["", "points", "verdict"], rows)
+
+
+def _position(tree: ReportTree) -> Table:
+    rows = []
+    for name, reward in tree["rewards"].items():
+        if "position" in reward:
+            p = reward["position"]
+            shares = (f"{100 * p[key]:.1f}" for key in ("consistent", "to_first", "to_second"))
+            rows.append([name, f"{100 * p['toward_first']:+.1f}", *shares, str(p["n"])])
+    head = ["", "lean to first", "same winner", "always first", "always second", "pairs"]
+    return varying(head, rows)
+
+
+def _costs(tree: ReportTree) -> Table:
+    rows = []
+    for name, reward in tree["rewards"].items():
+        c = reward["cost"]
+        memory = "\N{EN DASH}" if c["megabytes"] is None else f"{c['megabytes']:.1f}"
+        rows.append([name, f"{1000 * c['seconds']:.3g}", memory, f"{c['load_seconds']:.1f}"])
+    return varying(["", "ms per sample or verdict", "MB per sample, at most", "s to load"], rows)
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A sample after an edit, with the score of each reward."""
+
+    edit: str
+    image: "Picture"
+    scores: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    media: str  # a data URL
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class WrongPair:
+    """A pair with its prompt; each side has an image, a score, and whether people prefer it."""
+
+    prompt: str
+    sides: list[tuple[Picture, float, bool]]
+
+
+def edit_strip(
+    outcomes: Sequence[RewardResult], p: Preferences, gallery: Gallery, seed: int
+) -> tuple[str, list[Edited]]:
+    """One sample's prompt, and the sample as it is and after every edit."""
+    scored = [(a, a.score) for a in outcomes if a.score is not None and a.changed]
+    known = np.all([~np.isnan(c) for a, _ in scored for c in a.changed.values()], 0)
+    if not scored or not known.any():
+        return "", []
+    row = int(np.flatnonzero(known)[0])
+    found = []
+    for edit in ("as it is", *EDITS):
+        how = change(EDITS[edit], seed) if edit in EDITS else None
+        values = [
+            (a.name, float((a.changed[edit] if edit in EDITS else score)[row]))
+            for a, score in scored
+        ]
+        found.append(Edited(edit, _picture(gallery.samples([row], how).media[0]), values))
+    return p.items[row].prompt, found
+
+
+def wrong_pairs(
+    a: RewardResult, p: Preferences, gallery: Gallery, most: int
+) -> tuple[str, int, list[WrongPair]]:
+    """A reward, the number of its verdicts that people reject, and the surest of them."""
+    wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
+    order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
+    return a.name, len(wrong), [WrongPair(*_pair(a, p, gallery, int(i))) for i in order]
+
+
+def _pair(
+    a: RewardResult, p: Preferences, gallery: Gallery, i: int
+) -> tuple[str, list[tuple[Picture, float, bool]]]:
+    rows = int(p.a[i]), int(p.b[i])
+    media = gallery.samples(rows).media
+    judged = (0.5 + a.margin[i], 0.5 - a.margin[i])
+    scores = judged if a.score is None else (a.score[rows[0]], a.score[rows[1]])
+    people = (bool(p.label[i] > 0.5), bool(p.label[i] <= 0.5))
+    sides = [(_picture(media[k]), float(scores[k]), people[k]) for k in (0, 1)]
+    return p.items[rows[0]].prompt[:200], sides
+
+
+def _picture(media: Tensor) -> Picture:
+    """A copy of an image [3 h w], or of the middle frame of a video [f 3 h w]."""
+    small: Thumbnail = small_copy(media if media.ndim == 3 else media[len(media) // 2], LARGEST)
+    return Picture(small.url, small.width, small.height)
