@@ -171,7 +171,7 @@ def _cards(run: RunFolder) -> Iterator[Card]:
     rewards = run.column("reward")
     if rewards:
         value = f"{number(rewards[0][1])} {ARROW} {number(rewards[-1][1])}"
-        yield Card("training reward", value, "first and last iteration")
+        yield Card("training reward", value, "first and last iteration", True)
     each = f"{duration_text(run.seconds / run.done)} each" if run.done else ""
     yield Card("iterations", f"{run.done:,} of {run.planned:,}", each)
     yield Card("time of training", duration_text(run.seconds), "without evaluations")

@@ -183,7 +183,7 @@ def test_a_text_run_has_a_card_too(tmp_path, capsys):
 
 
 def test_prompts_in_a_card_are_text_alone(run, tmp_path):
-    """Whoever opens a card loads nothing that a prompt names: no picture, no script, no link."""
+    """A card loads nothing that a prompt names: no image, no script, no link."""
     file = Path(run_of(run[0]).prompts.train[0].source)
     kept = file.read_text()
     harm = [
