@@ -67,6 +67,12 @@ window.addEventListener("load", async () => {
   facts.images = document.images.length;
   facts.missing = [...document.images].filter((image) => !image.naturalWidth).length;
   facts.wide = document.documentElement.scrollWidth - window.innerWidth;
+  const over = (some) => [...document.querySelectorAll(some)]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.className);
+  facts.scrolled = over(".summary, .strip");
+  facts.outside = over(".cards div, .row figcaption, .tile figcaption, .chart");
+  document.body.style.width = "390px";  // a headless window is not as narrow as a phone
+  facts.outside.push(...over(".cards div, .row figcaption, .tile figcaption, .chart"));
   facts.failures = window.failures;
   const box = document.createElement("pre");
   box.id = "facts";
@@ -99,13 +105,20 @@ def test_a_page_in_the_browser(tmp_path, kind, width):
     seen = facts(write_report(write_run(tmp_path / "run", kind)), width)
     assert seen["failures"] == [] and seen["missing"] == 0 and seen["wide"] <= 0
     assert seen["last"] == ["base", "iteration 4"] and seen["middle"] == ["base", "iteration 2"]
-    assert seen["words"] == "iteration 2"
+    assert seen["words"] == "iteration 2" and seen["outside"] == []
     assert seen["every"] == ["base", "iteration 2", "iteration 4"]
     before, first = seen["chart"]
     assert first.startswith("0: ") and before != first
     assert seen["tree"].startswith(("step 0, node 1", "part 1, node 1"))
     assert bool(seen["images"]) == (kind != "text")
     assert seen.get("motion") == (["Pause videos", "Play videos"] if kind == "video" else None)
+
+
+def test_two_runs_are_compared_without_scrolling(tmp_path):
+    runs = [write_run(tmp_path / f"a-run-with-a-long-name-{end}", end=end) for end in (0.75, 0.5)]
+    write_comparison(runs, tmp_path / "all.html")
+    seen = facts(tmp_path / "all.html")
+    assert seen["failures"] == [] and seen["scrolled"] == [] and seen["outside"] == []
 
 
 def test_a_comparison_in_the_browser(tmp_path):
