@@ -15,8 +15,8 @@ from flowrl.evaluation.perturb import EDITS, change
 from flowrl.evaluation.preferences import Preferences
 from flowrl.evaluation.reward_evaluation import EvaluateRewards, Measured, measure_rewards, table
 from flowrl.evaluation.reward_report import ReportTree, RewardResult, percent
-from flowrl.media.thumbnails import Thumbnail, small_copy
-from flowrl.pages.records import write_whole
+from flowrl.media.thumbnails import small_copy
+from flowrl.pages.records import GivenImage, write_whole
 from flowrl.pages.stack import render, varying
 from rewards import Reward
 
@@ -27,6 +27,7 @@ TIE_RULES = {
     "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
     "one_order": "judged in one order only",
 }
+Side = tuple[GivenImage, float, bool]  # of a pair: named by its prompt, scored, people's choice
 Table = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
 
 
@@ -128,34 +129,10 @@ def _costs(tree: ReportTree) -> Table:
     return varying(["", "ms per sample or verdict", "MB per sample, at most", "s to load"], rows)
 
 
-@dataclass(frozen=True)
-class Edited:
-    """A sample after an edit, with the score of each reward."""
-
-    edit: str
-    image: "Picture"
-    scores: list[tuple[str, float]]
-
-
-@dataclass(frozen=True)
-class Picture:
-    media: str  # a data URL
-    width: int
-    height: int
-
-
-@dataclass(frozen=True)
-class WrongPair:
-    """A pair with its prompt; each side has an image, a score, and whether people prefer it."""
-
-    prompt: str
-    sides: list[tuple[Picture, float, bool]]
-
-
 def edit_strip(
     outcomes: Sequence[RewardResult], p: Preferences, gallery: Gallery, seed: int
-) -> tuple[str, list[Edited]]:
-    """One sample's prompt, and the sample as it is and after every edit."""
+) -> tuple[str, list[tuple[GivenImage, list[tuple[str, float]]]]]:
+    """One sample's prompt, and the sample as it is and after every edit with all scores."""
     scored = [(a, a.score) for a in outcomes if a.score is not None and a.changed]
     known = np.all([~np.isnan(c) for a, _ in scored for c in a.changed.values()], 0)
     if not scored or not known.any():
@@ -164,36 +141,33 @@ def edit_strip(
     found = []
     for edit in ("as it is", *EDITS):
         how = change(EDITS[edit], seed) if edit in EDITS else None
-        values = [
-            (a.name, float((a.changed[edit] if edit in EDITS else score)[row]))
-            for a, score in scored
-        ]
-        found.append(Edited(edit, _picture(gallery.samples([row], how).media[0]), values))
+        columns = [(a.name, a.changed[edit] if edit in EDITS else score) for a, score in scored]
+        shown = _image(edit, gallery.samples([row], how).media[0])
+        found.append((shown, [(name, float(column[row])) for name, column in columns]))
     return p.items[row].prompt, found
 
 
 def wrong_pairs(
     a: RewardResult, p: Preferences, gallery: Gallery, most: int
-) -> tuple[str, int, list[WrongPair]]:
+) -> tuple[str, int, list[list[Side]]]:
     """A reward, the number of its verdicts that people reject, and the surest of them."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
-    return a.name, len(wrong), [WrongPair(*_pair(a, p, gallery, int(i))) for i in order]
+    return a.name, len(wrong), [_pair(a, p, gallery, int(i)) for i in order]
 
 
-def _pair(
-    a: RewardResult, p: Preferences, gallery: Gallery, i: int
-) -> tuple[str, list[tuple[Picture, float, bool]]]:
+def _pair(a: RewardResult, p: Preferences, gallery: Gallery, i: int) -> list[Side]:
     rows = int(p.a[i]), int(p.b[i])
-    media = gallery.samples(rows).media
-    judged = (0.5 + a.margin[i], 0.5 - a.margin[i])
-    scores = judged if a.score is None else (a.score[rows[0]], a.score[rows[1]])
-    people = (bool(p.label[i] > 0.5), bool(p.label[i] <= 0.5))
-    sides = [(_picture(media[k]), float(scores[k]), people[k]) for k in (0, 1)]
-    return p.items[rows[0]].prompt[:200], sides
+    media, prompt = gallery.samples(rows).media, p.items[rows[0]].prompt[:200]
+    scores = (0.5 + a.margin[i], 0.5 - a.margin[i])
+    if a.score is not None:
+        scores = a.score[rows[0]], a.score[rows[1]]
+    people = bool(p.label[i] > 0.5)
+    of = zip(media, scores, (people, not people), strict=True)
+    return [(_image(prompt, each), float(score), chosen) for each, score, chosen in of]
 
 
-def _picture(media: Tensor) -> Picture:
+def _image(name: str, media: Tensor) -> GivenImage:
     """A copy of an image [3 h w], or of the middle frame of a video [f 3 h w]."""
-    small: Thumbnail = small_copy(media if media.ndim == 3 else media[len(media) // 2], LARGEST)
-    return Picture(small.url, small.width, small.height)
+    small = small_copy(media if media.ndim == 3 else media[len(media) // 2], LARGEST)
+    return GivenImage(name, small.url, small.width, small.height)
