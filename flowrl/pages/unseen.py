@@ -10,7 +10,7 @@ Tree = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Unseen:
-    """What an evaluation has that training has not.
+    """The parts of an evaluation that training does not have.
 
     prompts  the held-out prompts have another source
     judges   labels of held-out rewards that training does not raise
@@ -38,7 +38,7 @@ class Unseen:
 
     @property
     def sentence(self) -> str:
-        """What the held-out scores rest on."""
+        """The prompts and rewards behind held-out scores, in words."""
         prompts = "Prompts of another source than training's" if self.prompts else ""
         prompts = prompts or "The prompts of training"
         parts = []
