@@ -1,5 +1,6 @@
 """`flowrl export`: files that other programs load, a card that the hub's parser reads, uploads."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,7 +193,7 @@ def test_prompts_in_a_card_are_text_alone(run, tmp_path):
         "a | b [link](https://example.org) <https://example.org>",
     ]
     try:
-        file.write_text("\n".join(harm))
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in harm))
         assert flowrl("export", run[0], "--out", tmp_path / "new") == 0
     finally:
         file.write_text(kept)
