@@ -63,6 +63,11 @@ def moved(values: Tensor, device: str | torch.device) -> Tensor:
     return values if values.device == torch.device(device) else sent(on_host(values), device)
 
 
+def wide(values: Tensor) -> Tensor:
+    """In float64, or in float32 on a device that has no wider numbers."""
+    return values.float() if values.device.type == "mps" else values.double()
+
+
 def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """`do(*given)`, done on the CPU too where all of these are known there."""
     there, here = do(*given), [known(each) for each in given]

@@ -19,7 +19,7 @@ from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
 from samplers.host import known
-from samplers.untyped import floats
+from samplers.untyped import integers
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
 """The average of unmasked values, over B rows that have any:
@@ -62,7 +62,7 @@ class Counts(NamedTuple):
         here = [known(mask) for mask in masks]
         masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
-        return cls(*floats(torch.stack(counts).sum(0).double()))  # one transfer
+        return cls(*map(float, integers(torch.stack(counts).sum(0))))  # one transfer
 
 
 def reduced(entries: Entries, mask: Bool[Tensor, "b t"], counts: Counts) -> Float[Tensor, ""]:

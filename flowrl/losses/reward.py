@@ -58,7 +58,7 @@ class RewardGradient:
         value = self.scale * pull[self.form]
         metrics = {"through/score": score.detach(), "policy_loss": value.detach()}
         if self.form == "hinge":
-            metrics["through/satisfied"] = (score.detach() >= self.bound).double()
+            metrics["through/satisfied"] = (score.detach() >= self.bound).to(score)
         divergence, kl = anchored(self.anchors, likelihood, evaluations, rows)
         return Entries(value + divergence, "tokens", metrics | kl)
 

@@ -15,6 +15,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows, TokenRows
 from flowrl.likelihoods.token_ratios import bounded, mismatch, row_mean
 from flowrl.losses.base import PolicyTerm, entropies
+from samplers.host import wide
 
 
 def sampled(rows: Rows, old: Evaluation) -> Tensor:
@@ -72,7 +73,7 @@ class Mismatch:
         weight = self._weight(ratio)
         difference = (old.logp - sampled(rows, old)).abs().nan_to_num(0.0)
         outside = ((ratio < self.low) | (ratio > self.high)).to(ratio)
-        none, seen = torch.zeros_like(outside), weight[rows.mask].double()
+        none, seen = torch.zeros_like(outside), wide(weight[rows.mask])
         effective = seen.sum() ** 2 / (len(seen) * seen.square().sum()).clamp(min=1e-12)
         return weight, {
             "mismatch": difference,

@@ -71,6 +71,7 @@ def test_no_operation_mixes_devices(found, kind):
     assert found[kind]["mixes"] == 0, found[kind]["mixed"]
     assert found[kind]["calls"]["sampling"] > 0 and found[kind]["calls"]["training"] > 0
     assert found[kind]["live_bytes"] > 1e5
+    assert found[kind]["whole_iteration"]["float64"] == 0  # mps has none, and others are slow
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +82,6 @@ def test_sampling_waits_for_nothing_and_an_optimizer_step_once(found, kind):
     assert report["syncs_per_call"]["sampling"] == 0, report["by_line"]
     assert report["uploads_per_call"]["sampling"] == 0, report["by_line"]
     assert report["syncs_per_update"] * report["updates"] <= report["updates"] + 2
-    assert report["whole_iteration"]["float64"] == 0
     assert report["pinned_per_call"]["sampling"] > 0  # noise does not block
 
 

@@ -102,7 +102,7 @@ def _merged(
         added = delta.scale * (delta.up.double() @ delta.down.double())
         if added.shape != whole.shape:
             raise UserError(f"{place}: its adapter of {layer} is for another architecture")
-        made[f"{layer}.weight"] = (whole.double() + added.to(whole.device)).to(whole.dtype)
+        made[f"{layer}.weight"] = (whole.cpu().double() + added).to(whole.dtype).to(whole)
     return made
 
 

@@ -18,6 +18,7 @@ from flowrl.models.language.token_scores import ScoringPolicy
 from samplers import Sampling
 from samplers.completions import TextPlan, TextPlanner, TextRollout
 from samplers.generate import Sampler, Writer
+from samplers.host import on_host
 from samplers.parts import DrawsPart, draw_parts, joined_texts
 
 
@@ -125,12 +126,14 @@ class TextBatch:
         """Text statistics, and `surprise`: minus the sampler's mean log-probability per token, in
         nats. With an environment also `turns`, the model's turns per sample, and `met`, the share
         of turns whose state another turn of the same draw shares."""
-        found = text_statistics(media, rollout.prompt.cpu(), rollout.lengths, rollout.stopped)
-        tokens = max(int(rollout.lengths.sum()), 1)
+        found = text_statistics(
+            media, on_host(rollout.prompt), on_host(rollout.lengths), on_host(rollout.stopped)
+        )
+        tokens = max(int(on_host(rollout.lengths).sum()), 1)
         means = found.means
-        means["surprise"] = -float(rollout.logp.double().sum()) / tokens
+        means["surprise"] = -float(rollout.logp.cpu().double().sum()) / tokens
         if rollout.exists is not None and rollout.states is not None:
-            means["turns"] = 1 + float(rollout.last.double().mean())
+            means["turns"] = 1 + float(rollout.last.cpu().double().mean())
             means["met"] = _met(rollout.states, rollout.exists, rollout.plan.group)
         return found.named("text/")
 
@@ -139,4 +142,4 @@ def _met(states: Int[Tensor, "n k"], exists: Bool[Tensor, "n k"], group: int) ->
     draw = (torch.arange(len(states), device=states.device) // group)[:, None].expand_as(states)
     pairs = torch.stack([draw[exists], states[exists]], 1)
     _, place, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
-    return float((counts[place] > 1).double().mean())
+    return float((counts[place] > 1).cpu().double().mean())

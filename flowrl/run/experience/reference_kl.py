@@ -11,6 +11,7 @@ from flowrl.models.policy import RolloutLike
 from flowrl.run.state.finite import refuse
 from flowrl.run.state.learner import Learner
 from samplers.completions import TextRollout
+from samplers.host import wide
 
 
 @runtime_checkable
@@ -40,7 +41,7 @@ def reference_log_ratios(
         old = _log_probabilities(learner, behaviour, policy, rows)
     else:
         old = rows.old.logp
-    log_ratio = (old - _log_probabilities(learner, "ref", policy, rows)).double()
+    log_ratio = wide(old - _log_probabilities(learner, "ref", policy, rows))
     if not log_ratio[rows.mask].isfinite().all():
         refuse("the model's log-probability of a sample")
     ratios = log_ratio.new_full((len(rollout.prompt), log_ratio.shape[1]), torch.nan)

@@ -171,6 +171,8 @@ def on_cpu(run: Run) -> bool:
             f"model.device: {device} is not available to PyTorch on this machine; set "
             "model.device: auto, or install PyTorch for it"
         )
+    if device == "mps" and run.model.dtype == "float64":
+        raise UserError("model.dtype: mps has no float64; set model.dtype: float32")
     return device == "cpu" or (device == "auto" and not cuda)
 
 

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from flowrl.likelihoods.rows import Rows, TransitionRows
+from samplers.host import on_host, wide
 
 BINS = 64
 _BAR, _TALL, _TEXT = 8, 72, 16  # pixels: a bin's width, the highest bin, a line of text
@@ -34,14 +35,18 @@ class IterationValues:
 
     def add(self, chunk: Rows, metrics: Mapping[str, Tensor]) -> None:
         """Add a chunk's advantages, and the logarithms of the ratios that its loss has seen."""
-        level = f"/noise_{float(chunk.sigma[0]):.3f}" if isinstance(chunk, TransitionRows) else ""
+        level = (
+            f"/noise_{float(on_host(chunk.sigma)[0]):.3f}"
+            if isinstance(chunk, TransitionRows)
+            else ""
+        )
         self._keep(f"histogram/advantage{level}", chunk.advantage, chunk.mask)
         if "ratio" in metrics:
-            log_ratio = metrics["ratio"].detach().double().clamp(min=1e-30).log()
+            log_ratio = wide(metrics["ratio"].detach()).clamp(min=1e-30).log()
             self._keep(f"histogram/log_ratio{level}", log_ratio, chunk.mask)
 
     def _keep(self, name: str, values: Tensor, mask: Tensor) -> None:
-        kept = values.detach().expand(mask.shape)[mask].double().cpu()
+        kept = values.detach().expand(mask.shape)[mask].cpu().double()
         if len(kept):
             self.parts.setdefault(name, []).append(kept)
 

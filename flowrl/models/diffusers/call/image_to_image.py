@@ -92,15 +92,15 @@ def noise_sizes(first: Tensor, seen: Tensor, drawn: Sequence[Tensor]) -> tuple[f
     own = 1.0 if math.isclose(own, 1.0, rel_tol=NEAR_STATE) else own
     if torch.equal(first, seen):
         return own, 1.0
-    a, b = first.double().flatten(), seen.double().flatten()
+    a, b = first.cpu().double().flatten(), seen.cpu().double().flatten()
     return own, float(a @ b / (a @ a))
 
 
 def _ratio(drawn: Tensor, first: Tensor) -> float | None:
     """Return the factor between the drawn numbers and the first state's, in any order, or None."""
     a, b = (
-        drawn.double().cpu().flatten().sort().values,
-        first.double().cpu().flatten().sort().values,
+        drawn.cpu().double().flatten().sort().values,
+        first.cpu().double().flatten().sort().values,
     )
     ratio = float(a @ b / (a @ a))
     away = (b - ratio * a).abs().max()

@@ -115,7 +115,7 @@ def _places(
     found, power = torch.zeros(0), 1
     while power == 1 or power < len(places):
         digits = (places // power % BASE).to(prepared.dtype).reshape(1, *prepared.shape[1:])
-        seen = step(digits, entry).double().flatten().cpu()
+        seen = step(digits, entry).cpu().double().flatten()
         if not bool((seen == seen.round()).all()) or seen.min() < 0 or seen.max() >= BASE:
             return None
         found = seen * power + (found if power > 1 else 0)

@@ -18,6 +18,7 @@ from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.call.schedule import Way
 from flowrl.models.diffusers.call.signature import Loop
+from samplers.host import wide
 
 LONG_NEIGHBOUR = " and ".join([LONG_PROMPT] * 3)
 ROUNDING_MARGIN = 4.0  # times what one unit of rounding does: other kernels for other batch sizes
@@ -102,7 +103,7 @@ def nudged(x: Tensor, unit: float) -> Tensor:
     """States moved up or down by one unit of rounding, number by number, in at least float32."""
     draws = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, x.shape, generator=draws).to(x.device) * 2 - 1
-    return (x.double() * (1 + unit * signs)).to(torch.promote_types(x.dtype, torch.float32))
+    return (wide(x) * (1 + unit * signs)).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rounding_unit(loop: Loop) -> float:
