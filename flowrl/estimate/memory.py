@@ -1,9 +1,10 @@
 """Estimate a run's memory, and name the settings that lower it.
 
-Weights, gradients, optimizer and averages are counted. Activations are estimated: per token, a
-block keeps KEPT_SHARE times the inputs and outputs of its linears (fitted to measured saved tensors
-of SD3, FLUX and Wan; tests hold the estimate to within a third), and a checkpointed block BETWEEN
-times its width. Decoding is assumed to hold LAYERS layers of the decoder's last level.
+Weights, gradients, optimizer, averages and decoded media are counted. Activations are estimated:
+per token of an image or text, a block keeps KEPT_SHARE times the inputs and outputs of its linears
+(fitted to measured saved tensors of SD3, FLUX and Wan; tests hold the estimate to within a third),
+and a checkpointed block BETWEEN times its width. Decoding is assumed to hold LAYERS layers of the
+decoder's last level.
 """
 
 import re
@@ -26,7 +27,7 @@ GIB = 2**30
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # (adapters, half precision): adapters keep their inputs in float32, full weights also the others'
-KEPT_SHARE = {(False, False): 1.4, (True, False): 1.1, (False, True): 1.7, (True, True): 2.0}
+KEPT_SHARE = {(False, False): 1.35, (True, False): 1.05, (False, True): 1.6, (True, True): 1.9}
 BETWEEN = 1.7
 LAYERS = 3
 GRADED_LAYERS, CHECKPOINTED_LAYERS = 50, 20  # kept for gradients: measured 44 (SD3) to 51 (Wan)
@@ -45,26 +46,41 @@ CHANGES = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes. `parts` are held all the time, `phases` one at a time, and `resting` on the CPU."""
+    """Bytes. `parts` are held all the time, `phases` one at a time, and `resting` on the CPU.
+
+    media     decoded samples, which are on the device from decoding until they were scored
+    outside   the share of the trained weights that shards leave whole
+    gathered  weights of the blocks that a call under FSDP2 holds whole
+    """
 
     parts: Mapping[str, int]
     phases: Mapping[str, int]
     unknown: tuple[str, ...]
     public: bool = False  # sizes are from flowrl's table, and not from the model's files
     resting: int = 0
+    media: int = 0
+    outside: float = 0.0
+    gathered: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self.parts.values()) + max(self.phases.values(), default=0)
+        phases = [n + self.media * (name == "decoding") for name, n in self.phases.items()]
+        return sum(self.parts.values()) + max(phases, default=0)
 
     def sharded(self, processes: int) -> "MemoryEstimate":
         """The memory of one of several processes under FSDP2: a part of the trained model, its
-        optimizer and its averages, and the latents of its own draws."""
-        parts = {n: b if n == "frozen parts" else -(-b // processes) for n, b in self.parts.items()}
-        return replace(self, parts=parts)
+        optimizer and its averages, all weights outside of blocks, the blocks that a call gathers,
+        and the latents and media of its own draws."""
+        shares = {"frozen parts": 1.0, "states": 0.0, "media": 0.0}
+        wholes = {name: shares.get(name, self.outside) for name in self.parts}
+        parts = {
+            n: int(b * (wholes[n] + (1 - wholes[n]) / processes)) for n, b in self.parts.items()
+        }
+        phases = {name: n + self.gathered for name, n in self.phases.items()}
+        return replace(self, parts=parts, phases=phases, media=-(-self.media // processes))
 
     def __str__(self) -> str:
-        held = {**self.parts, **self.phases}
+        held = {**self.parts, **self.phases, "media": self.media}
         listed = ", ".join(f"{name} {size(n)}" for name, n in held.items() if n)
         lacks = f"; not counted: {', '.join(self.unknown)}" if self.unknown else ""
         table = "; sizes from flowrl's table, since the model is not here" if self.public else ""
@@ -113,7 +129,19 @@ def estimate(run: Run, iteration: int = 0) -> MemoryEstimate | None:
         idle = (model.trained - model.largest) * BYTES[run.model.dtype]
         parts["trained model"] -= idle
         resting += idle
-    return MemoryEstimate(parts, phases, tuple(lacks), model.public, resting)
+    media = 4 * model.media * _most_decoded(run, iteration)
+    if run.model.device == "cpu":  # where they stay
+        parts, media = parts | {"media": media}, 0
+    return MemoryEstimate(
+        parts,
+        phases,
+        tuple(lacks),
+        model.public,
+        resting + media,
+        media,
+        model.outside / max(1, model.trained),
+        2 * model.block * BYTES[run.model.dtype],  # one is used, and the next one comes
+    )
 
 
 def _weights(run: Run, model: Sizes) -> dict[str, int]:
@@ -175,10 +203,13 @@ def _groups(run: Run, iteration: int) -> list[int]:
 def _activations(run: Run, model: Sizes, rows: int) -> int:
     """Estimate bytes that one call keeps for `backward`."""
     m, wide = run.model, BYTES[run.model.dtype]
-    seen = model.rows * rows * (model.tokens or 0) * wide / m.context_parallel
-    whole = seen * model.inside * KEPT_SHARE[m.lora is not None, wide < 4]
+    tokens, text = model.tokens or 0, model.text if model.tokens else 0
+    each = model.rows * rows * wide / m.context_parallel
+    seen = tokens * model.inside + text * model.text_inside
+    whole = each * seen * KEPT_SHARE[m.lora is not None, wide < 4]
     if run.train.gradient_checkpointing:
-        whole = seen * model.between * BETWEEN + whole / max(1, model.blocks)
+        between = tokens * model.between + text * model.text_between
+        whole = each * between * BETWEEN + whole / max(1, model.blocks)
     return int(whole)
 
 

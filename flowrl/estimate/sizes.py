@@ -35,8 +35,13 @@ class Sizes:
     tokens    of a row, in the trained blocks; None for a model without tokens (a UNet)
     inside    inputs and outputs of the blocks' linears per token, over all blocks
     between   inputs of the blocks per token, over all blocks
+    text      tokens of a row's text that pass through blocks of an image's model
+    text_inside, text_between  the same of these
+    outside   weights outside of the blocks, which shards leave whole
+    block     weights of the largest block
     latent    of a row
     decoding  of a row's image at the decoder's last level, one layer
+    media     of a row's decoded image or video
     unknown   components whose weights could not be counted
     rows      of the denoiser for one state in training: two with classifier-free guidance
     largest   weights of the largest denoiser
@@ -51,8 +56,14 @@ class Sizes:
     inside: int
     between: int
     blocks: int
+    text_inside: int = 0
+    text_between: int = 0
+    outside: int = 0
+    block: int = 0
+    text: int = 0
     latent: int = 0
     decoding: int = 0
+    media: int = 0
     unknown: tuple[str, ...] = ()
     rows: int = 1
     largest: int = 0
@@ -83,28 +94,28 @@ def _language(described: Description, length: int) -> Sizes:
     model: Any = described.language_model()
     head = model.get_output_embeddings()
     targets = [x for x in model.modules() if isinstance(x, nn.Linear) and x is not head]
-    inside, between, blocks = _work([model])
-    sizes = Sizes(_count(model), {}, _ends(targets), PROMPT + length, inside, between, blocks)
-    return replace(sizes, public=described.public)
+    trained = _count(model)
+    sizes = Sizes(trained, {}, _ends(targets), PROMPT + length, **_work(model))
+    return replace(sizes, outside=_outside([model]), public=described.public)
 
 
 def _pipeline(described: Description, m: ModelSettings) -> Sizes:
     denoisers = described.denoisers
     shape = RowShape.of(described, m)
     targets = [linear for model in denoisers.values() for linear in _adapted(m, model)]
-    inside, between, blocks = _work(list(denoisers.values())[:1])
     return Sizes(
+        **_work(described.first),
+        outside=_outside(denoisers.values()),
         trained=sum(map(_count, denoisers.values())),
         frozen={n: c for n, c in described.counts.items() if c is not None},
         largest=max(map(_count, denoisers.values()), default=0),
         buffers=sum(buffer.nbytes for model in denoisers.values() for buffer in model.buffers()),
         adapters=_ends(targets),
         tokens=shape.tokens,
-        inside=inside,
-        between=between,
-        blocks=blocks,
+        text=_size("max_sequence_length", described, m) or 0,
         latent=shape.latent,
         decoding=shape.decoding,
+        media=shape.media,
         unknown=tuple(sorted(n for n, c in described.counts.items() if c is None)),
         rows=rows_per_state(described, m.guidance.train),
         public=described.public,
@@ -128,18 +139,35 @@ def _ends(linears: Iterable[nn.Linear]) -> int:
     return sum(linear.in_features + linear.out_features for linear in linears)
 
 
-def _work(models: Iterable[nn.Module]) -> tuple[int, int, int]:
-    inside = between = blocks = 0
-    for model in models:
-        for block in (block for listed in outer_lists(model) for block in listed):
-            linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
-            kept = [
-                x for n, x in linears.items() if not OTHER.search(n) and not TEXT_MODULES.search(n)
-            ]
-            inside += _ends(kept)
-            between += min((x.in_features for x in kept), default=0)
-            blocks += 1
-    return inside, between, blocks
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [block for listed in outer_lists(model) for block in listed]
+
+
+def _outside(models: Iterable[nn.Module]) -> int:
+    """Weights of no block."""
+    return sum(_count(model) - sum(map(_count, _blocks(model))) for model in models)
+
+
+def _work(model: nn.Module) -> dict[str, int]:
+    """The fields of `Sizes` on a model's blocks."""
+    blocks = _blocks(model)
+    parts = [_block_work(block) for block in blocks]
+    names = ("inside", "between", "text_inside", "text_between")
+    found = {name: sum(each[i] for each in parts) for i, name in enumerate(names)}
+    return found | {"blocks": len(blocks), "block": max(map(_count, blocks), default=0)}
+
+
+def _block_work(block: nn.Module) -> tuple[int, int, int, int]:
+    """Work per token of a block, and the same per token of its text. A block without linears of its
+    own for a text has the text in its stream; cross attention leaves it outside."""
+    linears = {n: x for n, x in block.named_modules() if isinstance(x, nn.Linear)}
+    linears = {n: x for n, x in linears.items() if not OTHER.search(n)}
+    texts = {n: x for n, x in linears.items() if TEXT_MODULES.search(n)}
+    kept = [x for n, x in linears.items() if n not in texts]
+    inside, between = _ends(kept), min((x.in_features for x in kept), default=0)
+    crossed = any("attn2" in name for name in texts)
+    through = _ends(texts.values()) if texts else inside
+    return inside, between, through, 0 if crossed else between
 
 
 @dataclass(frozen=True)
@@ -150,6 +178,7 @@ class RowShape:
     channels                of the latents
     tokens                  in the trained blocks; None for a model without tokens (a UNet)
     decoding                of a row's image at the decoder's last level, one layer
+    media                   numbers in a row's decoded image or video
     """
 
     frames: int
@@ -158,6 +187,7 @@ class RowShape:
     channels: int
     tokens: int | None
     decoding: int
+    media: int
 
     @property
     def latent(self) -> int:
@@ -193,7 +223,8 @@ class RowShape:
                 described.pipeline in EDITING
             ):  # the image that is edited, as tokens of the same size
                 tokens += EDITED_PIXELS // (spatial * sizes[-1] * packed) ** 2
-        return cls(*shape, own, tokens, frames * height * width * levels[0])
+        pixels = frames * height * width
+        return cls(*shape, own, tokens, pixels * levels[0], 3 * pixels)
 
 
 def _size(name: str, described: Description, m: ModelSettings) -> int | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel, WanTransformer3DModel
 from torch import Tensor, nn
+from transformers import Qwen2Config
 
 from flowrl.errors import UserError
 from flowrl.estimate import memory, sizes
@@ -256,13 +257,57 @@ def test_several_devices_shard_what_does_not_fit(folders, tmp_path) -> None:
     found = memory.estimate(given)
     assert found is not None
     shards = found.sharded(4)
-    held = sum(b for name, b in found.parts.items() if name != "frozen parts")
-    assert found.total - shards.total == pytest.approx(held * 3 / 4, abs=len(found.parts))
+    held = sum(b for n, b in found.parts.items() if n not in ("frozen parts", "states", "media"))
+    cut = held * (1 - found.outside) + found.parts["states"] + found.parts["media"]
+    freed = sum(found.parts.values()) - sum(shards.parts.values())
+    assert freed == pytest.approx(cut * 3 / 4, abs=len(found.parts))
+    assert shards.phases["training"] == found.phases["training"] + found.gathered
     between = memory.MemoryLimit((found.total + shards.total) // 2, "H100", 4)
     assert "sharded over 4 processes" in memory.memory_report(given, between)
     assert memory.fits(given, between)
     alone = memory.MemoryLimit(between.most, "H100", 1)
     assert not memory.fits(given, alone)
+
+
+def test_shards_leave_embeddings_and_the_head_whole(tmp_path) -> None:
+    """A model of 7.6 billion weights with 1.1 in its embeddings and head, which are not tied."""
+    layers = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    width = {"hidden_size": 3584, "intermediate_size": 18944, "vocab_size": 152064}
+    Qwen2Config(**layers, **width, tie_word_embeddings=False).save_pretrained(tmp_path / "qwen")
+    tree = text_runs.tree(tmp_path / "qwen", tmp_path, text_runs.GRPO)
+    tree["model"] |= {"lora": None, "dtype": "bfloat16"}
+    found = memory.estimate(run_from(tree, "test"))
+    assert found is not None and found.outside == pytest.approx(1.09e9 / 7.62e9, rel=0.01)
+    weights = sum(found.parts.values())
+    eighth = sum(found.sharded(8).parts.values())
+    assert eighth == pytest.approx(weights * (found.outside + (1 - found.outside) / 8), rel=0.01)
+    assert found.gathered == pytest.approx(2 * 2 * (7.62e9 - 1.09e9) / 28, rel=0.01)
+
+
+def test_decoded_media_are_on_the_device_until_they_were_scored(folders, tmp_path) -> None:
+    tree = runs.tree(folders["Wan 2.1"], tmp_path, runs.FLOW_GRPO)
+    tree["prompts"] |= {"per_iteration": 3, "held_out": None}
+    tree["model"] |= {"height": 64, "width": 64, "device": "auto"}
+    tree["model"]["call"] = {"num_frames": 5, "max_sequence_length": 16}
+    videos = 3 * runs.FLOW_GRPO["group"] * 5 * 3 * 64 * 64 * 4
+    found = memory.estimate(run_from(tree, "test"))
+    assert found is not None and found.media == found.resting == videos
+    assert found.total >= sum(found.parts.values()) + found.phases["decoding"] + videos
+    assert found.sharded(4).media == videos // 4
+    tree["model"]["device"] = "cpu"
+    there = memory.estimate(run_from(tree, "test"))
+    assert there is not None and there.parts["media"] == videos and there.media == 0
+
+
+def test_tokens_of_texts_count_where_they_pass_through_blocks(folders, tmp_path) -> None:
+    found = {}
+    for length in (16, 272):  # 256 tokens of an image beside them
+        given = run(folders["FLUX.1"], "FLUX.1", tmp_path)
+        given = override(given, ["--model.call", f"{{max_sequence_length: {length}}}"])
+        made = memory.estimate(given)
+        assert made is not None
+        found[length] = made.phases["training"]
+    assert found[272] / found[16] == pytest.approx((256 + 272) / (256 + 16), rel=0.01)
 
 
 def test_a_component_without_readable_weights_is_named(folders, tmp_path) -> None:

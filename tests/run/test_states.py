@@ -76,5 +76,6 @@ def test_plan_counts_what_rests(pipeline, tmp_path):
     plain = estimate(run_from(tree, "test"))
     tree["train"]["states"] = {"device": "cpu"}
     away = estimate(run_from(tree, "test"))
-    assert away.resting == plain.parts["states"] > 0 == plain.resting
-    assert away.total == plain.total - away.resting and "on the CPU" in str(away)
+    states = plain.parts["states"]
+    assert plain.resting == plain.media and away.resting == plain.resting + states > plain.resting
+    assert away.total == plain.total - states and "on the CPU" in str(away)
