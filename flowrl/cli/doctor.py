@@ -71,6 +71,7 @@ def findings() -> Iterator[Finding]:
     yield _sandbox()
     yield from _extras()
     yield from _optional()
+    yield from _rewards()
     yield from _hub()
     yield _write_access("disk", Path.cwd(), "runs go to ./runs")
     if torchvision_misfit() is None:  # the cache's module imports transformers
@@ -184,6 +185,20 @@ def _sandbox() -> Finding:
         return Finding("ok", "sandbox", "Linux, for the reward code_tests")
     less = "the reward code_tests confines programs by fewer means than on Linux"
     return Finding("note", "sandbox", less)
+
+
+def _rewards() -> Iterator[Finding]:
+    """Rewards of published models by what they were compared with (`rewards.proofs`)."""
+    from rewards.proofs import by_basis
+
+    means = {
+        "authors' code run": "score as their authors' code on tiny random weights",
+        "read": "written from their authors' code, which was not run",
+        "from memory": "in part from memory: compare with published scores before use",
+    }
+    for basis, names in by_basis().items():
+        state: Verdict = "ok" if basis == "authors' code run" else "note"
+        yield Finding(state, f"rewards, {basis}", f"{', '.join(names)}: {means[basis]}")
 
 
 def _extras() -> Iterator[Finding]:

@@ -22,8 +22,10 @@ from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
 from rewards.catalogue.geneval import GenEval
 from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
+from rewards.load import names
 from rewards.perception.detect import Detection
 from rewards.perception.scalar_heads import INSTRUCTION_TAIL
+from rewards.proofs import PROOFS
 from scripts.authors.common import (
     ARRAYS,
     PROMPTS,
@@ -253,3 +255,16 @@ def test_other_chat_templates_are_refused(tmp_path, monkeypatch):
         (base / "chat_template.json").unlink(missing_ok=True)
         with pytest.raises(ValueError, match=message):
             load("hpsv3", **settings)
+
+
+def test_the_catalogue_says_what_each_reward_was_compared_with():
+    """The page's column is the table's; the scripts of rewards that were run are there."""
+    page = (PROJECT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    for name, proof in PROOFS.items():
+        assert name in names()
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+        word = proof.basis if proof.largest is None else f"{proof.basis}, {proof.largest:g}"
+        assert row.endswith(f"| {word} |") or name == "ocr" or "VBench" in proof.about, name
+        there = [f for f in (PROJECT / "scripts" / "authors").glob("*.py") if f.stem == name]
+        assert bool(there) == (proof.basis == "authors' code run"), name
+        assert (proof.largest is not None) == (proof.basis == "authors' code run")
