@@ -35,11 +35,7 @@ table; `recipe.name` takes a recipe of your own likewise: see [extending.md](ext
 
 
 def page() -> str:
-    return HEAD + index() + "".join(section(name) for name in RECIPES)
-
-
-def index() -> str:
-    return "".join(f"- [{name}](#{name})\n" for name in RECIPES)
+    return HEAD + "".join(section(name) for name in RECIPES).removeprefix("\n")
 
 
 def section(name: str) -> str:
@@ -153,9 +149,8 @@ def link(part: Any) -> str:
     if isinstance(part, str):
         return ""
     kind = inspect.unwrap(class_of(part))  # tests check shapes through wrappers
-    path = Path(inspect.getsourcefile(kind) or "").resolve().relative_to(PROJECT)
-    line = inspect.getsourcelines(kind)[1]
-    return f"[{path.as_posix()}:{line}](../{path.as_posix()}#L{line})"
+    path = Path(inspect.getsourcefile(kind) or "").resolve().relative_to(PROJECT).as_posix()
+    return f"[{path}](../{path})"
 
 
 if __name__ == "__main__":

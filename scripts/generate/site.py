@@ -31,7 +31,7 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "bash", "
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`\n]+`")
-METHOD = re.compile(r"^- \[(\w+)\]\(#\1\)$", re.MULTILINE)
+METHOD = re.compile(r"^## (\w+)$", re.MULTILINE)
 CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 NAME = re.compile(r"(<(?:code|a)\b[^>]*>)([^<]*)(</(?:code|a)>)")
 
@@ -57,8 +57,10 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     here = page.file.src_uri
     if here == "index.md":
         page.meta["hide"] = ["toc"]
-    if here == "recipes.md":  # its list of recipes leads to the pages with their curves
-        markdown = METHOD.sub(r"- [\1](methods/\1.md)", markdown)
+    if here == "recipes.md":  # a list that leads to the pages with their curves
+        head, mark, rest = markdown.partition("\n## ")
+        names = METHOD.findall(markdown)
+        markdown = head + "".join(f"\n- [{n}](methods/{n}.md)" for n in names) + "\n" + mark + rest
     if here == "architecture.md":
         markdown += "\nEvery source file in one line: [files.md](files.md).\n"
     base = repository_folder(here)
