@@ -114,6 +114,44 @@ def test_a_users_module_imported_before_stays_in_use_and_is_said(folder: Path) -
     assert sys.meta_path == before
 
 
+BARE = """
+import importlib, pkgutil, sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+def needed(name):  # a package with all that it requires
+    try:
+        lines = [Requirement(line) for line in requires(name) or ()]
+    except PackageNotFoundError:
+        return {name}
+    below = [r.name for r in lines if r.marker is None or r.marker.evaluate({"extra": ""})]
+    left = {canonicalize_name(each) for each in below} - seen
+    seen.update(left)
+    return {name}.union(*map(needed, left))
+
+seen = set()
+core = needed("flowrl")
+wanted = [Requirement(line) for line in requires("flowrl")]
+extras = {canonicalize_name(r.name) for r in wanted if "extra" in str(r.marker)} - core
+found = {m: {canonicalize_name(d) for d in names} for m, names in packages_distributions().items()}
+modules = {module for module, names in found.items() if names & extras}
+assert {"httpx", "fastapi", "rapidocr"} <= modules, modules
+for module in modules:
+    sys.modules[module] = None  # importing it fails
+import flowrl.cli, rewards.catalogue
+for package in (flowrl.cli, rewards.catalogue):
+    for each in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(each.name)
+print("all imported")
+"""
+
+
+def test_no_command_and_no_reward_needs_an_extra_to_be_imported(tmp_path: Path) -> None:
+    done = python("-c", BARE, cwd=tmp_path)
+    assert done.stdout.strip() == "all imported", done.stderr
+
+
 LAUNCHERS = {
     "flowrl": ("-c", "import sys; sys.path[0] = ''; from flowrl.cli.app import main; main()"),
     "module": ("-m", "flowrl"),

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, load_into
-from flowrl.cli.sample import parse_rewards
 from flowrl.errors import UserError
 from flowrl.evaluation.dimensions import dimension_lines
+from flowrl.evaluation.measure import parse_specs
 from flowrl.evaluation.outputs import check_output_file
 from flowrl.evaluation.paired import paired_gain, prompt_means
 from flowrl.evaluation.suites import Suite, load_suite, suite_summary
@@ -53,7 +53,8 @@ def evaluate_weights(given: EvaluateArguments, options: Sequence[str]) -> None:
     if not words and chosen.folder is None:
         raise UserError("evaluate: --model comes without rewards: name some with --rewards")
     e = evaluation_settings(run, given)
-    rewards = load_rewards(parse_rewards(words) if words else run.judges)
+    specs = tuple(parse_specs(words, "--rewards").values())
+    rewards = load_rewards(specs or run.judges)
     for sentence in prove_rewards(rewards, run, prompts, likely_kind(run)):
         print(sentence)
     model, policy = chosen.open()

@@ -97,13 +97,13 @@ COMMANDS = {
         "flowrl.cli.serve:Serve",
     ),
     "score": Command(
-        "FOLDER --rewards A,B",
+        "FOLDER --rewards A B",
         "score a folder of images: a table and a contact sheet",
         "flowrl score images --rewards brightness,colour",
         "flowrl.evaluation.scoring:ScoreArguments",
     ),
     "evaluate-rewards": Command(
-        "DATA --rewards A,B",
+        "DATA --rewards A B",
         "compare rewards with human preferences: a page",
         "flowrl evaluate-rewards configs/preferences/pairs.jsonl --rewards shapes,brightness",
         "flowrl.evaluation.reward_evaluation:EvaluateRewards",

@@ -1,10 +1,10 @@
 """Uploads of an exported folder to the Hugging Face hub."""
 
 from pathlib import Path
+from shlex import quote
 
-import httpx
 from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from flowrl.errors import UserError
@@ -35,10 +35,11 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
         api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message="Export of a flowrl run"
         )
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except Exception as error:  # whatever the hub's client and its HTTP library raise
         why = " ".join(str(error).split())[:200]
+        again = f"hf upload {quote(repository)} {quote(str(folder))}"
         raise UserError(
             f"--push-to-hub: {repository} was not uploaded ({type(error).__name__}: {why}); the "
-            f"files are in {folder}, and `hf upload {repository} {folder}` tries again"
+            f"files are in {folder}, and `{again}` tries again"
         ) from error
     return str(url)

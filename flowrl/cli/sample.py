@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL.Image import Image
-from pydantic import ValidationError
 
 from flowrl.cli.given_model import GivenModel, device_of, load_into
 from flowrl.cli.optimise import NoiseSearch, optimised_samples
@@ -18,6 +17,7 @@ from flowrl.cli.steer import (
     steered_samples,
 )
 from flowrl.errors import UserError
+from flowrl.evaluation.measure import parse_specs
 from flowrl.media.statistics import Statistics
 from flowrl.models.policy import Policy
 from flowrl.pages.sample_files import Page
@@ -25,17 +25,15 @@ from flowrl.paths import find, numbered
 from flowrl.prompts import PromptSet
 from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_trial
 from flowrl.run.state.session import load_rewards
-from flowrl.settings import RewardSpec, Run
+from flowrl.settings import Run
 from flowrl.settings.arguments import SampleArguments
-from flowrl.settings.sentences import plain_message
-from flowrl.settings.strict_yaml import parse_yaml
 from rewards import Samples
 from rewards.perception.files import open_image_file
 
 
 def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     """Generate and score samples of prompts, and write them with a page of all."""
-    specs = parse_rewards(given.rewards)
+    specs = tuple(parse_specs(given.rewards, "--rewards").values())
     out = None if given.out is None else out_folder(given.out)
     chosen = GivenModel.of(given, options, "sample")
     run = chosen.run
@@ -163,13 +161,3 @@ def _rows_have_images(run: Run) -> bool:
     return any(
         p for p in prompts.given if prompts.on_disk(p) and "image" in prompts.read(p).columns
     )
-
-
-def parse_rewards(words: Sequence[str]) -> tuple[RewardSpec, ...]:
-    """Rewards of the command line: names, or YAML such as '{name: shapes, kind: strict}'."""
-    try:
-        values = [parse_yaml(word, "--rewards") for word in words]
-        return tuple(RewardSpec.model_validate(value) for value in values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UserError(f"--rewards: {plain_message(first)}") from error

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-import yaml
 from jaxtyping import Float, Int
 from pydantic import ValidationError
 from torch import Tensor
@@ -22,6 +21,7 @@ from flowrl.errors import UserError
 from flowrl.evaluation.sources import Source, read_media
 from flowrl.settings import RewardSpec
 from flowrl.settings.read import explain
+from flowrl.settings.strict_yaml import list_entries
 from rewards import Judge, Reward, Samples, check_reward, load, score_all
 from rewards.checks.self_test import Prompts, self_test
 from rewards.combine import judged
@@ -237,24 +237,18 @@ def parse_specs(words: Sequence[str], place: str) -> dict[str, RewardSpec]:
     includes them.
     """
     by_label: dict[str, RewardSpec] = {}
-    for word in words:
+    for entry in list_entries(words, place):
         try:
-            given = yaml.safe_load(f"[{word}]")
-            specs = [
-                RewardSpec.model_validate({"name": v} if isinstance(v, str) else v) for v in given
-            ]
-        except yaml.YAMLError as error:
-            raise UserError(f"{place}: {word!r} is not valid YAML: {error}") from error
+            spec = RewardSpec.model_validate(entry)
         except ValidationError as error:
             raise UserError(f"{place}: {explain(error)}") from error
-        for spec in specs:
-            label = spec.label
-            if label in by_label:
-                settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())
-                label = f"{spec.name}({settings})"
-            if label in by_label:
-                raise UserError(f"{place}: {label} is given twice; leave one out")
-            by_label[label] = spec
+        label = spec.label
+        if label in by_label:
+            settings = ", ".join(f"{k}={v}" for k, v in spec.settings.items())
+            label = f"{spec.name}({settings})"
+        if label in by_label:
+            raise UserError(f"{place}: {label} is given twice; leave one out")
+        by_label[label] = spec.model_copy(update={"label": label})
     return by_label
 
 

@@ -48,7 +48,7 @@ class EvaluateRewards:
     """A table or a folder of tables: prompt, a, b, label; or the layout of Pick-a-Pic, HPDv2,
     HPDv3, ImageReward, GenAI-Bench, VideoGen-RewardBench or one of EditReward-Bench."""
     rewards: tuple[str, ...] = ()
-    """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
+    """Names, or YAML such as '{name: shapes, kind: strict}'."""
     judges: tuple[str, ...] = ()
     """Pairwise judges, which get each pair in both orders."""
     layout: str | None = None

@@ -29,7 +29,7 @@ class ScoreArguments:
     folder: Word[Path]
     """The folder; all folders below it are read too."""
     rewards: tuple[str, ...]
-    """Names with commas between them, or YAML: shapes,'{name: shapes, kind: strict}'."""
+    """Names, or YAML such as '{name: shapes, kind: strict}'."""
     prompts: Path | None = None
     """A table with columns file and prompt (and any others, which the rewards get);
     prompts.jsonl or metadata.jsonl of the folder if not given."""

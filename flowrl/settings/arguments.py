@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flowrl.errors import UserError
+from flowrl.settings.options import split_by_commas
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.words import suggestion
 
@@ -230,6 +231,7 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
             given.append(rest.pop(0))
         if not given:
             raise UserError(f"{command}: --{written}: missing its value")
+        given = split_by_commas(given, hints[name]) if many else given
         values[name] = [*values.get(name, []), *given] if many else given[0]
     return values | _placed(hints, positional, alone, command)
 

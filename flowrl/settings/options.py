@@ -1,7 +1,7 @@
 """Options of the command line over a run's settings: `--train.lr 1e-4`, `--model.lora.rank 8`.
 
 Every key of a run's file is an option. Values are read by the key's type: texts as they are, lists
-as words (`--recipe.at 0 3`) or as YAML (`--recipe.at '[0, 3]'`), mappings as YAML.
+as words (`--recipe.at 0 3`), with commas (`0,3`) or as YAML (`'[0, 3]'`), mappings as YAML.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from flowrl.errors import UserError
+from flowrl.settings.data import RewardSpec
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import settings_at
-from flowrl.settings.strict_yaml import parse_yaml
+from flowrl.settings.strict_yaml import list_entries, parse_yaml
 from flowrl.settings.words import suggestion
 
 _LISTS = (tuple, list, dict)
@@ -46,9 +47,27 @@ class Option:
         nullable = any(kind in (NoneType, Any) or settings_at(kind) for kind in kinds)
         if len(words) == 1 and words[0] in _NULLS and nullable:
             return None
+        if settings_at(self.annotation) is RewardSpec and tuple in kinds:
+            return list_entries(words, name)
         if not whole and Any not in kinds:
             return words[0]
-        return _whole(words, name, kinds)
+        return _whole(split_by_commas(words, self.annotation), name, kinds)
+
+
+def split_by_commas(words: Sequence[str], annotation: Any) -> list[str]:
+    """`0,3` as `0 3` in a list of numbers or of fixed names; texts and files may hold commas."""
+    if _free(annotation):
+        return list(words)
+    split = ([word] if word[:1] in "[{" else word.split(",") for word in words)
+    return [part.strip() for parts in split for part in parts]
+
+
+def _free(annotation: Any) -> bool:
+    """Whether an annotation takes a text or a mapping of the user's own, such as a file's name."""
+    if get_origin(annotation) is Literal:
+        return False
+    inner = get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
+    return any(map(_free, inner)) if inner else annotation not in (int, float, NoneType, ...)
 
 
 def _whole(words: Sequence[str], name: str, kinds: Sequence[Any]) -> Any:

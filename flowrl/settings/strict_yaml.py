@@ -1,7 +1,7 @@
 """YAML with bounds on size, depth and expanded aliases, and with one value per key."""
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,15 @@ def parse_yaml(text: str, source: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(f"{source}: not valid YAML: {why}") from error
+
+
+def list_entries(words: Sequence[str], source: str) -> list[Any]:
+    """The entries of a list on the command line: `a b`, `a,b` and `[a, b]` are the same."""
+    found: list[Any] = []
+    for word in words:
+        for entry in parse_yaml(f"[{word}]", source):
+            found += entry if isinstance(entry, list) else [entry]
+    return found
 
 
 def _check_node(node: Any, place: str, sizes: dict[int, int], above: tuple[int, ...]) -> int:

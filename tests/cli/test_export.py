@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from huggingface_hub import ModelCard
+from huggingface_hub import HfApi, ModelCard
 from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors.torch import load_file
@@ -157,6 +157,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     yield Hub
 
 
+class ConnectError(Exception):
+    """As an HTTP library raises it that is no base class of the hub's own errors."""
+
+
 def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tmp_path):
     words = ("export", run[0], "--formats", "diffusers", "--push-to-hub", "me/new")
     assert flowrl(*words, "--private", "--out", tmp_path / "a") == 0
@@ -165,11 +169,21 @@ def test_an_upload_has_all_files_and_its_failure_keeps_them(run, api, capsys, tm
     assert sent[1] == "me/new" and {LORA_FILE, "README.md", "curves.svg"} <= sent[2]
     assert "uploaded: https://huggingface.co/me/new" in capsys.readouterr().out
     assert 'load_lora_weights("me/new"' in (tmp_path / "a" / "README.md").read_text()
-    api.error = OSError("Name or service not known")
-    assert flowrl(*words, "--out", tmp_path / "b") == 2
-    said = capsys.readouterr().err
-    assert "was not uploaded" in said and f"hf upload me/new {tmp_path / 'b'}" in said
-    assert (tmp_path / "b" / "README.md").is_file()
+    for name, kind in (("b", OSError), ("c", ConnectError)):
+        api.error = kind("Name or service not known")
+        assert flowrl(*words, "--out", tmp_path / name) == 2
+        said = capsys.readouterr().err
+        assert f"was not uploaded ({kind.__name__}: Name or service not known)" in said
+        assert f"hf upload me/new {tmp_path / name}" in said and said.count("\n") == 1
+        assert (tmp_path / name / "README.md").is_file()
+
+
+def test_the_hubs_own_client_without_a_network_is_one_sentence(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))  # discard
+    monkeypatch.setattr(hub, "get_token", lambda: "a token")
+    words = ("--formats", "diffusers", "--push-to-hub", "me/new", "--out", tmp_path / "a")
+    assert flowrl("export", run[0], *words) == 2
+    assert "me/new was not uploaded (ConnectError: " in capsys.readouterr().err
 
 
 @pytest.mark.slow

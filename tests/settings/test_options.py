@@ -3,7 +3,16 @@
 import pytest
 
 from flowrl.errors import UserError
+from flowrl.evaluation.measure import parse_specs
+from flowrl.evaluation.reward_evaluation import EvaluateRewards
+from flowrl.evaluation.scoring import ScoreArguments
 from flowrl.settings import RECIPE_SETTINGS
+from flowrl.settings.arguments import (
+    EvaluateArguments,
+    ExportArguments,
+    SampleArguments,
+    parse_arguments,
+)
 from flowrl.settings.options import option_names
 from flowrl.settings.read import dump, override, run_from
 from tests.settings.test_words import TREE
@@ -75,3 +84,32 @@ def test_a_wrong_option_is_one_sentence(words, message):
     with pytest.raises(UserError, match=message) as caught:
         override(RUN, words)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["shapes,jpeg"], ["shapes", "jpeg"], ["[shapes, jpeg]"]])
+def test_every_command_takes_rewards_with_commas_and_with_spaces(words):
+    run = override(run_from(TREE, "x"), ["--rewards", *words, "--held-out-rewards", *words])
+    assert [spec.name for spec in run.rewards] == ["shapes", "jpeg"] == [s.name for s in run.judges]
+    for kind in (SampleArguments, EvaluateArguments, ScoreArguments, EvaluateRewards):
+        line = ["here", "--rewards", *words]
+        given = parse_arguments(kind, line, "x").rewards
+        assert list(parse_specs(given, "--rewards")) == ["shapes", "jpeg"], kind
+
+
+def test_a_reward_with_settings_may_stand_in_a_list():
+    words = ["shapes,{name: shapes, kind: strict}", "{name: jpeg, weight: 0.5}"]
+    run = override(run_from(TREE, "x"), ["--rewards", *words])
+    assert [spec.label for spec in run.rewards] == ["shapes", "shapes.strict", "jpeg"]
+    assert list(parse_specs(words, "x")) == ["shapes", "shapes.strict", "jpeg"]
+
+
+def test_commas_separate_numbers_and_fixed_names_and_no_texts():
+    tree = TREE | {"recipe": {"name": "branch_grpo"}}
+    words = "--recipe.at 0,3 --track.tags a,b --evaluate.pass-at 1,2 4".split()
+    run = override(run_from(tree, "x"), words)
+    assert run.recipe.at == (0, 3) and run.track.tags == ("a,b",)
+    assert run.evaluate.pass_at == (1, 2, 4)
+    given = parse_arguments(EvaluateArguments, "r --pass-at 1,4 --prompts a,b.txt".split(), "x")
+    assert given.pass_at == (1, 4) and given.prompts == ("a,b.txt",)
+    kept = parse_arguments(ExportArguments, "r --formats diffusers,kohya".split(), "x").formats
+    assert kept == ("diffusers", "kohya")
