@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.cli.app import exit_code
 from flowrl.errors import UserError
 from flowrl.package_alias import bind_packages
 from flowrl.paths import CONFIGS_FOLDER, PROJECT, find, own_runs, run_file
@@ -75,6 +76,19 @@ def test_the_users_own_file_wins_and_a_folder_with_a_run_is_said(
     (tmp_path / "demo" / "run.yaml").touch()
     with pytest.raises(UserError, match=r"write demo/run\.yaml, or configs/demo\.yaml of flowrl"):
         run_file("demo")
+
+
+def test_another_program_gets_a_file_of_flowrl_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "configs/accelerate/ddp.yaml"
+    assert exit_code(["path", name]) == 0
+    assert Path(capsys.readouterr().out.strip()) == CONFIGS_FOLDER / "accelerate" / "ddp.yaml"
+    (tmp_path / "configs" / "accelerate").mkdir(parents=True)
+    (tmp_path / name).touch()
+    assert exit_code(["path", name]) == 0 and capsys.readouterr().out == f"{name}\n"
+    assert exit_code(["path", "configs/none.yaml"]) == 2 == exit_code(["path"])
 
 
 @pytest.mark.parametrize("name", ["demo", "maze_demo"])

@@ -10,6 +10,7 @@ from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
 from flowrl.errors import Stopped, UserError
+from flowrl.paths import find
 
 _HELP = ("-h", "--help", "help")
 WITHOUT_MODELS = ("doctor", "suites")  # commands that import no transformers
@@ -75,12 +76,25 @@ def version() -> str:
         return "of the source tree, which is not installed"
 
 
+def path_command(arguments: Sequence[str]) -> int:
+    """`path NAME`: of a file of flowrl, for other programs; a file of the user wins."""
+    if len(arguments) != 1:
+        raise UserError("path: name one file, such as configs/accelerate/ddp.yaml")
+    path = find(arguments[0])
+    if not path.exists():
+        raise UserError(f"path: {arguments[0][:200]}: no such file, here or in flowrl")
+    print(path)
+    return 0
+
+
 def command(name: str) -> Callable[[list[str]], int]:
     """The function of a command."""
     if name == "completion":
         from flowrl.cli.completion import completion_command
 
         return completion_command
+    if name == "path":
+        return path_command
     if name not in WITHOUT_MODELS:
         check_torchvision()
     with collection_paused():

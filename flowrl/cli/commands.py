@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from flowrl.cli.app import path_command
 from flowrl.cli.calibrate import calibrate_command
 from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
@@ -264,6 +265,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "new": new,
     "doctor": doctor,
     "completion": completion_command,
+    "path": path_command,
 }
 
 

@@ -120,6 +120,11 @@ COMMANDS = {
         "flowrl doctor",
         "flowrl.cli.doctor:Doctor",
     ),
+    "path": Command(
+        "NAME",
+        "print the path of a file that comes with flowrl",
+        "flowrl path configs/accelerate/ddp.yaml",
+    ),
     "completion": Command(
         "SHELL",
         "print the script that completes commands, options and runs in bash, zsh or fish",
