@@ -1,5 +1,6 @@
 """`flowrl doctor`: what this machine can run, what is missing, and how to get it."""
 
+import importlib
 import os
 import platform
 import shutil
@@ -15,7 +16,7 @@ from urllib.request import Request, urlopen
 from packaging.requirements import Requirement
 
 from flowrl.cli.installed import torchvision_misfit
-from flowrl.paths import CACHE_VARIABLE
+from flowrl.paths import CACHE_VARIABLE, cache_folder
 
 Verdict = Literal["ok", "note", "missing"]
 
@@ -65,6 +66,7 @@ def findings() -> Iterator[Finding]:
     yield _python()
     yield from _packages()
     yield from _torchvision()
+    yield from _together()
     yield _memory()
     yield from _devices()
     yield _compiler()
@@ -74,8 +76,8 @@ def findings() -> Iterator[Finding]:
     yield from _rewards()
     yield from _hub()
     yield _write_access("disk", Path.cwd(), "runs go to ./runs")
-    if torchvision_misfit() is None:  # the cache's module imports transformers
-        yield from _proof_cache()
+    why = f"proofs are repeated; set {CACHE_VARIABLE}"
+    yield _write_access("proof cache", cache_folder() / "proofs", why)
     yield _launchers()
 
 
@@ -130,6 +132,18 @@ def _torchvision() -> Iterator[Finding]:
         yield Finding("missing", "torchvision", sentence)
     elif _installed("torchvision"):
         yield Finding("ok", "torchvision", f"{version('torchvision')}, for open_clip")
+
+
+def _together() -> Iterator[Finding]:
+    """Whether the libraries of models import side by side: some of their versions do not."""
+    if torchvision_misfit() is not None or not _installed("diffusers"):
+        return  # said already
+    try:
+        importlib.import_module("diffusers.pipelines.pipeline_utils")
+    except (ImportError, RuntimeError) as error:  # diffusers makes the first into the second
+        why = " ".join(str(error).split("\n")[-1].split())[:200]
+        way = "pip install -U diffusers transformers peft"
+        yield Finding("missing", "imports", f"diffusers does not import ({why}): {way}")
 
 
 def _memory() -> Finding:
@@ -253,16 +267,6 @@ def _reachable(url: str) -> Finding:
         why = " ".join(str(error).split())[:80]
         way = "`hf download` models where there is a network, or set HF_ENDPOINT to a mirror"
         return Finding("note", "hub", f"{url} cannot be reached ({why}): {way}")
-
-
-def _proof_cache() -> Iterator[Finding]:
-    from flowrl.models.diffusers.whole import proof_cache as proof_cache
-
-    yield _write_access(
-        "proof cache",
-        proof_cache.folder(),
-        f"proofs are repeated; set {CACHE_VARIABLE}",
-    )
 
 
 def _write_access(subject: str, folder: Path, otherwise: str) -> Finding:
