@@ -7,7 +7,7 @@ CODE = samplers rewards flowrl scripts tests
 # Without compiled modules every process would compile all libraries anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-text test test-open-clip tests lint check format docs
+.PHONY: setup demo demo-text quick changed stranger test test-open-clip tests lint check format docs
 
 setup:
 	@$(PYTHON) scripts/make_venv.py --venv $(VENV)
@@ -21,6 +21,11 @@ demo-text: setup
 
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=30
+
+# The wheel on a machine without our versions: newest packages, then the oldest; takes half an hour.
+stranger: setup
+	@$(BIN)/python scripts/stranger.py
+	@$(BIN)/python scripts/stranger.py --oldest
 
 # Tests with open_clip and the torchvision that it needs, in an environment of their own.
 test-open-clip: setup

@@ -105,11 +105,13 @@ def test_a_reward_with_settings_may_stand_in_a_list():
 
 def test_commas_separate_numbers_and_fixed_names_and_no_texts():
     tree = TREE | {"recipe": {"name": "branch_grpo"}}
-    words = "--recipe.at 0,3 --track.tags a,b --evaluate.pass-at 1,2 4".split()
+    words = ["--recipe.at", "0,3", "--track.tags", "a,b", "--evaluate.pass-at", "1,2", "4"]
     run = override(run_from(tree, "x"), words)
     assert run.recipe.at == (0, 3) and run.track.tags == ("a,b",)
     assert run.evaluate.pass_at == (1, 2, 4)
-    given = parse_arguments(EvaluateArguments, "r --pass-at 1,4 --prompts a,b.txt".split(), "x")
+    given = parse_arguments(
+        EvaluateArguments, ["r", "--pass-at", "1,4", "--prompts", "a,b.txt"], "x"
+    )
     assert given.pass_at == (1, 4) and given.prompts == ("a,b.txt",)
-    kept = parse_arguments(ExportArguments, "r --formats diffusers,kohya".split(), "x").formats
+    kept = parse_arguments(ExportArguments, ["r", "--formats", "diffusers,kohya"], "x").formats
     assert kept == ("diffusers", "kohya")
