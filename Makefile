@@ -22,6 +22,15 @@ demo-text: setup
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=30
 
+# The calculus and the settings, while you write.
+quick: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu and not long' -n 2 --dist worksteal \
+		tests/credit tests/losses tests/likelihoods tests/samplers tests/settings tests/recipes
+
+# The tests that import what differs from main.
+changed: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python scripts/changed.py
+
 # The wheel on a machine without our versions: newest packages, then the oldest; takes half an hour.
 stranger: setup
 	@$(BIN)/python scripts/stranger.py

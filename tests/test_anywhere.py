@@ -225,6 +225,7 @@ def test_the_wheel_holds_every_file_and_trains_in_an_empty_folder(
             assert (site / name).is_file(), name
         if name.startswith("configs/"):
             assert (site / "flowrl" / name).is_file(), name
+    assert (site / "flowrl" / "cli" / "schema.json").is_file()  # made by the build
     done = python("-m", "flowrl", "train", "demo", *TINY.split(), cwd=tmp_path, path=site)
     assert done.returncode == 0, done.stderr
     assert str(site / "flowrl" / "configs" / "demo.yaml") in done.stderr
@@ -232,11 +233,23 @@ def test_the_wheel_holds_every_file_and_trains_in_an_empty_folder(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+def test_the_wheel_imports_and_explains_itself_without_extras(
+    tmp_path: Path, wheel: tuple[Path, list[str]]
+) -> None:
+    help = (
+        "from flowrl.cli.app import exit_code\nfrom flowrl.cli.help import COMMANDS\n"
+        "assert not any(exit_code([name, '--help']) for name in COMMANDS)\n"
+    )
+    done = python("-c", BARE + help, cwd=tmp_path, path=wheel[0])
+    assert done.returncode == 0 and "all imported" in done.stdout, done.stderr
+
+
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 OF_AN_INTERPRETER = """
 import sys
 print("%d.%d" % sys.version_info[:2])
-import accelerate, datasets, diffusers, jaxtyping, peft, pydantic, torch, transformers, tyro, yaml
+import accelerate, datasets, diffusers, jaxtyping, peft, pydantic, torch, transformers, yaml
 """
 
 

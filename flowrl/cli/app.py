@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
+from flowrl.cli.schema import schema_command
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import find
 
@@ -87,14 +88,17 @@ def path_command(arguments: Sequence[str]) -> int:
     return 0
 
 
+_LIGHT = {"path": path_command, "schema": schema_command}  # which need no torch
+
+
 def command(name: str) -> Callable[[list[str]], int]:
     """The function of a command."""
     if name == "completion":
         from flowrl.cli.completion import completion_command
 
         return completion_command
-    if name == "path":
-        return path_command
+    if name in _LIGHT:
+        return _LIGHT[name]
     if name not in WITHOUT_MODELS:
         check_torchvision()
     with collection_paused():

@@ -1,6 +1,5 @@
 """The commands: each takes command-line words and returns an exit code."""
 
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from flowrl.cli.app import path_command
 from flowrl.cli.calibrate import calibrate_command
 from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
-from flowrl.cli.schema import read_schema
+from flowrl.cli.schema import schema_command
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
 from flowrl.paths import run_file
@@ -221,14 +220,6 @@ def suites(arguments: list[str]) -> int:
     return 0
 
 
-def schema(arguments: list[str]) -> int:
-    """`schema`."""
-    if arguments:
-        raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
-    print(json.dumps(read_schema()["run"], indent=2))
-    return 0
-
-
 def new(arguments: list[str]) -> int:
     """`new FOLDER`."""
     from flowrl.cli.new import New, write_new_run
@@ -261,7 +252,7 @@ COMMAND_FUNCTIONS: dict[str, Callable[[list[str]], int]] = {
     "score": score_command,
     "evaluate-rewards": evaluate_rewards_command,
     "suites": suites,
-    "schema": schema,
+    "schema": schema_command,
     "new": new,
     "doctor": doctor,
     "completion": completion_command,

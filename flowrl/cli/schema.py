@@ -9,11 +9,12 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flowrl.errors import UserError
 from flowrl.paths import PROJECT, cache_folder
 
 BUILT = Path(__file__).with_name("schema.json")
@@ -39,6 +40,14 @@ def read_schema() -> dict[str, Any]:
     text = json.dumps({"of": digest, **make_schema()})
     _write(text, places)
     return json.loads(text)
+
+
+def schema_command(arguments: Sequence[str]) -> int:
+    """`schema`: that of a run's file, for editors."""
+    if arguments:
+        raise UserError(f"schema takes no arguments, got {' '.join(arguments)[:200]}")
+    print(json.dumps(read_schema()["run"], indent=2))
+    return 0
 
 
 def _read(path: Path) -> dict[str, Any]:
