@@ -43,6 +43,19 @@ def test_a_missing_package_is_named(
     assert doctor.print_findings() == 1 and "missing: peft" in capsys.readouterr().out
 
 
+def test_libraries_that_do_not_import_side_by_side_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(name: str) -> None:
+        raise RuntimeError(f"Failed to import {name}:\ncannot import name 'X' from 'transformers'")
+
+    assert list(doctor._together()) == []
+    monkeypatch.setattr(doctor.importlib, "import_module", refused)
+    (found,) = doctor._together()
+    assert found.state == "missing" and "cannot import name 'X'" in found.detail
+    assert "pip install -U diffusers transformers peft" in found.detail
+
+
 def test_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "0.1")
     assert all("but flowrl needs" in each.detail for each in doctor._packages())
