@@ -71,7 +71,8 @@ def _tests_of(file: str) -> Iterator[str]:
         yield path.parent.as_posix()
     else:
         module = name_of(path)
-        tests = importers({module, *passed_on(module)})
+        written = ".".join(path.with_suffix("").parts)  # tests may import scripts as a package
+        tests = importers({module, written, *passed_on(module)})
         if not tests:
             users = {other for other, names in imports().items() if module in names}
             tests = importers({user for user in users if room(user) == room(module)})
