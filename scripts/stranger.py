@@ -77,7 +77,7 @@ def installed(folder: Path, oldest: bool) -> Path:
 
 
 def lower_bounds() -> list[str]:
-    """The oldest version of each dependency that pyproject.toml admits, torch's apart."""
+    """The oldest version of each dependency that pyproject.toml admits, but torch's."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     wanted = [Requirement(line) for line in project["dependencies"]]
     return [
