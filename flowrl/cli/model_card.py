@@ -17,7 +17,7 @@ from flowrl.models.diffusers.lora.lora import LORA_FILE, SECOND
 from flowrl.pages.charts import chart_sheet
 from flowrl.pages.curves import DIVERSITIES, RunCharts
 from flowrl.pages.run_folder import RunFolder
-from flowrl.pages.stack import code_span, render
+from flowrl.pages.stack import code_span, from_template
 from flowrl.pages.unseen import Unseen
 from flowrl.settings import Run
 from flowrl.settings.read import dump
@@ -26,7 +26,7 @@ CARD, CURVES = "README.md", "curves.svg"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _PAGES = ("before_after", "after", "before")  # of a run's samples, the most telling first
 _EXAMPLES, _MOST_LETTERS = 5, 200
-Rows = list[tuple[Any, ...]]
+CardRows = list[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
         "held_out": _rewards(run.held_out_rewards),
         "prompts": _prompts(subject), "examples": _examples(run),
     }  # fmt: skip
-    (out / CARD).write_text(render("card.md", values), encoding="utf-8")
+    (out / CARD).write_text(from_template("card.md", values), encoding="utf-8")
     return out / CARD
 
 
@@ -151,9 +151,9 @@ def _scheduler(source: str) -> str:
     return f"the pipeline's own, {json.loads(file.read_text(encoding='utf-8'))['_class_name']}"
 
 
-def _results(run: RunFolder, iteration: int | None) -> tuple[int, Rows]:
+def _results(run: RunFolder, iteration: int | None) -> tuple[int, CardRows]:
     """The iteration of an evaluation, and names with their scores at the base and there."""
-    rows: Rows = []
+    rows: CardRows = []
     at = 0
     for name in (*run.judges, *DIVERSITIES):
         points = dict(run.column(f"held_out/{name}"))
@@ -169,7 +169,7 @@ def _page(samples: Path) -> Path | None:
     return next((path for path in names if path.is_file()), None)
 
 
-def _settings(run: Run) -> Rows:
+def _settings(run: Run) -> CardRows:
     tree = dump(run)
     rows = [(f"recipe.{key}", value) for key, value in tree["recipe"].items()]
     rows += [(f"train.{k}", tree["train"][k]) for k in ("iterations", "lr", "updates")]
@@ -177,14 +177,14 @@ def _settings(run: Run) -> Rows:
     return [(Markup(name), code_span(value)) for name, value in rows]
 
 
-def _rewards(specs: Sequence[Any]) -> Rows:
+def _rewards(specs: Sequence[Any]) -> CardRows:
     return [(code_span(spec.label), str(spec.weight)) for spec in specs]
 
 
-def _prompts(subject: CardSubject) -> Rows:
+def _prompts(subject: CardSubject) -> CardRows:
     prompts = subject.run.prompts
     places = [("training", prompts.train), ("held out", prompts.held_out or ())]
-    rows: Rows = [
+    rows: CardRows = [
         (title, Markup(", ").join(code_span(subject.public(each.source)) for each in some))
         for title, some in places
         if some

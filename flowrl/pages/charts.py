@@ -9,12 +9,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flowrl.pages.stack import number, render
+from flowrl.pages.stack import from_template, number
 
 WIDE, HIGH = 400.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 54.0, 10.0, 10.0, 26.0
 MOST_POINTS = 300  # of a line; more are averaged in neighbours
-COLOURS = ("#0072b2", "#d55e00", "#008a64", "#a8558a", "#9a7000", "#6b7280")
+LINE_COLOURS = ("#0072b2", "#d55e00", "#008a64", "#a8558a", "#9a7000", "#6b7280")
 FLAT = 1e-5  # a range below this share of the values is a flat line, and not zoomed into
 SHEET_COLUMNS, SHEET_TITLE = 2, 24.0  # of a file of charts; the height of a title
 Points = Sequence[tuple[float, float]]
@@ -28,7 +28,7 @@ class Curve:
     points: Points
     band: Sequence[tuple[float, float]] = ()
     marks: bool = False  # a dot at each point
-    colour: int | None = None  # a place in COLOURS; by default the line's
+    colour: int | None = None  # a place in LINE_COLOURS; by default the line's
 
     def thinned(self) -> "Curve":
         """The line with at most `MOST_POINTS` points, each the mean of neighbours."""
@@ -70,9 +70,9 @@ class Chart:
     @property
     def figure(self) -> Markup:
         """A figure with title, newest value, chart and legend; empty without any point."""
-        return (
-            Markup("") if self.empty else render("chart.html", {"chart": self, "plot": Plot(self)})
-        )
+        if self.empty:
+            return Markup("")
+        return from_template("chart.html", {"chart": self, "plot": Plot(self)})
 
 
 def chart_sheet(charts: Sequence[Chart]) -> str:
@@ -88,7 +88,7 @@ def chart_sheet(charts: Sequence[Chart]) -> str:
         for i, chart in enumerate(kept)
     ]
     size = {"wide": columns * WIDE, "high": -(-len(kept) // columns) * step, "title": SHEET_TITLE}
-    return str(render("sheet.svg", {"placed": placed, **size}))
+    return str(from_template("sheet.svg", {"placed": placed, **size}))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Plot:
 
     box = (LEFT, WIDE - RIGHT, TOP, HIGH - BOTTOM)
     size = (WIDE, HIGH)
-    palette = COLOURS
+    palette = LINE_COLOURS
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -240,4 +240,4 @@ def _tick(value: float, step: float) -> str:
 
 
 def _colour(line: Curve, place: int) -> int:
-    return (place if line.colour is None else line.colour) % len(COLOURS)
+    return (place if line.colour is None else line.colour) % len(LINE_COLOURS)

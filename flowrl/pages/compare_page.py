@@ -10,7 +10,7 @@ import numpy as np
 from flowrl.errors import UserError
 from flowrl.evaluation.agreement import MeanInterval
 from flowrl.evaluation.paired import paired_gain, prompt_means
-from flowrl.pages.charts import COLOURS, Chart, Curve
+from flowrl.pages.charts import LINE_COLOURS, Chart, Curve
 from flowrl.pages.curves import held_out_line
 from flowrl.pages.records import EvaluationRecord, SampleRecord, write_whole
 from flowrl.pages.run_folder import RunFolder
@@ -22,7 +22,7 @@ from flowrl.pages.run_page import (
     settings_rows,
     state,
 )
-from flowrl.pages.stack import duration_text, number, render, sign, signed, varying
+from flowrl.pages.stack import duration_text, from_template, number, sign, signed, varying
 
 MOST_RUNS = 12
 ALL_PAIRS = 5  # runs up to which every pair is compared; beyond, each with the first
@@ -63,10 +63,10 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
         "heading": f"{len(runs)} runs compared", "chips": names, "interactive": True,
         "sections": [(anchor, title) for anchor, title, there in sections if there],
         "names": names, "facts": facts, "same": same, "differences": differences,
-        "charts": list(_charts(named)), "colours": len(COLOURS),
+        "charts": list(_charts(named)), "colours": len(LINE_COLOURS),
         "samples": samples, "settings": settings, **_samples_note(named),
     }  # fmt: skip
-    return str(render("compare.html", values))
+    return str(from_template("compare.html", values))
 
 
 def judges(named: NamedRuns) -> list[str]:

@@ -17,7 +17,7 @@ from flowrl.evaluation.reward_evaluation import EvaluateRewards, Measured, measu
 from flowrl.evaluation.reward_report import ReportTree, RewardResult, percent
 from flowrl.media.thumbnails import small_copy
 from flowrl.pages.records import GivenImage, write_whole
-from flowrl.pages.stack import render, varying
+from flowrl.pages.stack import from_template, varying
 from rewards import Reward
 
 LARGEST = 192  # pixels of an image's longer side on the page
@@ -27,8 +27,8 @@ TIE_RULES = {
     "calibrated": "three verdicts, tie threshold fitted (GenAI-Bench, VideoGen-RewardBench)",
     "one_order": "judged in one order only",
 }
-Side = tuple[GivenImage, float, bool]  # of a pair: named by its prompt, scored, people's choice
-Table = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
+JudgedImage = tuple[GivenImage, float, bool]  # its prompt, its score, people's choice
+VaryingTable = tuple[list[str], list[list[Any]], list[tuple[str, Any]]]
 
 
 def report_rewards(given: EvaluateRewards, objects: Mapping[str, Reward] = {}) -> Path:
@@ -51,7 +51,7 @@ def reward_page(found: Measured, examples: int, seed: int) -> str:
     values = {
         "title": f"Rewards on {data['name']}", "heading": f"Which reward to trust: {data['name']}",
         "chips": [f"layout {data['layout']}"], "sections": [], "interactive": False,
-        "tree": tree, "data": data, "rewards": rewards, "known": known, "axis": Axis.of(known),
+        "tree": tree, "data": data, "rewards": rewards, "known": known, "axis": ShareAxis.of(known),
         "tie_rule": TIE_RULES[ties], "level": percent(tree["level"], 0),
         "treatments": _treatments(tree, order), "differences": _differences(tree),
         "ranks": {name: r["rank"] for name, r in rewards.items() if r.get("rank")},
@@ -62,18 +62,18 @@ def reward_page(found: Measured, examples: int, seed: int) -> str:
             wrong_pairs(each, found.preferences, found.gallery, examples) for each in found.outcomes
         ],
     }  # fmt: skip
-    return str(render("rewards.html", values))
+    return str(from_template("rewards.html", values))
 
 
 @dataclass(frozen=True)
-class Axis:
+class ShareAxis:
     """An axis that begins and ends at tens of percent around all intervals and one half."""
 
     low: float
     high: float
 
     @classmethod
-    def of(cls, known: Mapping[str, MeanInterval]) -> "Axis":
+    def of(cls, known: Mapping[str, MeanInterval]) -> "ShareAxis":
         ends = [x for e in known.values() for x in (e.value, e.low, e.high) if math.isfinite(x)]
         low = math.floor(10 * min([*ends, 0.5]) + 1e-9) / 10
         return cls(low, max(math.ceil(10 * max([*ends, 0.5]) - 1e-9) / 10, low + 0.1))
@@ -86,7 +86,7 @@ def _low(x: float) -> float:
     return x if x == x else -1.0
 
 
-def _treatments(tree: ReportTree, order: Sequence[str]) -> Table:
+def _treatments(tree: ReportTree, order: Sequence[str]) -> VaryingTable:
     rewards = tree["rewards"]
     kinds = [k for k in TIE_RULES if any(k in r["accuracy"] for r in rewards.values())]
     rows = [
@@ -97,7 +97,7 @@ def _treatments(tree: ReportTree, order: Sequence[str]) -> Table:
     return varying(["", *(k.replace("_", " ") for k in kinds), "tied", "no verdict"], rows)
 
 
-def _differences(tree: ReportTree) -> Table:
+def _differences(tree: ReportTree) -> VaryingTable:
     rows = [
         [
             f"{d['first']} \N{MINUS SIGN} {d['second']}",
@@ -109,7 +109,7 @@ def _differences(tree: ReportTree) -> Table:
     return varying(["", "points", "verdict"], rows)
 
 
-def _position(tree: ReportTree) -> Table:
+def _position(tree: ReportTree) -> VaryingTable:
     rows = []
     for name, reward in tree["rewards"].items():
         if "position" in reward:
@@ -120,7 +120,7 @@ def _position(tree: ReportTree) -> Table:
     return varying(head, rows)
 
 
-def _costs(tree: ReportTree) -> Table:
+def _costs(tree: ReportTree) -> VaryingTable:
     rows = []
     for name, reward in tree["rewards"].items():
         c = reward["cost"]
@@ -149,14 +149,14 @@ def edit_strip(
 
 def wrong_pairs(
     a: RewardResult, p: Preferences, gallery: Gallery, most: int
-) -> tuple[str, int, list[list[Side]]]:
+) -> tuple[str, int, list[list[JudgedImage]]]:
     """A reward, the number of its verdicts that people reject, and the surest of them."""
     wrong = np.flatnonzero(np.nan_to_num(a.margin) * preferred(p.label) < 0)
     order = wrong[np.argsort(-np.abs(a.margin[wrong]), kind="stable")][:most]
     return a.name, len(wrong), [_pair(a, p, gallery, int(i)) for i in order]
 
 
-def _pair(a: RewardResult, p: Preferences, gallery: Gallery, i: int) -> list[Side]:
+def _pair(a: RewardResult, p: Preferences, gallery: Gallery, i: int) -> list[JudgedImage]:
     rows = int(p.a[i]), int(p.b[i])
     media, prompt = gallery.samples(rows).media, p.items[rows[0]].prompt[:200]
     scores = (0.5 + a.margin[i], 0.5 - a.margin[i])

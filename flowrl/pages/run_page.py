@@ -14,7 +14,7 @@ from flowrl.evaluation.paired import paired_gain
 from flowrl.pages.curves import DIVERSITIES, NORMAL, RunCharts
 from flowrl.pages.records import EvaluationRecord, SampleRecord, write_whole
 from flowrl.pages.run_folder import RunFolder, flat
-from flowrl.pages.stack import count, duration_text, number, render, signed
+from flowrl.pages.stack import count, duration_text, from_template, number, signed
 from flowrl.pages.tree import TreeView
 from flowrl.pages.unseen import Unseen
 
@@ -69,7 +69,7 @@ def run_page(run: RunFolder) -> str:
         "alarms_first": first, "alarms_off": _off(run),
         "chosen": settings_rows(run.chosen), "every": settings_rows(run.settings),
     }  # fmt: skip
-    return str(render("run.html", values))
+    return str(from_template("run.html", values))
 
 
 def state(run: RunFolder) -> str:

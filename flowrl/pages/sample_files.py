@@ -12,7 +12,7 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.media import pictures, videos
-from flowrl.pages.stack import render
+from flowrl.pages.stack import from_template
 from rewards import Samples
 from rewards.perception.files import open_image_file
 
@@ -137,8 +137,9 @@ def _change(before: float | None, after: float | None) -> str:
 def _text_page(title: str, summary: str, heads: Sequence[str], rows: Sequence[Any]) -> str:
     """A table of prompts, and of scores with texts. Models may write anything: the page escapes it,
     and has no scripts."""
-    values = {"title": title, "heading": title, "chips": [], "sections": [], "interactive": False}
-    return str(render("texts.html", values | {"summary": summary, "heads": heads, "rows": rows}))
+    top = {"title": title, "heading": title, "chips": [], "sections": [], "interactive": False}
+    table = {"summary": summary, "heads": heads, "rows": rows}
+    return str(from_template("texts.html", top | table))
 
 
 def _written(lines: Sequence[Line], page: str, folder: Path, name: str) -> Path:

@@ -63,7 +63,7 @@ def code_span(value: object) -> Markup:
     return Markup(f"{fence}{inner}{fence}" if text else "")
 
 
-def cell(value: Any) -> Markup:
+def table_cell(value: Any) -> Markup:
     """A cell of a Markdown table, in which a bar ends even code."""
     text = str(value) if isinstance(value, Markup) else str(_markdown(str(value)))
     return Markup(re.sub(r"(?<!\\)\|", r"\\|", text))
@@ -85,7 +85,7 @@ def _engine(**more: Any) -> Environment:
         lstrip_blocks=True,
         **more,
     )
-    filters = (number, signed, sign, fixed, duration_text, count, code_span, cell)
+    filters = (number, signed, sign, fixed, duration_text, count, code_span, table_cell)
     engine.filters |= {each.__name__: each for each in filters}
     return engine
 
@@ -93,7 +93,7 @@ def _engine(**more: Any) -> Environment:
 _PAGES, _CARDS = _engine(), _engine(finalize=_markdown)
 
 
-def render(template: str, values: Mapping[str, object]) -> Markup:
+def from_template(template: str, values: Mapping[str, object]) -> Markup:
     """A template of `templates/` with values. HTML and Markdown of values are escaped."""
     engine = _CARDS if template.endswith(".md") else _PAGES
     return Markup(engine.get_template(template).render(values))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Tree = Mapping[str, Any]
+SettingsTree = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Unseen:
     trained: list[str]
 
     @classmethod
-    def of(cls, settings: Tree) -> "Unseen":
+    def of(cls, settings: SettingsTree) -> "Unseen":
         prompts = settings.get("prompts")
         train, held_out = (
             (prompts.get(place) for place in ("train", "held_out"))
@@ -61,7 +61,7 @@ class Unseen:
         )
 
 
-def _specs(settings: Tree, key: str) -> list[Any]:
+def _specs(settings: SettingsTree, key: str) -> list[Any]:
     found = settings.get(key)
     return list(found) if isinstance(found, list | tuple) else []
 
