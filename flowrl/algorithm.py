@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowrl.credit.advantages import Estimator
-from flowrl.credit.choices import AnyPlan, AnyPlanner, check_parts, first_plans, independent
+from flowrl.credit.choices import (
+    AnyPlan,
+    AnyPlanner,
+    check_parts,
+    first_plans,
+    image_plans,
+    independent,
+)
 from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
@@ -63,7 +70,7 @@ class Algorithm:
     def transforms(self) -> tuple[Transform, ...]:
         return self.advantage.transforms
 
-    @property
+    @cached_property
     def reads_reference(self) -> bool:
         """Whether credit reads the samples' divergence from the start."""
         return reads_reference(self.transforms)
@@ -73,7 +80,7 @@ class Algorithm:
         """Whether the turns of a sample can have different credit."""
         return compares_turns(self.transforms)
 
-    @property
+    @cached_property
     def by_step(self) -> bool:
         """Whether credit reads scores on the way, so that steps of a sample differ in it."""
         return reads_intermediate(self.transforms)
@@ -83,10 +90,16 @@ class Algorithm:
         """Policies that are evaluated beside the trained one, for the loss or for credit."""
         return self.loss.roles | (frozenset({"ref"}) if self.reads_reference else frozenset[str]())
 
-    @property
+    @cached_property
     def reward_gradient(self) -> bool:
         """Whether it follows the rewards' own gradients."""
         return isinstance(self.likelihood, Pathwise)
+
+    @cached_property
+    def guided(self) -> bool:
+        """Whether the slope of a reward guides what is sampled."""
+        guides = [plan.guide for plan in image_plans(self)]
+        return any(guide is not None and guide.by == "slope" for guide in guides)
 
     @property
     def text(self) -> bool:

@@ -1,12 +1,12 @@
 """The budget of an iteration: which prompts are drawn, how often, and which samples are trained on.
 
-The loop asks a `Spending`, which sees the scores of all processes, so that all decide alike.
-`Even` draws each prompt in turn; `Rationed` follows the settings of `budget`. g draws, n samples.
+`Rationed` follows the settings of `budget`. It sees the scores of all processes, so that all decide
+alike. g draws, n samples.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from accelerate.utils import gather_object
@@ -61,57 +61,6 @@ class RoundOutcome:
         return self.totals.view(len(self.draws.ids), -1)
 
 
-@runtime_checkable
-class Spending(Protocol):
-    def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
-        """Draws of the next round, or None to stop. The first round always has some."""
-        ...
-
-    def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
-        """Update from the scores. Return what to train on: this process's rollout and all scores,
-        perhaps with some samples replaced."""
-        ...
-
-    def kept(self, call: DrawRequest, found: Sequence[RoundScores], /) -> Bool[Tensor, " g"]:
-        """The draws of all rounds that are trained on."""
-        ...
-
-    def rows(self, rows: Rows, unit: int, /) -> Rows: ...  # of which gradients are taken
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def state(self) -> dict[str, Any]: ...  # tensors and plain values
-
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-
-class Even:
-    """Draws each prompt in turn, one group each, and trains on all of it."""
-
-    def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
-        if found:
-            return None
-        return call.prompts.draw(call.iteration, call.count, call.seed, call.weights)
-
-    def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
-        return rollout, outcome.scores
-
-    def kept(self, _call: DrawRequest, found: Sequence[RoundScores]) -> Bool[Tensor, " g"]:
-        return torch.ones(sum(len(f.draws.ids) for f in found), dtype=torch.bool)
-
-    def rows(self, rows: Rows, _unit: int) -> Rows:
-        return rows
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
-
-
 class Rationed:
     """The draws and samples that the settings ask for. `group`: samples per draw."""
 
@@ -123,6 +72,7 @@ class Rationed:
         self._metrics: dict[str, float] = {}
 
     def draws(self, call: DrawRequest, found: Sequence[RoundScores]) -> Draws | None:
+        """Draws of the next round, or None to stop. The first round always has some."""
         if found and (
             self.settings.flat != "resample"
             or len(found) >= self.settings.rounds
@@ -158,6 +108,8 @@ class Rationed:
         return chosen
 
     def scored(self, rollout: R, outcome: RoundOutcome) -> tuple[R, Scores]:
+        """Update from the scores. Return what to train on: this process's rollout and all scores,
+        perhaps with some samples replaced."""
         each = outcome.grouped()
         won = each >= self.settings.success  # NaN is none
         replayed = self._replayed(rollout, outcome, won)
@@ -234,6 +186,7 @@ class Rationed:
         return kept
 
     def rows(self, rows: Rows, unit: int) -> Rows:
+        """The rows of which gradients are taken."""
         return trimmed(rows, unit)
 
     def metrics(self) -> dict[str, float]:
@@ -249,5 +202,6 @@ class Rationed:
         self.successes.restore(state["successes"])
 
 
-def open_spending(settings: BudgetSettings, group: int) -> Spending:
-    return Even() if settings == BudgetSettings() else Rationed(settings, group)
+def open_budget(settings: BudgetSettings, group: int) -> Rationed | None:
+    """None without a budget: each prompt is drawn in turn, and all samples are trained on."""
+    return None if settings == BudgetSettings() else Rationed(settings, group)

@@ -5,6 +5,7 @@ helpers that all transforms share, are in `flowrl/credit/values.py`. Everything 
 honours the mask.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -211,6 +212,10 @@ class Estimator:
         summed = any(isinstance(t, Sum) for t in self.transforms)
         return self.transforms if summed else (Sum(), *self.transforms)
 
+    @staticmethod
+    def _behind_sum(chain: Sequence[Transform]) -> int:
+        return 1 + next(i for i, each in enumerate(chain) if isinstance(each, Sum))
+
     def refuses(self, choices: Choices) -> str | None:
         """Refuses groups without differences, trees that `path` cannot weigh, and what its
         transforms refuse."""
@@ -240,24 +245,29 @@ class Estimator:
             )
         return None
 
-    def credited(self, scores: Scores, context: Context) -> Bool[Tensor, " n"]:
-        """Samples with enough scores for an advantage, before later transforms mask any."""
+    def summed(self, scores: Scores, context: Context) -> Credit:
+        """Node values after the weighted sum of the rewards, by the samples' own scores alone. Its
+        mask has the samples with enough scores for an advantage: later transforms may mask more."""
         credit = node_values(scores, context, self.fusion)
-        for transform in self.chain:
-            if reads_intermediate((transform,)):  # a sample counts by its own scores
-                continue
-            credit = transform(credit, context)
-            if isinstance(transform, Sum):
-                break
-        return credit.mask[..., 0].any(1)
+        chain = self.chain
+        for transform in chain[: self._behind_sum(chain)]:
+            if not reads_intermediate((transform,)):
+                credit = transform(credit, context)
+        return credit
 
     def __call__(
-        self, scores: Scores, context: Context
+        self, scores: Scores, context: Context, summed: Credit | None = None
     ) -> tuple[Float[Tensor, "n k"], Bool[Tensor, "n k"]]:
-        """Advantages and mask. They have one column per token behind `Penalize(each=True)`."""
-        context = replace(context, way=scores.way)
-        credit = node_values(scores, context, self.fusion)
-        for transform in self.chain:
+        """Advantages and mask. They have one column per token behind `Penalize(each=True)`.
+
+        `summed`: what the method of that name has found of these scores, if that is known.
+        """
+        context, chain = replace(context, way=scores.way), self.chain
+        first = self._behind_sum(chain)
+        if summed is None or reads_intermediate(chain[:first]):
+            summed, first = node_values(scores, context, self.fusion), 0
+        credit = summed
+        for transform in chain[first:]:
             credit = transform(credit, context)
         credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]

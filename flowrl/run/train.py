@@ -16,8 +16,8 @@ from flowrl.run.call_search import search_sizes
 from flowrl.run.evaluate.evaluate import evaluate_and_keep
 from flowrl.run.evaluate.guard import Raised, raised_by_evaluation, raised_by_training
 from flowrl.run.evaluate.start_checks import prove_pipeline
-from flowrl.run.experience.collect import Experience
-from flowrl.run.experience.experience import experience_of
+from flowrl.run.experience.collect import Experience, collect
+from flowrl.run.experience.given import collect_given
 from flowrl.run.model_proof import StartProof
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
@@ -228,7 +228,10 @@ def iterate(session: Session, progress: Progress, keep_values: bool = False) -> 
     for group in learner.optimizer.param_groups:
         group["lr"] = learning_rate(session.run, progress.iteration)
     t0, cpu = time.perf_counter(), time.process_time()
-    experience = experience_of(session, progress.iteration)
+    if session.given is None:
+        experience = collect(session, progress.iteration)
+    else:
+        experience = collect_given(session, session.given, progress.iteration)
     if progress.optimizer_steps == 0:
         compare = partial(_check_ratio, session, experience)
         with_smaller_calls(learner, session.terminal, compare)

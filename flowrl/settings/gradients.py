@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from flowrl.algorithm import Algorithm
-from flowrl.credit.choices import image_plans
 from flowrl.errors import UserError
 from flowrl.settings.budget import BudgetSettings
 from flowrl.settings.data import RewardSpec
@@ -13,12 +12,6 @@ from rewards.checks.differentiable import GRADED, Differentiable, never_graded, 
 from rewards.load import user_function_of
 
 COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budget
-
-
-def by_slope(algorithm: Algorithm) -> bool:
-    """Whether the slope of a reward guides what is sampled."""
-    guides = [plan.guide for plan in image_plans(algorithm)]
-    return any(guide is not None and guide.by == "slope" for guide in guides)
 
 
 def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
@@ -32,7 +25,7 @@ def check_own_gradients(run: Run) -> None:
     """UserError, naming it, for a function of a user's file without a gradient, where one is
     needed. It imports the file."""
     algorithm = run.algorithm()
-    if not algorithm.reward_gradient and not by_slope(algorithm):
+    if not algorithm.reward_gradient and not algorithm.guided:
         return
     place, specs = _followed(run, algorithm)
     for spec in specs:
@@ -43,7 +36,7 @@ def check_own_gradients(run: Run) -> None:
 def check_gradients(run: Run, algorithm: Algorithm) -> None:
     """UserError for settings that a gradient method cannot go with, and, naming it, for a reward
     without a gradient. Rewards of a user's file or of Python are asked once they are loaded."""
-    if not algorithm.reward_gradient and not by_slope(algorithm):
+    if not algorithm.reward_gradient and not algorithm.guided:
         return
     name = run.recipe.name  # type: ignore[attr-defined]
     place, specs = _followed(run, algorithm)

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from flowrl.run.experience import score_parts
+from flowrl.run.experience import score_ahead
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
 from flowrl.run.train import iterate
@@ -114,7 +114,7 @@ def main() -> None:
             for arm, found in seconds.items():
                 reward = {"name": "brightness"} if arm == "local" else judge
                 kept = opened(Path(name), given, reward)
-                parts = patch.object(score_parts, "asks_server", lambda _: False)
+                parts = patch.object(score_ahead, "asks_server", lambda _: False)
                 began = time.perf_counter()
                 if arm == "judge, at the end":
                     with parts:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flowrl.budget.groups import Groups
 from flowrl.budget.knapsack import gain, knapsack
 from flowrl.budget.rates import Difficulty, Rates
-from flowrl.budget.spending import LATER_ROUNDS, DrawRequest, Even, Rationed, RoundScores, Spending
+from flowrl.budget.spending import LATER_ROUNDS, DrawRequest, Rationed, RoundScores, open_budget
 from flowrl.budget.successes import Success, Successes, cut, put, signature
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.errors import UserError
@@ -106,12 +106,11 @@ def test_prompts_outside_of_the_range_come_last_and_come_again():
     )
 
 
-def test_even_draws_once_and_rations_draw_on():
-    even, rationed = Even(), Rationed(BudgetSettings(flat="resample", rounds=3), 2)
-    assert isinstance(even, Spending) and isinstance(rationed, Spending)
-    first = even.draws(call(2), [])
-    assert first == PROMPTS.draw(2, 3, 0) == rationed.draws(call(2), [])
-    assert even.draws(call(2), [found(first, [1, 1], [0, 0], [0, 0])]) is None
+def test_rations_draw_on():
+    assert open_budget(BudgetSettings(), 2) is None
+    rationed = Rationed(BudgetSettings(flat="resample", rounds=3), 2)
+    first = rationed.draws(call(2), [])
+    assert first == PROMPTS.draw(2, 3, 0)
     rounds = [found(first, [0, 1], [1, 1], [0, 0])]
     second = rationed.draws(call(2), rounds)
     assert second.ids == tuple(LATER_ROUNDS + 6 + i for i in range(3))

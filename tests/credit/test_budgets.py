@@ -32,7 +32,9 @@ def test_flat_groups_are_masked():
     everyone = Estimator((DropFlat(), Standardize()))
     scores = Scores(r[:, None], torch.ones(16, 1, dtype=torch.bool), ("r",))
     context = Context(columns((4,)), torch.ones(1))
-    assert everyone.credited(scores, context).all(), "dropped for its budget, not for a failure"
+    assert everyone.summed(scores, context).mask[..., 0].any(1).all(), (
+        "dropped for its budget, not for a failure"
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -186,10 +188,15 @@ def test_gdpo_counts_failures_after_its_sum():
     scores = Scores(values * scored, scored, ("a", "b"))
     chain = (Standardize(), Sum(partial=True), Standardize("batch", centre="batch"))
     context = Context(columns((4,)), torch.ones(2))
-    assert Estimator(chain).credited(scores, context).tolist() == [False] * 4 + [True] * 4
+    assert (
+        Estimator(chain).summed(scores, context).mask[..., 0].any(1).tolist()
+        == [False] * 4 + [True] * 4
+    )
     scored[5:, 0] = False
     alone, made = Scores(values * scored, scored, ("a", "b")), Estimator((LeaveOneOut(),))
-    assert made.credited(alone, context)[4], "one sample with all scores is no failure"
+    assert made.summed(alone, context).mask[..., 0].any(1)[4], (
+        "one sample with all scores is no failure"
+    )
     assert not made(alone, context)[1].any(), "but it has nobody to compare with"
 
 

@@ -90,10 +90,12 @@ def test_a_step_without_a_score_is_masked_and_no_failure():
     assert mask[1].tolist() == [True, False, False, True, False]
     assert mask[[0, 2, 3, 4, 5], :4].all() and (advantages[1, 1:3] == 0).all()
     nothing = replace(scores, way=IntermediateScores(scores.way.values, torch.zeros_like(known)))
-    assert own.credited(nothing, of).all(), "failures are those of the samples alone"
+    assert own.summed(nothing, of).mask[..., 0].any(1).all(), (
+        "failures are those of the samples alone"
+    )
     assert not own(nothing, of)[1][:, :3].any()
     lost = replace(scores, scored=torch.zeros_like(scores.scored))
-    assert not own.credited(lost, of).any()
+    assert not own.summed(lost, of).mask[..., 0].any(1).any()
 
 
 def test_gains_are_standardised_by_group_and_step():

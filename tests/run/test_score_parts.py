@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowrl.run.experience.collect import collect
-from flowrl.run.experience.score_parts import ScoreParts, asks_server
+from flowrl.run.experience.score_ahead import ScoreParts, asks_server
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.train import iterate
 from rewards import Reward, Samples, score_all

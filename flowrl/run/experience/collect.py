@@ -1,7 +1,7 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -10,13 +10,12 @@ from flowrl.budget.groups import Groups, samples_of
 from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
-from flowrl.run.experience.intermediate_scores import intermediate_metrics, looks_of
+from flowrl.run.experience.intermediate_scores import intermediate_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
 from flowrl.run.experience.round import PlanSamples
 from flowrl.run.experience.rounds import ModelCall, Rounds
 from flowrl.run.state.session import Session
-from flowrl.run.state.teachers import tasks_of
 from rewards import Samples, Scores
 from rewards.types import reports
 from samplers import Rollout
@@ -62,7 +61,9 @@ def collect(session: Session, iteration: int) -> Experience:
     first = rounds.first
     plans = [credit(session, rounds, plan) for plan in range(len(first.parts))]
     learned = rounds.merged([each.owns for each in plans])
-    metrics = _mean([each.metrics for each in plans]) | session.spending.metrics()
+    metrics = _mean([each.metrics for each in plans])
+    if session.spending is not None:
+        metrics |= session.spending.metrics()
     metrics |= _descriptions(session, rounds)
     metrics |= {f"seconds/{phase}": taken for phase, taken in rounds.seconds.items()}
     part, evaluations = first.parts[0], sum(r.reference_evaluations for r in rounds.each)
@@ -70,16 +71,14 @@ def collect(session: Session, iteration: int) -> Experience:
     if not session.run.budget.replay:
         advantages, mask = plans[0].owns[0]
         shown = FirstSamples(part, (advantages, mask), len(first.parts))
+    path, tasks, teachers = None, (), session.run.teachers
+    if session.algorithm.reward_gradient:
+        path = RewardPath.of(session, first.batch, first.prompts, iteration)
+    if teachers is not None:
+        tasks = teachers.tasks(session.prompts, learned.prompts)
     learned_from = (learned.rows, learned.draws, learned.policy, metrics)
-    return Experience(
-        *learned_from,
-        part.samples,
-        part.scores,
-        evaluations,
-        shown,
-        RewardPath.of(session, first.batch, first.prompts, iteration),
-        tasks_of(session.run, session.prompts, learned.prompts),
-    )
+    of_samples = (part.samples, part.scores, evaluations, shown)
+    return Experience(*learned_from, *of_samples, path, tasks)
 
 
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
@@ -91,7 +90,7 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     )
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
     own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
-    own += sum(r.lookaheads + sum(looks_of(p.rollout) for p in r.parts) for r in rounds.each)
+    own += sum(r.looked for r in rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics
 
@@ -111,45 +110,62 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     """
     rollout = rounds.first.parts[plan].rollout
     columns = rollout.columns
-    everyone = rounds.scores(lambda part: part.everyone, plan)
-    learned = rounds.scores(lambda part: part.learned, plan)
+    advantage, parts = session.algorithm.advantage, rounds.parts(plan)
+    everyone = Scores.joined([part.everyone for part in parts])
     context = context_of(session, rounds, plan)
-    credited = session.algorithm.advantage.credited(everyone, context)
-    skip = session.run.train.on_failure == "skip_group"
-    handle_failures(everyone, credited.view(-1, columns.group).any(1), skip)
-    draws = rounds.kept.nonzero()[:, 0]
-    groups = Groups(rounds.merged_groups, columns.group)
-    samples = samples_of(draws, columns.group)
-    context = session.tracker.before(groups.context(context, draws))
-    kept = session.algorithm.advantage(groups.scores(_some(learned, samples)), context)
-    session.tracker.after(groups.scores(_some(everyone, samples)), context)
-    whole = [torch.zeros(len(everyone.values), part.shape[1]).to(part) for part in kept]
-    for part, column in zip(whole, kept, strict=True):
-        part[samples] = column[groups.place]
-    owns = rounds.own(whole, columns.group)
+    summed = advantage.summed(everyone, context)
+    credited = summed.mask[..., 0].any(1).view(-1, columns.group).any(1)
+    handle_failures(everyone, credited, session.run.train.on_failure == "skip_group")
     metrics = _score_metrics(everyone, session.weights(rollout.iteration), columns.group)
-    return PlanCredit(owns, metrics | _kl(context, kept[1]) | intermediate_metrics(everyone))
+    if session.spending is None and session.tracker is None:
+        advantages, mask = advantage(everyone, context, summed)
+        kept = whole = advantages.contiguous(), mask.contiguous()
+    else:
+        kept, whole, context = _budgeted(session, rounds, plan, everyone, context)
+    if context.reference is not None:
+        metrics |= _kl(context.reference, kept[1])
+    if everyone.way is not None:
+        metrics |= intermediate_metrics(everyone.way)
+    return PlanCredit(rounds.own(whole, columns.group), metrics)
 
 
-def _some(scores: Scores, samples: Tensor) -> Scores:
-    return scores.arranged(lambda column: column[samples])
+Columns = tuple[Tensor, Tensor]  # advantages and mask [n k]
+
+
+def _budgeted(
+    session: Session, rounds: Rounds, plan: int, everyone: Scores, context: Context
+) -> tuple[Columns, Columns, Context]:
+    """Advantages of the draws that are kept, padded to their groups, the same in the order of all
+    samples, and their context: where draws are merged, dropped or replaced, or statistics kept."""
+    learned = Scores.joined([part.learned for part in rounds.parts(plan)])
+    draws, group = rounds.kept.nonzero()[:, 0], context.columns.group
+    groups, samples = Groups(rounds.merged_groups, group), samples_of(draws, group)
+    some = itemgetter(samples)
+    context = groups.context(context, draws)
+    if session.tracker is not None:
+        context = session.tracker.before(context)
+    kept = session.algorithm.advantage(groups.scores(learned.arranged(some)), context)
+    if session.tracker is not None:
+        session.tracker.after(groups.scores(everyone.arranged(some)), context)
+    advantages, mask = (torch.zeros(len(everyone.values), part.shape[1]).to(part) for part in kept)
+    advantages[samples], mask[samples] = (column[groups.place] for column in kept)
+    return kept, (advantages, mask), context
 
 
 def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
     """Gather what credit reads beside the scores, of all draws of all rounds and processes."""
 
-    def gathered(read: Callable[[PlanSamples], Tensor | None]) -> Tensor:
-        return rounds.gathered(read, plan)
-
-    rollout = rounds.first.parts[plan].rollout
+    gathered, parts = rounds.gathered, rounds.parts(plan)
+    rollouts = [part.rollout for part in parts]
+    rollout = rollouts[0]
     turns = reference = None
     if rollout.exists is not None:
         turns = SampleTurns(
-            gathered(lambda each: each.rollout.exists), gathered(lambda each: each.rollout.states)
+            gathered(each.exists for each in rollouts), gathered(each.states for each in rollouts)
         )
     if session.algorithm.reads_reference:
         reference = ReferenceRatios(
-            gathered(lambda each: each.log_ratios), gathered(lambda each: turns_of(each.rollout))
+            gathered(part.log_ratios for part in parts), gathered(map(turns_of, rollouts))
         )
     logp: dict[int, Tensor] = {}
     if session.algorithm.advantage.fusion not in (
@@ -157,13 +173,13 @@ def context_of(session: Session, rounds: Rounds, plan: int) -> Context:
         "max",
     ):  # credit weighs nodes by their densities
         for i, edge in enumerate(rollout.edges):
-            logp[edge.step] = gathered(lambda each, i=i: each.rollout.edges[i].logp)
+            logp[edge.step] = gathered(each.edges[i].logp for each in rollouts)
     return Context(
         rollout.columns,
         session.weights(rollout.iteration),
         logp,
-        nodes=None if rollout.nodes is None else gathered(lambda each: each.rollout.nodes),
-        lengths=gathered(lambda each: each.rollout.lengths),
+        nodes=None if rollout.nodes is None else gathered(each.nodes for each in rollouts),
+        lengths=gathered([each.lengths for each in rollouts]),
         prompts=torch.tensor([row for r in rounds.each for row in r.draws.rows]),
         turns=turns,
         reference=reference,
@@ -207,12 +223,10 @@ def _score_metrics(scores: Scores, weights: Tensor, group: int) -> dict[str, flo
     return metrics
 
 
-def _kl(context: Context, mask: Tensor) -> dict[str, float]:
+def _kl(reference: ReferenceRatios, mask: Tensor) -> dict[str, float]:
     """Mean KL of the samples in the loss, in nats, where it is subtracted from their reward."""
-    if context.reference is None:
-        return {}
     kept = mask.any(1)
-    moved = context.reference.log_ratios[kept].nansum()
+    moved = reference.log_ratios[kept].nansum()
     return {"kl_sample": float(moved / kept.sum().clamp(min=1))}
 
 

@@ -60,10 +60,8 @@ def intermediate_scores(
     return IntermediateScores(values, known)
 
 
-def intermediate_metrics(scores: Scores) -> dict[str, float]:
+def intermediate_metrics(scores: IntermediateScores) -> dict[str, float]:
     """`unscored_way`: the share of the leaves' looked-at states that have no score."""
-    if scores.way is None:
-        return {}
-    looked = scores.way.scored.any(0).any(-1)  # steps: those without any score count as not asked
-    known = scores.way.scored[:, looked].all(-1).double()
+    looked = scores.scored.any(0).any(-1)  # steps: those without any score count as not asked
+    known = scores.scored[:, looked].all(-1).double()
     return {"unscored_way": float(1 - known.mean()) if known.numel() else 1.0}

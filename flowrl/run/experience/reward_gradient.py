@@ -24,7 +24,6 @@ from flowrl.models.diffusers.batch import MediaBatch
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.session import Session
-from flowrl.settings.gradients import by_slope
 from rewards import Reward, Samples, Scores
 from rewards.checks.differentiable import DifferentiableScore, differentiable_score
 from rewards.checks.gradient_test import (
@@ -63,22 +62,15 @@ class RewardPath:
     decoded: list[int] = field(default_factory=lambda: [0])  # samples, with gradients
 
     @classmethod
-    def of(
-        cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
-    ) -> "RewardPath | None":
-        """The path of a batch of these prompts (`rows`); None for other than gradient methods."""
-        given = session.rewards, session.weights(iteration)
-        if not session.algorithm.reward_gradient:
-            return None
-        return cls._open(session, batch, rows, *given)
+    def of(cls, session: Session, batch: Any, rows: Sequence[int], iteration: int) -> "RewardPath":
+        """The path of a batch of these prompts (`rows`), for gradient methods."""
+        return cls._open(session, batch, rows, session.rewards, session.weights(iteration))
 
     @classmethod
     def guiding(
         cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
-    ) -> "RewardPath | None":
-        """The path to the rewards on the way, where their slope guides a plan's steps."""
-        if not by_slope(session.algorithm):
-            return None
+    ) -> "RewardPath":
+        """The path to the rewards on the way, whose slope guides a plan's steps."""
         given = session.way_rewards, session.intermediate_weights(iteration)
         return cls._open(session, batch, rows, *given)
 
@@ -242,7 +234,7 @@ def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
     UserError for those that fail, or a warning where `train.self_test` says so.
     """
     run, algorithm = session.run, session.algorithm
-    if not algorithm.reward_gradient and not by_slope(algorithm):
+    if not algorithm.reward_gradient and not algorithm.guided:
         return
     given = session.rewards if algorithm.reward_gradient else session.way_rewards
     rewards = differentiable_rewards(given)

@@ -18,11 +18,11 @@ from flowrl.prompts import Draws, PromptSet
 from flowrl.run.experience.intermediate_scores import IntermediateScorer, looks_of
 from flowrl.run.experience.reference_kl import reference_log_ratios
 from flowrl.run.experience.reward_gradient import RewardPath
-from flowrl.run.experience.score_parts import ScoreParts
+from flowrl.run.experience.score_ahead import ScoreParts
 from flowrl.run.state.finite import check_samples
 from flowrl.run.state.session import Session, score_once
 from rewards import Samples, Scores, score_all
-from samplers import Sampling
+from samplers import Rollout, Sampling
 from samplers.host import on_host
 
 
@@ -46,7 +46,7 @@ class Round:
     counts: bool  # False if this process only pads the collective calls
     batch: Batch
     parts: tuple[PlanSamples, ...]  # one for each plan
-    lookaheads: int  # samples that were scored while they were sampled, to steer them
+    looked: int  # intermediate samples that were scored: to steer, to guide, or for credit
     statistics: Statistics  # of the first plan's samples
     reference_evaluations: int = 0  # evaluations without gradients for the KL in the reward
 
@@ -100,8 +100,10 @@ def sample_round(
             batch = session.learner.policy.open(*session.prompts.take(rows), algorithm.steps)
         parts = ahead.on_part if session.parallel.members == 1 else None
         keep = algorithm.likelihood.keep_mean
-        guiding = RewardPath.guiding(session, batch, rows, iteration)
-        slope = None if guiding is None else guiding.on_the_way
+        guiding = slope = None
+        if algorithm.guided:
+            guiding = RewardPath.guiding(session, batch, rows, iteration)
+            slope = guiding.on_the_way
         sampling = Sampling(keep, lookahead, slope, ahead.whole.on_rollout, parts)
         seed = session.run.train.seed
         behaving = session.learner.policies.using(algorithm.behaviour)
@@ -113,7 +115,9 @@ def sample_round(
             decoded = ahead.media(rollouts)
         with timed(seconds, "score"):
             scores = ahead.scores(decoded)
-        if any(looks_of(rollout) for rollout in rollouts):
+        looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
+        if any(isinstance(rollout, Rollout) and rollout.seen for rollout in rollouts):
+            looked += sum(map(looks_of, rollouts))
             with timed(seconds, "way"):
                 asked = IntermediateScorer(session, iteration, decode)
                 scores = [asked(*pair) for pair in zip(rollouts, scores, strict=True)]
@@ -121,7 +125,6 @@ def sample_round(
     decoded = [samples.on_cpu() for samples in decoded]  # the update needs a GPU's memory
     each = zip(rollouts, decoded, scores, strict=True)
     parts = tuple(_part(session, draws, *samples) for samples in each)
-    looked = lookahead.count + (0 if guiding is None else guiding.decoded[0])
     made = Round(draws, mine, counts, batch, parts, looked, statistics)
     return _with_reference(session, made, seconds) if algorithm.reads_reference else made
 
@@ -159,12 +162,14 @@ def _part(
 ) -> PlanSamples:
     gather = session.parallel.gatherer(len(draws.ids))
     everyone = scores.arranged(gather)
-    iteration, share = rollout.iteration, session.parallel.share(len(draws.ids))
-    weights = session.weights(iteration)
-    outcome = RoundOutcome(draws, everyone, totals(everyone, weights), *share, iteration)
+    iteration, weights = rollout.iteration, session.weights(rollout.iteration)
+    weighted = totals(everyone, weights)
+    if session.spending is None:
+        return PlanSamples(rollout, samples, scores, everyone, everyone, weighted)
+    share = session.parallel.share(len(draws.ids))
+    outcome = RoundOutcome(draws, everyone, weighted, *share, iteration)
     kept, learned = session.spending.scored(rollout, outcome)
-    weighted = totals(learned, weights)
-    return PlanSamples(kept, samples, scores, everyone, learned, weighted)
+    return PlanSamples(kept, samples, scores, everyone, learned, totals(learned, weights))
 
 
 def totals(scores: Scores, weights: Tensor) -> Tensor:

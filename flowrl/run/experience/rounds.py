@@ -4,7 +4,7 @@ An iteration has one round unless `budget.flat: resample` draws more prompts. Me
 encoding again happen here; credit and the update see one set of draws.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress
@@ -15,10 +15,10 @@ from torch import Tensor
 from flowrl.budget.spending import DrawRequest
 from flowrl.likelihoods.rows import Rows, stacked, take
 from flowrl.likelihoods.token import TokenPolicy
+from flowrl.prompts import Draws
 from flowrl.run.experience.round import PlanSamples, Round, sample_round, timed
 from flowrl.run.state.session import Session
 from flowrl.run.state.smaller_calls import with_smaller_calls
-from rewards import Scores
 from samplers import Velocity
 from samplers.host import on_host, sent
 
@@ -45,14 +45,21 @@ class Rounds:
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
         """Sample rounds until the budget has enough."""
-        s, spending, seconds = session.run, session.spending, dict[str, float]()
-        weights = session.tracker.weights(len(session.prompts))
-        count, seed = s.drawn, s.train.seed
-        request = DrawRequest(session.prompts, count, seed, iteration, weights)
+        prompts, spending, seconds = session.prompts, session.spending, dict[str, float]()
+        weights = session.tracker.weights(len(prompts)) if session.tracker else None
+        count, seed = session.run.drawn, session.run.train.seed
+
+        def sampled(draws: Draws) -> Round:
+            sample = partial(sample_round, session, iteration, draws, seconds)
+            return with_smaller_calls(session.learner, session.terminal, sample)
+
+        if spending is None:
+            only = sampled(prompts.draw(iteration, count, seed, weights))
+            return cls(session, (only,), torch.ones(len(only.draws.ids), dtype=torch.bool), seconds)
+        request = DrawRequest(prompts, count, seed, iteration, weights)
         each: list[Round] = []
         while (draws := spending.draws(request, [r.outcome for r in each])) is not None:
-            sample = partial(sample_round, session, iteration, draws, seconds)
-            each.append(with_smaller_calls(session.learner, session.terminal, sample))
+            each.append(sampled(draws))
         kept = spending.kept(request, [r.outcome for r in each])
         return cls(session, tuple(each), kept, seconds)
 
@@ -67,18 +74,16 @@ class Rounds:
         whole = self.kept.split(counts)
         return tuple(n for n, part in zip(counts, whole, strict=True) if bool(part[0]))
 
-    def scores(self, read: Callable[[PlanSamples], Scores], plan: int) -> Scores:
-        """Join scores of all rounds and processes, in the order of the draws."""
-        return Scores.joined([read(r.parts[plan]) for r in self.each])
+    def parts(self, plan: int) -> list[PlanSamples]:
+        """The samples of a plan, by round."""
+        return [r.parts[plan] for r in self.each]
 
-    def gathered(self, read: Callable[[PlanSamples], Tensor | None], plan: int) -> Tensor:
+    def gathered(self, columns: Iterable[Tensor | None]) -> Tensor:
         """Join a column of all rounds and processes, in the order of the draws."""
         parts = []
-        for r in self.each:
-            gather = self.session.parallel.gatherer(len(r.draws.ids))
-            column = read(r.parts[plan])
+        for r, column in zip(self.each, columns, strict=True):
             assert column is not None, "all rollouts of a plan have the same columns"
-            parts.append(gather(column))
+            parts.append(self.session.parallel.gatherer(len(r.draws.ids))(column))
         return torch.cat(parts)
 
     def own(self, columns: Sequence[Tensor], group: int) -> list[tuple[Tensor, ...]]:
@@ -102,8 +107,10 @@ class Rounds:
         made = LearnedRows(tuple(rows[0]), first.ids, first.batch.policy, first.prompts)
         if len(self.each) > 1:
             made = self._merged(rows)
-        spent = tuple(self.session.spending.rows(each, unit) for each in made.rows)
-        return replace(made, rows=spent)
+        spending = self.session.spending
+        if spending is None:
+            return made
+        return replace(made, rows=tuple(spending.rows(each, unit) for each in made.rows))
 
     def _merged(self, rows: Sequence[Sequence[Rows]]) -> LearnedRows:
         """Stack the rows of all rounds, without dropped draws, and encode the kept prompts."""

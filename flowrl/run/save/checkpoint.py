@@ -81,14 +81,13 @@ def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> Non
             state = {
                 "progress": asdict(progress),
                 "alarms": alarms.state(),
-                "tracker": session.tracker.state(),
+                "tracker": session.tracker.state() if session.tracker else {},
                 "scaler": session.learner.scaler.state_dict(),
                 "origin": session.start_record.state() if session.start_record else None,
                 "call_sizes": saved_sizes(session.learner),
             }
-            saved = SavedState(
-                weights, copied(moments), copied(session.spending.state()), json.dumps(state)
-            )
+            budget = session.spending.state() if session.spending else {}
+            saved = SavedState(weights, copied(moments), copied(budget), json.dumps(state))
             keep, reached = session.run.checkpoint.keep, replace(progress)
             session.writer.check()
             session.writer.write(lambda: saved.write(session.folder, reached, keep))
@@ -178,8 +177,10 @@ def restore(session: Session, checkpoint: Path, alarms: Alarms) -> Progress:
             session.terminal.say(str(old))
             progress.forget(old)
             alarms.forget(old.concerns)
-        session.tracker.restore(state["tracker"])
-        if spent:  # a run that was begun without a budget has nothing to remember
+        if session.tracker:
+            session.tracker.restore(state["tracker"])
+        # a run that was begun without a budget has nothing to remember
+        if spent and session.spending:
             session.spending.restore(spent)
         session.learner.scaler.load_state_dict(state["scaler"])
         take_sizes(session.learner, state.get("call_sizes"))  # older versions wrote none
@@ -250,10 +251,10 @@ def export(learner: Learner, folder: Path, which: str | None = None, listed: boo
     `which` of the policies; by default the one that evaluations use. `listed` adds a list of sums.
     NotFiniteError on all processes, and no file, for weights that are not finite.
     """
-    parallel = learner.parallel
-    with learner.policies.using(which or evaluated(learner.run)):
+    parallel, policies = learner.parallel, learner.policies
+    with policies.using(which or evaluated(learner.run)):
         with parallel.together():
-            bad = first_not_finite(learner.policies.network.items())
+            bad = first_not_finite(policies.local(policies.network).items())
             if bad is not None:
                 refuse(f"the weight {bad} of {folder.name}, which was not written,")
         with parallel.gathered(), parallel.together():

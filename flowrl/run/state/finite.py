@@ -11,7 +11,6 @@ from torch import Tensor
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.policy import RolloutLike
-from flowrl.models.shards import local_shard
 from samplers import Rollout
 
 Named = Iterable[tuple[str, Tensor]]
@@ -33,8 +32,8 @@ def refuse(what: str, plural: bool = False) -> NoReturn:
 @torch.no_grad()
 def first_not_finite(named: Named) -> str | None:
     """Name the first tensor that holds NaN or infinity. A GPU is waited for once per dtype."""
-    whole = ((name, local_shard(tensor.detach())) for name, tensor in named)
-    held = [(name, part) for name, part in whole if part.numel() and part.is_floating_point()]
+    parts = ((name, tensor.detach()) for name, tensor in named)
+    held = [(name, part) for name, part in parts if part.numel() and part.is_floating_point()]
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor]]] = {}
     for name, part in held:
         kinds.setdefault((part.device, part.dtype), []).append((name, part))

@@ -44,6 +44,7 @@ class Policies:
         self.changed = changed
         self.network = dict(parameters)
         self.parameters = masters(self.network)
+        self.sharded = any(isinstance(p, DTensor) for p in self.network.values())
         self.averages = tuple(averages)
         self._weights = {average.name: _copy(self.parameters) for average in averages}
         self._switch = switch if switch is not None and _adds_nothing(self.network) else None
@@ -118,8 +119,9 @@ class Policies:
         return {average.name for average in self.averages if self._is_current(average.name)}
 
     def _is_current(self, name: str) -> bool:
-        each = ((p, self._weights[name][key]) for key, p in self.network.items())
-        same = [(local_shard(p) == local_shard(w).to(p.dtype)).all() for p, w in each]
+        weights = self.local(self._weights[name])
+        own = self.local(self.network).items()
+        same = [(p == weights[key].to(p.dtype)).all() for key, p in own]
         return bool(torch.stack(same).all())
 
     def state(self) -> dict[str, Tensor]:
@@ -133,14 +135,22 @@ class Policies:
             for name, value in weights.items()
         }
 
+    def local(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """This process's parts of weights: all of them, unless blocks are sharded."""
+        if not self.sharded:
+            return weights
+        return {name: local_shard(weight.detach()) for name, weight in weights.items()}
+
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights that change, with names for messages: trained ones first, then averages."""
-        for name, p in self.parameters.items():
+        """This process's part of all weights that change, with names for messages: trained ones
+        first, then averages."""
+        network = self.local(self.network)
+        for name, p in self.local(self.parameters).items():
             yield f"weight {name}", p
-            if p is not self.network[name]:
-                yield f"weight {name} in the model's dtype", self.network[name]
+            if self.parameters[name] is not self.network[name]:
+                yield f"weight {name} in the model's dtype", network[name]
         for average in self.averages:
-            for weight in self._weights[average.name].values():
+            for weight in self.local(self._weights[average.name]).values():
                 yield f"average {average.name}", weight
 
     @torch.no_grad()

@@ -8,9 +8,8 @@ import torch
 from accelerate import Accelerator
 
 from flowrl.algorithm import Algorithm
-from flowrl.budget import spending
-from flowrl.budget.spending import Spending
-from flowrl.credit.trackers import Tracker
+from flowrl.budget.spending import Rationed, open_budget
+from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.errors import UserError
 from flowrl.processes.parallel import Parallel
 from flowrl.prompts import PromptSet
@@ -44,8 +43,8 @@ class Session:
     judges: Mapping[str, Reward]  # the rewards of evaluations
     way_rewards: Mapping[str, Reward]  # those of clean images on the way
     terminal: Terminal
-    tracker: Tracker
-    spending: Spending
+    tracker: Tracker | None
+    spending: Rationed | None
     start_record: StartRecord | None  # on the main process, which writes it into checkpoints
     live: Live = NOTHING_LIVE
     given: GivenSamples | None = None
@@ -136,7 +135,7 @@ def open_session(
 ) -> Session:
     """Load the model, prompts and rewards of a run. UserError if they cannot run."""
     learner, p = Learner.open(run, folder, accelerator), run.prompts
-    rewards = load_rewards(run.rewards, live)
+    rewards, tracker = load_rewards(run.rewards, live), learner.algorithm.tracker
     return Session(
         learner=learner,
         folder=folder,
@@ -147,8 +146,8 @@ def open_session(
         judges=load_rewards(run.judges, live),
         way_rewards=load_rewards(run.way_rewards, live) or rewards,
         terminal=Terminal(accelerator.is_main_process),
-        tracker=learner.algorithm.tracker(),
-        spending=spending.open_spending(run.budget, learner.algorithm.group),
+        tracker=None if tracker is NoTracker else tracker(),
+        spending=open_budget(run.budget, learner.algorithm.group),
         start_record=StartRecord.of(run, learner.parallel.processes)
         if learner.parallel.main
         else None,

@@ -11,7 +11,6 @@ from flowrl.losses.averages import TEACHER
 from flowrl.models.diffusers.policy import PipelinePolicy
 from flowrl.models.policy import Policy
 from flowrl.paths import find
-from flowrl.prompts import PromptSet
 from flowrl.run.state.policies import NamedWeights
 from flowrl.settings import Run
 
@@ -28,11 +27,6 @@ def load_teachers(run: Run, policy: Policy) -> dict[str, NamedWeights]:
         policy_name(task): teacher_weights(policy, find(folder), f"teachers.folders.{task}")
         for task, folder in run.teachers.folders.items()
     }
-
-
-def tasks_of(run: Run, prompts: PromptSet, rows: Sequence[int]) -> tuple[str, ...]:
-    """The task of each of these prompts; none without teachers."""
-    return () if run.teachers is None else run.teachers.tasks(prompts, rows)
 
 
 def policy_name(task: str) -> str:

@@ -1,4 +1,4 @@
-"""One iteration's experience, of drawn and of given samples."""
+"""One iteration's experience with given samples, alone or beside drawn ones."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,14 +33,12 @@ class BothCalls:
         return self.given(asked, more[0], prompt - self.first)
 
 
-def experience_of(session: Session, iteration: int) -> Experience:
-    """Collect an iteration: samples are drawn, given, or a share of both."""
-    if session.given is None:
-        return collect(session, iteration)
-    given = session.given.rows(iteration)
-    if session.given.settings.share == 1:
-        return _given_alone(session.given, given, iteration)
-    return _joined(session.given, collect(session, iteration), given, iteration)
+def collect_given(session: Session, data: GivenSamples, iteration: int) -> Experience:
+    """Collect an iteration of a run with given samples: all of them, or a share."""
+    given = data.rows(iteration)
+    if data.settings.share == 1:
+        return _given_alone(data, given, iteration)
+    return _joined(data, collect(session, iteration), given, iteration)
 
 
 def _given_alone(data: GivenSamples, given: GivenRows, iteration: int) -> Experience:
