@@ -7,7 +7,7 @@ makes images and videos, `flowrl.models.language.policy` text. n samples, g draw
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -65,8 +65,15 @@ class RolloutLike(Protocol):
     def iteration(self) -> int: ...  # of the run, which weights of rewards may depend on
 
 
+# planners of this kind of model, its rollouts, and their decoded samples
+PlansIn = TypeVar("PlansIn", contravariant=True)
+Plans = TypeVar("Plans")
+Rolled = TypeVar("Rolled", bound=RolloutLike)
+Media = TypeVar("Media")
+
+
 @runtime_checkable
-class Batch(Protocol):
+class Batch(Protocol[PlansIn, Rolled, Media]):
     """Prompts that were encoded once. A rollout's `prompt` is a row of them."""
 
     @property
@@ -77,48 +84,50 @@ class Batch(Protocol):
 
     def rollouts(
         self,
-        plan: Any,
+        plan: PlansIn,
         draws: Sequence[int],
         *,
         seed: int,
         iteration: int,
-        sampling: Sampling[Any] = Sampling(),
-    ) -> Sequence[Any]:
-        """Sample one `RolloutLike` for each of the planner's plans, under the current weights."""
+        sampling: Sampling[Rolled] = Sampling(),
+    ) -> Sequence[Rolled]:
+        """Sample one rollout for each of the planner's plans, under the current weights."""
         ...
 
-    def media(self, rollout: Any) -> Any:
+    def media(self, rollout: Rolled) -> Media:
         """Decode a rollout: images, videos or strings, as `rewards.Samples` holds them."""
         ...
 
-    def statistics(self, rollout: Any, media: Any) -> Statistics:
+    def statistics(self, rollout: Rolled, media: Media) -> Statistics:
         """Statistics that no reward sees: `image/brightness`, `text/length`, ..."""
         ...
 
 
 @runtime_checkable
-class EvaluationSampler(Protocol):
+class EvaluationSampler(Protocol[Plans, Rolled, Media]):
     """The part of a policy that evaluations use."""
 
     def open(
         self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
-    ) -> Batch: ...
+    ) -> Batch[Plans, Rolled, Media]: ...
 
-    def plain(self, group: int) -> Any: ...
+    def plain(self, group: int) -> Plans: ...
 
 
 @runtime_checkable
-class Policy(Protocol):
+class Policy(Protocol[Plans, Rolled, Media]):
     """A model with trainable weights. `sizes` bound the rows in one call."""
 
     sizes: CallSizes
 
-    def open(self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int) -> Batch:
+    def open(
+        self, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]], steps: int
+    ) -> Batch[Plans, Rolled, Media]:
         """Encode prompts. `meta` are their rows of the prompt file, or empty; `steps` are
         denoising steps, or the most tokens of a completion."""
         ...
 
-    def plain(self, group: int) -> Any:
+    def plain(self, group: int) -> Plans:
         """Return the planner of evaluations, with `group` samples per draw."""
         ...
 
