@@ -10,7 +10,7 @@ from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.state.session import Session
-from flowrl.run.update import update
+from flowrl.run.update.update import update
 from flowrl.run.watch.alarms import Alarms
 from tests.support import text_runs, tiny_lm
 
