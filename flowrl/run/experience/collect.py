@@ -129,12 +129,12 @@ def credit(session: Session, rounds: Rounds, plan: int) -> PlanCredit:
     return PlanCredit(rounds.own(whole, columns.group), metrics)
 
 
-Columns = tuple[Tensor, Tensor]  # advantages and mask [n k]
+MaskedAdvantages = tuple[Tensor, Tensor]  # advantages and mask [n k]
 
 
 def _budgeted(
     session: Session, rounds: Rounds, plan: int, everyone: Scores, context: Context
-) -> tuple[Columns, Columns, Context]:
+) -> tuple[MaskedAdvantages, MaskedAdvantages, Context]:
     """Advantages of the draws that are kept, padded to their groups, the same in the order of all
     samples, and their context: where draws are merged, dropped or replaced, or statistics kept."""
     learned = Scores.joined([part.learned for part in rounds.parts(plan)])
