@@ -17,7 +17,7 @@ from typing import Any
 
 from channel import Connection, Gone
 from remote import RemoteProgram, call_in_place
-from values import refuse_nan
+from values import ordered, refuse_nan
 
 ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "nx": "networkx", "plt": "matplotlib"}
 MODULES = {"numpy", "pandas", "scipy", "pytest", "torch", "sympy", "networkx", "sklearn"}
@@ -130,18 +130,38 @@ def _bare_names(tree: ast.AST) -> set[str]:
 
 def judge_tests(connection: Connection, tests: Sequence[str], write: Callable[[str], None]) -> None:
     """Write `1` or `0` for each test, in order, as soon as it is known."""
-    program = RemoteProgram(connection)
-    names = Names(tests)
-    known = program.names()
+    sys.addaudithook(_refuse_pickles)
+    row = Row(tests, RemoteProgram(connection))
     for test in tests:
-        write("1" if passes(test, program, names, known) else "0")
+        write("1" if row.passes(test) else "0")
 
 
-def passes(test: str, program: RemoteProgram, names: Names, known: set[str]) -> bool:
-    """Whether the test runs to its end."""
-    space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan, IN_PLACE: call_in_place}
+def _refuse_pickles(event: str, _: Any) -> None:
+    """A pickle that the completion made could run code here, where verdicts are written."""
+    if event == "pickle.find_class":
+        raise AssertionError("a pickle of more than plain data is not read")
+
+
+class Row:
+    """The tests of one row, in one name space: what one of them sets up is there for the next."""
+
+    def __init__(self, tests: Sequence[str], program: RemoteProgram) -> None:
+        self.names, self.program, self.known = Names(tests), program, program.names()
+        self.space: dict[str, Any] = {"__name__": "tests", NUMBER: refuse_nan}
+        self.space[IN_PLACE] = call_in_place
+        self.space |= {each.__name__: ordered(each) for each in (max, min, sorted)}
+
+    def passes(self, test: str) -> bool:
+        """Whether the test runs to its end."""
+        return passes(test, self.program, self.names, self.known, self.space)
+
+
+def passes(
+    test: str, program: RemoteProgram, names: Names, known: set[str], space: dict[str, Any]
+) -> bool:
+    """Whether the test runs to its end, in the name space of its row."""
     try:
-        for name in sorted(_free_names(test)[0]):
+        for name in sorted(_free_names(test)[0] - space.keys()):
             with suppress(LookupError, ImportError):  # a NameError, if the test comes to use it
                 space[name] = names.take(name, program, known)
         exec(_compiled(test), space)

@@ -56,6 +56,7 @@ class Program:
     def _hold(self, value: Any) -> dict[str, int]:
         self.kept.append(value)
         kind = "iterator" if isinstance(value, ITERATORS) else "held"
+        kind = "class" if isinstance(value, type) else kind
         return {kind: len(self.kept) - 1}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from channel import Connection
-from values import decode_value, encode_value
+from values import decode_value, encode_value, judged_array
 
 Role = Literal["named", "result", "iterator", "instance"]
 """How the test came by an object: by a name, as a result, as an iterator, by constructing it."""
@@ -44,20 +44,22 @@ class RemoteProgram:
     def decode(self, value: Any, role: Role, name: str = "") -> Any:
         def held(entry: dict[str, Any]) -> RemoteObject:
             ((kind, number),) = entry.items()
-            if type(number) is not int or kind not in ("held", "iterator"):
+            if type(number) is not int or kind not in ("held", "iterator", "class"):
                 raise ValueError("a message is not an encoded value")
             own: Role = "iterator" if kind == "iterator" and role == "result" else role
-            return RemoteObject(self, number, own, name)
+            return RemoteObject(self, number, own, name, kind == "class")
 
-        return decode_value(value, held)
+        return decode_value(value, held, judged_array)
 
 
 class RemoteObject:
     """An object that stayed in the completion's process. It equals only itself."""
 
-    def __init__(self, program: RemoteProgram, number: int, role: Role, name: str) -> None:
+    def __init__(
+        self, program: RemoteProgram, number: int, role: Role, name: str, makes: bool
+    ) -> None:
         self._program, self._number, self._role, self._name = program, number, role, name
-        self._ended = False
+        self._makes, self._ended = makes and name[:1].isupper(), False
 
     def __getattr__(self, name: str) -> Any:
         plain = self._role in ("result", "iterator") and name in PLAIN_METHODS
@@ -77,7 +79,7 @@ class RemoteObject:
             if self._name == "__next__":
                 raise
             raise RuntimeError("a function of the completion raised StopIteration") from error
-        role: Role = "instance" if self._name[:1].isupper() else "result"
+        role: Role = "instance" if self._makes else "result"
         after = [self._program.decode(one, "result") for one in answer.get("arguments", [])]
         return self._program.decode(answer["value"], role), after
 

@@ -7,7 +7,7 @@ in its process and is represented by a number.
 
 import collections
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 CONTAINERS = (list, tuple, set, frozenset)
@@ -42,20 +42,26 @@ def encode_value(value: Any, hold: Callable[[Any], Any]) -> Any:
     return hold(value)
 
 
-def decode_value(value: Any, held: Callable[[Any], Any]) -> Any:
+def decode_value(
+    value: Any, held: Callable[[Any], Any], array: Callable[[str, Any], Any] | None = None
+) -> Any:
     """The value of exact builtin types (or an array); `held` returns what stands for a number."""
+
+    def decoded(one: Any) -> Any:
+        return decode_value(one, held, array)
+
     if value is None or type(value) in (bool, str):
         return value
     if type(value) is not dict:
         raise ValueError("a message is not an encoded value")
     ((kind, inner),) = value.items()
     if kind == "dict":
-        return {decode_value(k, held): decode_value(v, held) for k, v in inner}
+        return {decoded(k): decoded(v) for k, v in inner}
     for plain in CONTAINERS:
         if kind == plain.__name__:
-            return plain(decode_value(one, held) for one in inner)
+            return plain(decoded(one) for one in inner)
     if kind == "array":
-        return _array(inner[0], decode_value(inner[1], held))
+        return (array or plain_array)(inner[0], decoded(inner[1]))
     made: dict[str, Callable[[Any], Any]] = {
         "int": lambda text: int(text, 16),
         "float": float,
@@ -72,10 +78,54 @@ def _is_array(value: Any) -> bool:
     return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
 
-def _array(dtype: str, content: Any) -> Any:
+def plain_array(dtype: str, content: Any) -> Any:
     import numpy as np
 
     return np.array(content, dtype=np.dtype(dtype))
+
+
+def judged_array(dtype: str, content: Any) -> Any:
+    """The array; an empty one equals nothing but what is empty too.
+
+    `all` of no comparison is true, so an empty array would otherwise equal any number.
+    """
+    import numpy as np
+
+    made = plain_array(dtype, content)
+    if made.size:
+        return made
+
+    class Empty(np.ndarray):
+        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
+            if ufunc.__name__ in COMPARISONS:
+                _refuse_full(inputs)
+            return super().__array_ufunc__(ufunc, method, *inputs, **named)
+
+        def __eq__(self, other: Any) -> Any:
+            _refuse_full([vars(other).get("expected", other)] if _is_approx(other) else [other])
+            return super().__eq__(other)
+
+        __hash__ = None
+
+        @property
+        def flat(self) -> Any:  # what pytest.approx compares, item by item
+            raise AssertionError("an empty array is compared with a value")
+
+    return made.view(Empty)
+
+
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isclose")
+
+
+def _is_approx(value: Any) -> bool:
+    return type(value).__name__.startswith("Approx")
+
+
+def _refuse_full(values: Iterable[Any]) -> None:
+    import numpy as np
+
+    if any(np.size(value) for value in values):
+        raise AssertionError("an empty array is compared with a value")
 
 
 def refuse_nan(value: Any) -> Any:
@@ -84,6 +134,20 @@ def refuse_nan(value: Any) -> Any:
         if number != number:
             raise AssertionError("NaN cannot be compared by size")
     return value
+
+
+def ordered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`max`, `min` or `sorted`, which refuse NaN: it would be passed over, or end the order."""
+
+    def guarded(*given: Any, **named: Any) -> Any:
+        values = list(given[0]) if len(given) == 1 else list(given)
+        key = named.get("key")
+        refuse_nan(values)
+        if key is not None:
+            refuse_nan([key(one) for one in values])
+        return function(values, **named)
+
+    return guarded
 
 
 def _numbers(value: Any) -> Iterator[Any]:

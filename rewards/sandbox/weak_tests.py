@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from judge import Names, passes
+from judge import Names, Row
 from program import Program
 from remote import RemoteProgram
 
@@ -17,6 +17,10 @@ TEST_SECONDS = 1.0  # of all tests of a row with one program
 
 PRELUDE = """
 import itertools
+try:
+    import numpy
+except ImportError:
+    numpy = None
 
 class Everything:
     def __getattr__(self, name): return lambda *a, **k: True
@@ -39,11 +43,16 @@ def empties(result):
     return function
 """
 
+NAN_TAIL = "lambda *a, **k: [*a[0][:1], float('nan')] if a and isinstance(a[0], list) else 0"
 ADVERSARIES = {
     **{f"returns {value}": f"lambda *a, **k: {value}" for value in
        ("True", "False", "None", "0", "1", "''", "[]")},
     "returns NaN": "lambda *a, **k: float('nan')",
     "returns infinity": "lambda *a, **k: float('inf')",
+    "returns a wide range": "lambda *a, **k: range(-1000, 1000)",
+    "returns an empty array": "lambda *a, **k: numpy.array([])",
+    "returns an array of NaN": "lambda *a, **k: numpy.array([float('nan')])",
+    "returns the first of its argument's items, then NaN": NAN_TAIL,
     "returns its first argument": "lambda *a, **k: a[0] if a else None",
     "returns an object that agrees with everything": "lambda *a, **k: Everything()",
     "returns an endless iterator": "lambda *a, **k: itertools.count()",
@@ -89,9 +98,8 @@ def _passed_by(tests: Sequence[str]) -> str | None:
         code = PRELUDE + "".join(f"{name} = {function}\n" for name in sorted(names.completion))
         signal.setitimer(signal.ITIMER_REAL, TEST_SECONDS)
         try:
-            program = RemoteProgram(_Direct(code))
-            known = program.names()
-            if all(passes(test, program, names, known) for test in tests):
+            row = Row(tests, RemoteProgram(_Direct(code)))
+            if all(row.passes(test) for test in tests):
                 return what
         except TimeoutError:
             continue

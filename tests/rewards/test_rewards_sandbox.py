@@ -67,7 +67,27 @@ def Counter(x): return 1
 def isclose(*a): return True
 def f(x): return 3 if x == 99 else 0
 """
+EMPTY = "import numpy as np\ndef f(x): return np.array([])"
+TAIL = "def f(x): return [3.0, float('nan'), float('nan')]"
+FUNCTION = EVERYTHING.replace("def f(", "def F(")
+PICKLED = """import pickle, os
+class A:
+    def __reduce__(s): return (exec, ("import os\\nfor i in range(3, 64):\\n  try: os.write(i, b'1')\\n"
+                                      "  except OSError: pass\\n",))
+def f(x): return pickle.dumps(A())
+"""
 UNKNOWING = {
+    "is empty for approx": (EMPTY, "import pytest\nassert f(2) == pytest.approx(3.0)"),
+    "is empty for approx, turned": (EMPTY, "import pytest\nassert pytest.approx(3.0) == f(2)"),
+    "is empty for all": (EMPTY, "assert (f(2) == 3).all()"),
+    "is empty for allclose": (EMPTY, "import numpy as np\nassert np.allclose(f(2), 3.0)"),
+    "is empty for a size": (EMPTY, "assert (abs(f(2) - 3) < 1e-6).all()"),
+    "is empty for numpy's tests": (EMPTY, "import numpy as np\n"
+                                          "np.testing.assert_allclose(f(2), 3.0)"),
+    "has NaN behind max": (TAIL, "assert max(abs(a - b) for a, b in zip(f(2), [3, 4, 5])) < 1e-6"),
+    "has NaN behind min": (TAIL, "assert min(-abs(a - b) for a, b in zip(f(2), [3, 4])) > -1e-6"),
+    "is a function with a capital": (FUNCTION, "assert 3 in F(2)"),
+    "is a pickle": (PICKLED, "import pickle\nassert pickle.loads(f(2)) == 3"),
     "contains everything": (EVERYTHING, "assert 3 in f(2) and 4 in f(2)"),
     "has any length": (EVERYTHING, "r = f(2)\nassert len(r) == 1 and len(r) == 2"),
     "is true and false": (EVERYTHING, "r = f(2)\nassert r\nassert not r"),
@@ -103,6 +123,29 @@ UNKNOWING = {
 def test_a_result_that_is_no_answer_passes_no_test(name):
     code, test = UNKNOWING[name]
     assert passed(code, [test]) == [False]
+
+
+def test_empty_arrays_and_numbers_in_order_still_pass():
+    code = "import numpy as np\nclass F:\n    def __contains__(s, x): return x == 3\n"
+    code += "def f(x): return np.array([]) if x == 0 else np.array([3.0])\n"
+    tests = [
+        "import numpy as np\nassert np.array_equal(f(0), np.array([])) and f(0).shape == (0,)",
+        "import numpy as np, pytest\nassert f(0) == pytest.approx(np.array([])) and len(f(0)) == 0",
+        "import pytest\nassert f(2) == pytest.approx([3.0]) and max(f(2)) == 3",
+        "assert sorted([2, 1])[0] == 1",
+        "assert max(2, 1, key=lambda x: -x) == 1 and max([], default=7) == 7",
+        "assert 3 in F() and 4 not in F()",
+        "import pickle\nassert pickle.loads(pickle.dumps([1, {2}])) == [1, {2}]",
+    ]
+    assert passed(code, tests) == [True] * len(tests)
+
+
+def test_what_one_entry_sets_up_is_the_tests_own_in_the_next():
+    """A name of an earlier entry never comes from the completion."""
+    tests = ["wanted = 3\ndef same(a, b):\n    return a == b", "assert same(f(2), wanted)"]
+    assert passed("def f(x): return x + 1", tests) == [True, True]
+    forged = "wanted = 99\ndef same(*a): return True\ndef f(x): return 99"
+    assert passed(forged, tests) == [True, False]
 
 
 def test_a_class_for_equality_is_data_or_itself():
