@@ -6,12 +6,13 @@ never reads one.
 """
 
 import copy
+import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,6 +27,26 @@ class _Beside(threading.local):
 
 
 _BESIDE = _Beside()
+
+
+class _Inside(threading.local):
+    process: int | None = None  # that calls a reward in this thread
+
+
+_INSIDE, _END = _Inside(), os._exit
+
+
+def _exit_or_raise(status: int) -> NoReturn:
+    """`os._exit` ends the process without a word; inside of a reward it is an error of the reward.
+
+    In a process that a reward has forked it stays as it is.
+    """
+    if _INSIDE.process == os.getpid():
+        raise SystemExit(status)
+    _END(status)
+
+
+os._exit = _exit_or_raise
 
 
 def beside_sampling() -> None:
@@ -101,6 +122,7 @@ def no_exit(name: str, what: Called) -> Iterator[None]:
 
     KeyboardInterrupt passes on the main thread, the only one that Ctrl-C reaches.
     """
+    before, _INSIDE.process = _INSIDE.process, os.getpid()
     try:
         yield
     except Exception:
@@ -111,6 +133,8 @@ def no_exit(name: str, what: Called) -> Iterator[None]:
             raise
         how = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
         raise RuntimeError(f"{what} {name!r} tried to end the process by {how}") from error
+    finally:
+        _INSIDE.process = before
 
 
 def _restore(state: SharedState, grad: bool) -> None:

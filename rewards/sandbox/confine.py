@@ -26,6 +26,7 @@ SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 PROTECTIONS = ["network", "files", "processes", "memory"]
 WATCH_SECONDS = 0.02  # between two looks at the memory of all processes
+MOST_FILES = 8192  # files and folders that may exist at the same time, empty ones too
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -137,7 +138,7 @@ def _own_root(libc: Any, settings: dict[str, Any]) -> bool:
     root = settings["folder"]
     os.umask(0o022)  # the user of the end must be able to read what is bound
     _checked(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
-    size = f"size={settings['written']},mode=755".encode()
+    size = f"size={settings['written']},nr_inodes={MOST_FILES},mode=755".encode()
     _checked(libc.mount(b"tmpfs", root.encode(), b"tmpfs", 0, size))
     real = os.path.realpath
     needed = {*SYSTEM, *DEVICES, sys.base_prefix, real(sys.base_prefix), *settings["paths"]}

@@ -1,7 +1,8 @@
 """A seccomp filter of system calls, which then fail with EPERM in this process and its children.
 
 It refuses calls whose memory escapes the limits (System V and POSIX queues and shared memory, files
-in memory), new namespaces and mounts, and calls that look into other processes. A process without
+in memory), new namespaces and mounts, calls that look into other processes, and sockets of families
+that no namespace holds. A process without
 namespaces of its own can also not connect, nor signal, start or become another process.
 """
 
@@ -26,6 +27,7 @@ REACHING = {
     "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424),
     "prlimit64": (302, 261), "setpriority": (141, 140),
 }  # fmt: skip
+SOCKET, FAMILIES = (41, 198), (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: they end in a namespace
 CLONE, CLONE3 = (56, 220), 435
 CLONE_NAMESPACES, CLONE_THREAD = 0x7E020000, 0x10000
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of BPF
@@ -54,6 +56,10 @@ def filter_calls(libc: Any, processes: bool, alone: bool) -> bool:
     for numbers in refused.values():
         if numbers[column] is not None:
             steps += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, EPERM)]
+    n = len(FAMILIES)  # of other families, such as AF_VSOCK, sockets would reach the host
+    steps += [(EQUAL, 0, n + 3, SOCKET[column]), (LOAD, 0, 0, 16)]
+    steps += [(EQUAL, n - place, 0, family) for place, family in enumerate(FAMILIES)]
+    steps += [(RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
     steps += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ENOSYS)]  # the C library then uses clone
     steps += [(EQUAL, 1, 0, CLONE[column]), (RETURN, 0, 0, ALLOW)]
     steps += [(LOAD, 0, 0, 16), (ANY_BIT, 0, 1, CLONE_NAMESPACES), (RETURN, 0, 0, EPERM)]

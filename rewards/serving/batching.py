@@ -30,6 +30,8 @@ class ServerLimits:
     """Requests waiting; further ones get status 503 and may return in a second."""
     pixels: int = 2**25
     """Pixels of all media of a request; decoded they take 12 bytes each."""
+    values: int = 500_000
+    """Values of a request's JSON, which take about 200 bytes each once they are read."""
     connections: int = 2048
     """Open connections; further ones are closed."""
     header_seconds: float = 10.0
@@ -38,7 +40,7 @@ class ServerLimits:
     """Seconds in which a request must arrive as a whole."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "body", "queue", "pixels", "connections"):
+        for name in ("batch", "body", "queue", "pixels", "values", "connections"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.wait < 0 or self.header_seconds <= 0 or self.body_seconds <= 0:

@@ -14,6 +14,7 @@ import asyncio
 import hmac
 import importlib.metadata
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -129,7 +130,7 @@ async def _answer(
     try:
         loop = asyncio.get_running_loop()
         batch, pixels = await loop.run_in_executor(
-            reader, _read_request, body, model, batcher.limits.pixels
+            reader, _read_request, body, model, batcher.limits
         )
     except _NotJson as error:
         raise HTTPException(400, str(error)) from error
@@ -145,17 +146,21 @@ async def _answer(
     return wire.ScoreAnswer(values=outcome)
 
 
+_TEXT = re.compile(rb'"(?:[^"\\]+|\\.?)*+(?:"|\Z)', re.DOTALL)  # to the end, if it is not closed
+
+
 class _NotJson(Exception):
     """A body that is not JSON, or that has NaN or Infinity, which JSON does not know."""
 
 
 def _read_request(
-    body: bytes, model: type[wire.WireSamples], pixels: int
+    body: bytes, model: type[wire.WireSamples], limits: ServerLimits
 ) -> tuple[wire.WireSamples, int]:
     """The request and the pixels of its media. ValueError, or _NotJson, if it is not of the format.
 
     Decodes headers only.
     """
+    _check_values(body, limits.values)
     try:
         content = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -168,7 +173,17 @@ def _read_request(
         raise ValueError("; ".join(faults)) from error
     if isinstance(batch, wire.WirePairs):
         _check_pairs(batch.a, batch.b, len(batch.prompts))
-    return batch, wire.count_pixels(batch, pixels)
+    return batch, wire.count_pixels(batch, limits.pixels)
+
+
+def _check_values(body: bytes, most: int) -> None:
+    """ValueError for more values than `most`, before any is made. Commas of texts do not count."""
+    if _openings(body) > most and _openings(_TEXT.sub(b'""', body)) > most:
+        raise ValueError(f"the body has more than {most} JSON values; send fewer samples at once")
+
+
+def _openings(body: bytes) -> int:
+    return sum(body.count(mark) for mark in (b",", b"[", b"{"))
 
 
 def _refuse_constant(name: str) -> float:

@@ -1,6 +1,7 @@
 """Rewards behind HTTP: the format, the server, the client, through real sockets."""
 
 import asyncio
+import json
 import re
 import socket
 import threading
@@ -241,6 +242,20 @@ def test_a_token_is_required_where_one_is_set(monkeypatch):
         monkeypatch.setenv("RIGHT", "changed")
         with pytest.raises(ValueError, match="does not accept the token"):
             remote(pictures(2))
+
+
+def test_values_of_a_body_are_bounded_before_they_are_made():
+    """Commas of texts do not count; a text that is not closed costs no more than another."""
+    many = {"meta": [{"x": [[]] * 600_000}]}
+    with serving(Served.of("brightness", {}, Brightness())) as url:
+        began = time.process_time()
+        answer = httpx.post(f"{url}/score", content=json.dumps(many).encode(), timeout=30)
+        assert answer.status_code == 422 and "more than 500000 JSON values" in answer.text
+        assert httpx.post(f"{url}/score", content=b'"' + b'\\",' * 10**6).status_code == 400
+        assert time.process_time() - began < 2
+        body = wire.encode_samples(pictures(2))
+        body["prompts"] = ["a, " * 200_000, "b" + "[" * 400_000]
+        assert httpx.post(f"{url}/score", json=body, timeout=30).status_code == 200
 
 
 def test_a_body_has_a_limit_with_and_without_a_length():

@@ -1,6 +1,7 @@
 """A reward cannot change the run, and its result is numbers or one sentence."""
 
 import asyncio
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -177,6 +178,22 @@ def test_leaving_the_process_is_an_error_of_the_reward(end):
     assert caught.value.__notes__ == ["in reward 'exit'"]
     with pytest.raises(RuntimeError, match="reward 'mine' tried to end"):
         self_test("mine", lambda s: sys.exit(0))
+
+
+def test_leaving_without_a_word_is_an_error_but_for_a_forked_process():
+    def leaves(samples: Samples) -> list[float]:
+        os._exit(0)
+
+    with pytest.raises(RuntimeError, match=r"reward 'leaves' tried to end the process by SystemEx"):
+        score_all({"leaves": leaves}, images())
+
+    def forks(samples: Samples) -> list[float]:
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        return [float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))] * 3
+
+    assert score_all({"forks": forks}, images()).values.tolist() == [[7.0]] * 3
 
 
 def test_ctrl_c_is_the_users():

@@ -70,10 +70,10 @@ def f(x): return 3 if x == 99 else 0
 EMPTY = "import numpy as np\ndef f(x): return np.array([])"
 TAIL = "def f(x): return [3.0, float('nan'), float('nan')]"
 FUNCTION = EVERYTHING.replace("def f(", "def F(")
-PICKLED = """import pickle, os
+PICKLED = """import pickle
+CODE = "import os\\nfor i in range(3, 64):\\n  try: os.write(i, b'1')\\n  except OSError: pass\\n"
 class A:
-    def __reduce__(s): return (exec, ("import os\\nfor i in range(3, 64):\\n  try: os.write(i, b'1')\\n"
-                                      "  except OSError: pass\\n",))
+    def __reduce__(s): return exec, (CODE,)
 def f(x): return pickle.dumps(A())
 """
 UNKNOWING = {
@@ -262,6 +262,24 @@ def test_files_of_the_run_are_neither_read_nor_written(tmp_path):
 def test_all_its_files_together_are_bounded():
     code = "for i in range(9):\n    open(str(i), 'wb').write(bytes(2**19))"
     assert run.run_program(code, "", SMALL).code == 1
+
+
+@shut_in
+def test_empty_files_are_bounded_too():
+    code = "for i in range(20_000):\n    open(str(i), 'w').close()"
+    assert run.run_program(code, "", SMALL).code == 1
+    assert run.run_program(code.replace("20_000", "2_000"), "", SMALL).code == 0
+
+
+@shut_in
+def test_sockets_are_of_families_that_the_namespace_holds():
+    code = (
+        "import socket\n"
+        "for family in (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET, socket.AF_INET):\n"
+        "    try: socket.socket(family, socket.SOCK_STREAM).close(); print('open')\n"
+        "    except PermissionError: print('refused')\n"
+    )
+    assert run.run_program(code, "", SMALL).output.split() == ["refused"] * 3 + ["open"]
 
 
 def test_no_socket_reaches_anybody():
