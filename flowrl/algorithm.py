@@ -13,6 +13,7 @@ from flowrl.credit.choices import (
     image_plans,
     independent,
 )
+from flowrl.credit.fitting import check_credit
 from flowrl.credit.intermediate import reads_intermediate
 from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.turns import compares_turns, reads_reference
@@ -44,6 +45,7 @@ class Algorithm:
         check_policies([each.name for each in self.averages], self.behaviour, self.loss.roles)
         check_gradient(self.loss, self.likelihood)
         check_parts((self.advantage, self.likelihood), self)
+        check_credit(self.transforms, self)
         check_units(self.loss, self.likelihood)
         check_parts((self.loss,), self)
 

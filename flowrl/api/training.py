@@ -82,8 +82,7 @@ class Given:
 
     def _lay_over(self, tree: dict[str, Any]) -> None:
         if self.lora is not None:
-            rank = {"rank": self.lora} if isinstance(self.lora, int) else self.lora
-            _section(tree, "model")["lora"] = None if self.lora is False else rank
+            _section(tree, "model")["lora"] = self.lora
         _section(tree, "train").update(self.train)
 
     def resume(self, folder: Path) -> tuple[Run, dict[str, Any]]:
@@ -178,8 +177,8 @@ def train(  # noqa: PLR0913 one call has all of a run
     given             samples to learn from, {"file": ..., "kind": "pairs", ...}: with these alone
                       no prompts are needed, and rewards judge evaluations
     recipe            a name, or `flowrl.recipe(name, ...)`
-    lora              rank of the adapters, or all of their settings; False trains all weights;
-                      None: as in `settings`, where the default is rank 16
+    lora              rank of the adapters, True for the default rank, 16, or all of their settings;
+                      False trains all weights; None: as in `settings`
     tokenizer         that of a live language model
     settings          all other settings, {"train": {"updates": 2}, ...}, or a run's file. The
                       arguments above count more

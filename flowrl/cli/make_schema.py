@@ -31,7 +31,10 @@ def make_schema() -> dict[str, Any]:
         "commands": {name: _command(each.words) for name, each in COMMANDS.items() if each.words},
         "settings": list(_settings(Run, "")),
         "recipes": {
-            name: {"about": inspect.cleandoc(recipe.__doc__ or ""), "settings": recipe_rows(name)}
+            name: {
+                "about": inspect.cleandoc(recipe.__doc__ or ""),
+                "settings": recipe_rows(name, parts=True),
+            }
             for name, recipe in RECIPES.items()
         },
         "rewards": {name: _reward(name) for name in names()},

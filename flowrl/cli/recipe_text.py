@@ -9,7 +9,10 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_function, recipe_kind
-from flowrl.settings.own_parts import FILE_AND_NAME
+from flowrl.settings.own_parts import FILE_AND_NAME, PARTS, parts_written
+from rewards.types import function_parameters
+
+FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
 
 
 def recipes_command(arguments: list[str]) -> int:
@@ -31,13 +34,22 @@ def recipes_command(arguments: list[str]) -> int:
     width = max(len(key) for key, _, _ in rows)
     for key, kind, default in rows:
         print(f"  {key:<{width}}  {default}  ({kind})")
+    print(f"\nIts parts, each of which a run's file may replace by {FORMS}:\n")
+    for key, part in parts_written(recipe_kind(name)(name=name).algorithm()).items():
+        print(f"  {key}: {in_yaml(part)}")
     return 0
 
 
-def recipe_rows(name: str) -> list[tuple[str, str, str]]:
-    """Setting, type and default of a recipe, as they are written in YAML."""
-    fields = recipe_kind(name).model_fields.items()
-    return [(k, readable(f.annotation), in_yaml(f.default)) for k, f in fields if k != "name"]
+def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:
+    """Setting, type and default of a recipe, as they are written in YAML. `parts`: those that every
+    recipe takes in place of its own too."""
+    own = function_parameters(recipe_function(name))
+    rows = [
+        (key, readable(field.annotation), in_yaml(field.default))
+        for key, field in recipe_kind(name).model_fields.items()
+        if key in own
+    ]
+    return rows + [(key, FORMS, "null") for key in PARTS if parts and key not in own]
 
 
 def readable(kind: Any) -> str:
@@ -65,4 +77,6 @@ def readable(kind: Any) -> str:
 
 def in_yaml(value: Any) -> str:
     """A value as YAML on one line: null, true, [0, 3], 0.7."""
-    return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
+    return yaml.safe_dump([value], default_flow_style=True, width=1000, sort_keys=False).strip()[
+        1:-1
+    ]

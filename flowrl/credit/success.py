@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flowrl.credit.choices import Choices
 from flowrl.credit.values import NONE, Context, Credit, by_column, masked_mean, masked_std
 from flowrl.errors import UserError
 
@@ -99,13 +100,17 @@ class PassAtK:
         if self.k < 1:
             raise UserError(f"pass@k needs k of at least 1, got {self.k}")
 
-    def __call__(self, credit: Credit, context: Context) -> Credit:
+    def refuses(self, choices: Choices) -> str | None:
+        """Refuses groups of fewer samples than k."""
         least = self.k + (self.form == "leave_one_out")
-        if context.columns.group < least:
-            raise UserError(
+        if fewest := [plan.group for plan in choices.plans if plan.group < least]:
+            return (
                 f"pass@{self.k} with form {self.form} needs a group of at least {least}, not "
-                f"{context.columns.group}: raise group or lower k"
+                f"{fewest[0]}: raise group or lower k"
             )
+        return None
+
+    def __call__(self, credit: Credit, context: Context) -> Credit:
         return by_column(credit, context, self.rule)
 
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:

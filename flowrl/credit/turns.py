@@ -151,6 +151,12 @@ class Penalize:
     weight: float
     each: bool = False
 
+    def __post_init__(self) -> None:
+        if self.weight <= 0:
+            raise UserError(
+                f"a KL taken off the reward needs a weight above 0, got {self.weight}: leave it out"
+            )
+
     def __call__(self, credit: Credit, context: Context) -> Credit:
         reference = given(context.reference, "divergences from the start", "Penalize")
         moved = reference.log_ratios.double().cpu()

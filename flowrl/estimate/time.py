@@ -77,7 +77,7 @@ def _trained_inputs(run: Run, plans: Sequence[Plan]) -> float:
         return float(draws * sum(likelihood.graded(plan, len(loss.roles)) for plan in plans))
     if isinstance(likelihood, Matching):
         kept = sum(2 if likelihood.paired else plan.group for plan in plans)
-        return float(draws * kept * likelihood.draws)
+        return float(draws * kept * likelihood.levels_per_sample)
     return float(draws * sum(plan.trained_states for plan in plans))
 
 
@@ -85,7 +85,7 @@ def _given_inputs(run: Run) -> float:
     if run.given is None:
         return 0.0
     likelihood = run.algorithm().likelihood
-    levels = likelihood.draws if isinstance(likelihood, Matching) else 1
+    levels = likelihood.levels_per_sample if isinstance(likelihood, Matching) else 1
     count = run.prompts.per_iteration - run.drawn
     return float(count * levels * (2 if run.given.kind == "pairs" else 1))
 

@@ -73,7 +73,7 @@ class Matching:
 
         log p = -w(mean |v(x, sigma) - (noise - x0)|^2),  x = (1 - sigma) x0 + sigma noise
 
-    draws      noise levels per sample (or pair)
+    levels_per_sample  noise levels of each sample, or pair
     weight     w, by noise level and size: see `Weighting`
     paired     keeps each group's best and worst as consecutive rows, with the same noise and level:
                Diffusion-DPO (arXiv:2311.12908). A tie becomes a masked pair
@@ -92,7 +92,7 @@ class Matching:
 
     keep_mean = False
     text = False
-    draws: int = 1
+    levels_per_sample: int = 1
     times: Times = field(default_factory=Uniform)
     weight: Weighting = field(default_factory=Weighting)
     paired: bool = False
@@ -106,7 +106,7 @@ class Matching:
         return 2 if self.paired else self.together
 
     def refuses(self, choices: Choices) -> str | None:
-        """Refuses plans of text. UserError where the plan has too few levels for `draws`."""
+        """Refuses plans of text. UserError if the plan has too few levels."""
         if text_plans(choices):
             return NEEDS_TOKEN
         if self.together < 1 or (self.paired and self.together > 1):
@@ -117,7 +117,7 @@ class Matching:
                     f"Matching keeps {self.together} rows together, which cuts groups of "
                     f"{plan.group}: set together to the group's size"
                 )
-            self.times([step.sigma for step in plan.steps], self.draws, generator(0))
+            self.times([step.sigma for step in plan.steps], self.levels_per_sample, generator(0))
         return None
 
     def rows(self, rollout: Rollout, advantage: PointValues, mask: PointMask) -> list[MatchingRows]:
@@ -180,10 +180,12 @@ class Matching:
         sigmas = tuple(step.sigma for step in rollout.plan.steps)
         whole = (rollout.seed, rollout.iteration, "matching", rollout.index, "level")
         if self.share == "batch":
-            levels = self.times(sigmas, self.draws, generator(*whole))
+            levels = self.times(sigmas, self.levels_per_sample, generator(*whole))
             return levels.expand(len(samples), -1)
         keys = [(*self._key(rollout, i), "level") for i in integers(samples)]
-        return torch.stack([self.times(sigmas, self.draws, generator(*key)) for key in keys])
+        return torch.stack(
+            [self.times(sigmas, self.levels_per_sample, generator(*key)) for key in keys]
+        )
 
     def _noise(self, rollout: Rollout, samples: Tensor, draw: int) -> Float[Tensor, "b *d"]:
         keys = [(*self._key(rollout, i), "noise", draw) for i in integers(samples)]

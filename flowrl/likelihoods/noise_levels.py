@@ -97,8 +97,8 @@ class Discrete:
         end = int(steps * self.fraction + 1e-6)
         if end - first < parts:
             raise UserError(
-                f"{count} matching draws, but the plan's grid offers {end - first} levels: "
-                f"take fewer draws or more steps"
+                f"{count} levels per sample, but the plan's grid offers {end - first}: "
+                f"take fewer levels or more steps"
             )
         edges = torch.linspace(first, end, parts + 1, dtype=torch.float64).add(1e-9).floor()
         width = edges.diff()
@@ -125,7 +125,7 @@ class PermutedGrid:
         levels = int(len(sigmas) * self.fraction + 1e-6)
         if count > levels:
             raise UserError(
-                f"{count} matching draws, but the plan has {levels} levels: "
-                f"take fewer draws or more steps"
+                f"{count} levels per sample, but the plan has {levels}: "
+                f"take fewer levels or more steps"
             )
         return torch.tensor(sigmas)[torch.randperm(levels, generator=rng)[:count]]

@@ -191,6 +191,7 @@ class RatioLoss(ABC):
     """
 
     unit = 1
+    of_tokens = False  # whether the ratio must be that of single tokens
     anchors: tuple[Anchor, ...] = ()
     weights: tuple[Weight, ...] = ()
     entropy: float = 0.0
@@ -213,6 +214,8 @@ class RatioLoss(ABC):
         likelihood = choices.likelihood
         if self.weights and not isinstance(likelihood, Token):
             return "a loss's weights read tokens: leave them out of losses on images"
+        if self.of_tokens and isinstance(likelihood, Token) and likelihood.ratio != "token":
+            return f"{type(self).__name__} reads the ratios of tokens: set ratio to token"
         uncertain = self.entropy > 0 or any(isinstance(w, EntropyShare) for w in self.weights)
         if uncertain and not (isinstance(likelihood, Token) and likelihood.entropy):
             return "this loss reads entropies: it needs the likelihood Token(entropy=True)"

@@ -137,6 +137,7 @@ class VESPO(RatioLoss):
     mismatch that masks tokens removes their whole row: truncate instead.
     """
 
+    of_tokens = True
     positive: tuple[float, float] = (2.0, 3.0)
     negative: tuple[float, float] = (3.0, 2.0)
     mismatch: Correction | None = None
@@ -166,6 +167,7 @@ class GMPO(RatioLoss):
     Reads the tokens' own log-ratios, whatever the likelihood's level.
     """
 
+    of_tokens = True
     low: float = 0.4
     high: float = 0.4
     denominator: Denominator = field(default="rows", kw_only=True)
@@ -195,6 +197,8 @@ class Reinforce(RatioLoss):
 
     For one update per iteration: nothing corrects for samples of an older policy.
     """
+
+    of_tokens = True
 
     def policy(self, log_ratio: Tensor, evaluations: Evaluations, rows: Rows) -> PolicyTerm:
         return -rows.advantage * evaluations["new"].logp, {}

@@ -45,6 +45,6 @@ def opd(
         steps=steps,
         plan=Window(noise, group, window, Random(0, steps // 2)),
         advantage=Estimator(credit),
-        likelihood=Transition("cps" if kernel == "cps" else "density", form),
+        likelihood=Transition("cps" if isinstance(noise, CPS) else "density", form),
         loss=both if task else distilled,
     )

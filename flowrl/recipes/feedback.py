@@ -60,7 +60,7 @@ def flow_dppo(
     own `most`: its scale depends on the noise.
     """
     noise = named(kernel, {"flow_sde": FlowSDE(eta), "cps": CPS(eta)})
-    least = 1e-6 if kernel == "cps" else 1e-7
+    least = 1e-6 if isinstance(noise, CPS) else 1e-7
     return Algorithm(
         steps=steps,
         plan=Scattered(noise, group, noisy, share),
@@ -72,8 +72,8 @@ def flow_dppo(
 
 
 def dgpo(
-    *, steps: int = 10, group: int = 24, draws: int = 4, levels: float = 0.7, beta: float = 100.0,
-    clip: float | None = 0.01, kl: float = 0.001, clip_kl: bool = False,
+    *, steps: int = 10, group: int = 24, levels_per_sample: int = 4, levels: float = 0.7,
+    beta: float = 100.0, clip: float | None = 0.01, kl: float = 0.001, clip_kl: bool = False,
     reference: Literal["start", "average"] = "start", switch: int = 200,
     solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
@@ -92,7 +92,9 @@ def dgpo(
         steps=steps,
         plan=Ode(group, solver or DPM2M()),
         advantage=Estimator((Standardize("batch"), Clip())),
-        likelihood=Matching(draws, PermutedGrid(levels), together=group, same_noise=True),
+        likelihood=Matching(
+            levels_per_sample, PermutedGrid(levels), together=group, same_noise=True
+        ),
         loss=GroupPreference(
             group, beta, clip, kl, clip_kl, reference="ref" if reference == "start" else "slow"
         ),
@@ -105,8 +107,8 @@ def dgpo(
 
 
 def crd(
-    *, steps: int = 10, group: int = 24, draws: int = 20, beta: float = 1.0, kl: float = 0.1,
-    temperature: float | None = None, kind: Literal["mse", "bce"] = "mse",
+    *, steps: int = 10, group: int = 24, levels_per_sample: int = 20, beta: float = 1.0,
+    kl: float = 0.1, temperature: float | None = None, kind: Literal["mse", "bce"] = "mse",
     decay: tuple[int, float, float] = (75, 0.0075, 0.999), solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """CRD, centred reward distillation, arXiv:2603.14128, by Flow-Factory's code: the implicit
@@ -124,7 +126,7 @@ def crd(
         steps=steps,
         plan=Ode(group, solver or DPM2M()),
         advantage=Estimator((Standardize("batch"), Clip())),
-        likelihood=Matching(draws, Uniform(), together=group),
+        likelihood=Matching(levels_per_sample, Uniform(), together=group),
         loss=CentredReward(group, beta, kl, temperature, kind),
         averages=(
             Average("slow", Decay(0.25, slope=0.005, most=0.999)),
@@ -239,7 +241,8 @@ def euphonium(
     as an option, at scale 0.2); `reward` takes that of a reward with `differentiable` at the
     predicted clean sample. `process` is the weight of its dual credit: the reward of the predicted
     sample after each step, standardised by group and step; the code has 1 beside `outcome` 1.
-    `way_rewards` names a process reward, which guides too; without it the run's rewards do both.
+    `intermediate_rewards` names a process reward, which guides too; without it the run's rewards
+    do both.
 
     Differences: rewards see decoded predictions, where the code's process reward sees noisy
     latents; the gradient is divided by each sample's norm, where the code divides by the batch's;

@@ -102,7 +102,7 @@ def flow_grpo_fast(
         steps=steps,
         plan=Window(noise, group, window, Random(0, steps // 2)),
         advantage=Estimator((Standardize(scale), Clip())),
-        likelihood=Transition("cps" if kernel == "cps" else "density"),
+        likelihood=Transition("cps" if isinstance(noise, CPS) else "density"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 

@@ -79,7 +79,7 @@ def turning_point(
         steps=steps,
         plan=Looking(own, completion),
         advantage=Estimator((turns, Sum(), Standardize("group"), Clip())),
-        likelihood=Transition("cps" if kernel == "cps" else "density"),
+        likelihood=Transition("cps" if isinstance(noise, CPS) else "density"),
         loss=Surrogate(clip, clip, anchors=anchors(kl)),
     )
 
@@ -143,7 +143,7 @@ def potential_tree(
 ) -> Algorithm:  # fmt: skip
     """BranchGRPO's tree with a step-wise reward that may abstain, after the potential assessment of
     PARM, arXiv:2501.13926: a judge of clean images on the way says whether they can still become
-    good, or None where they are not clear enough to judge. Name it in `way_rewards`.
+    good, or None where they are not clear enough to judge. Name it in `intermediate_rewards`.
 
     Ours: PARM selects samples at inference and is known here by its abstract, so the number is our
     choice. A node's credit is that of its leaves, standardised by depth, plus `weight` times the

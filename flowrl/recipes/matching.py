@@ -32,9 +32,9 @@ def awm_times(name: TimesName) -> Times:
 
 
 def awm(
-    *, steps: int = 14, group: int = 24, draws: int = 6, clip: float = 1.0, noise: float = 0.4,
-    weight: WeightingName = "ghuber", times: TimesName = "discrete_wo_init", kl: float = 0.001,
-    solver: Solver | None = None,
+    *, steps: int = 14, group: int = 24, levels_per_sample: int = 6, clip: float = 1.0,
+    noise: float = 0.4, weight: WeightingName = "ghuber",
+    times: TimesName = "discrete_wo_init", kl: float = 0.001, solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Advantage Weighted Matching, arXiv:2509.25050. SD3.5-M: 14 steps of SA-Solver with noise 0.4
     (PickScore 0), group 24, 6 noise levels per sample, weight ghuber with power 0.25, |A| at most
@@ -49,30 +49,31 @@ def awm(
         steps=steps,
         plan=Ode(group, solver or SA(noise)),
         advantage=Estimator((Standardize("batch"), Clip(5.0), Rescale(5.0, 1.0))),
-        likelihood=Matching(draws, awm_times(times), weighting(weight)),
+        likelihood=Matching(levels_per_sample, awm_times(times), weighting(weight)),
         loss=Surrogate(clip, clip, anchors=(*anchors(kl), Anchor(1.0, "trust"))),
         averages=(Average("trust", Decay(slope=0.001, most=0.3)),),
     )
 
 
 def nft(
-    *, steps: int = 10, group: int = 24, draws: int | None = None, beta: float = 1.0,
+    *, steps: int = 10, group: int = 24, levels_per_sample: int | None = None, beta: float = 1.0,
     kl: float = 1e-4, share: Literal["batch", "sample"] = "sample",
     mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = "all",
     decay: tuple[int, float, float] = (0, 0.001, 0.5), solver: Solver | None = None,
     credit: CreditName = "group", blend: float = 0.0,
 ) -> Algorithm:  # fmt: skip
     """DiffusionNFT, arXiv:2509.16117. SD3.5-M: 10 steps of DPM-Solver++(2M), group 24, all levels
-    of the grid but one per sample (`draws=None`), beta 1, KL 1e-4, advantages cut at 5; the policy
-    that samples is an average with decay min(most, slope (s - flat)) at optimizer step s, 0 before
-    flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay (75, 0.0075, 0.999).
+    of the grid but one per sample (`levels_per_sample=None`), beta 1, KL 1e-4, advantages cut at 5;
+    the policy that samples is an average with decay min(most, slope (s - flat)) at optimizer step
+    s, 0 before flat: `decay` is (flat, slope, most). OCR: beta 0.1, 2 updates, decay (75, 0.0075,
+    0.999).
 
     `credit` and `blend` are as in `flow_grpo`.
 
     Differences: none in the loss; the level that a sample leaves out is keyed, not drawn from a
     global generator. `share="batch"` gives all samples the same levels, in one order.
     """
-    levels = steps - 1 if draws is None else draws
+    levels = steps - 1 if levels_per_sample is None else levels_per_sample
     flat, slope, most = decay
     return Algorithm(
         steps=steps,
@@ -87,7 +88,7 @@ def nft(
 
 
 def dpo(
-    *, steps: int = 10, group: int = 24, draws: int = 4, beta: float = 100.0,
+    *, steps: int = 10, group: int = 24, levels_per_sample: int = 4, beta: float = 100.0,
     weight: WeightingName = "uniform", solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Online Diffusion-DPO (arXiv:2311.12908) on a group's best and worst sample, at one noise and
@@ -95,20 +96,20 @@ def dpo(
     are for noise predictions: `weight="epsilon"`.
 
     Differences: a group with a tie is masked, where the codes train on a sample against itself;
-    the reference stays the frozen start; levels are uniform and stratified over `draws`, ours.
+    the reference stays the frozen start; levels are uniform and stratified, their number ours.
     """
     return Algorithm(
         steps=steps,
         plan=Ode(group, solver or Euler()),
         advantage=Estimator((BestWorst(),)),
-        likelihood=Matching(draws, Uniform(), weighting(weight), paired=True),
+        likelihood=Matching(levels_per_sample, Uniform(), weighting(weight), paired=True),
         loss=Preference(beta / 2),
     )
 
 
 def rwr(
-    *, steps: int = 10, group: int = 8, draws: int = 4, rate: float = 0.5, anchor: float = 1.0,
-    over: Literal["group", "batch"] = "group", solver: Solver | None = None,
+    *, steps: int = 10, group: int = 8, levels_per_sample: int = 4, rate: float = 0.5,
+    anchor: float = 1.0, over: Literal["group", "batch"] = "group", solver: Solver | None = None,
 ) -> Algorithm:  # fmt: skip
     """Reward-weighted flow matching: ORW-CFM-W2, arXiv:2502.06061. Weights exp(rate reward) with
     rate 0.5 (the code calls it a temperature, and multiplies), and 1 times |v - v_ref|^2, which
@@ -116,12 +117,12 @@ def rwr(
 
     Differences: weights have mean 1 over a prompt's group (or the batch), where the code's loss
     grows with the rewards; noise and data are paired at random, not by optimal transport; steps,
-    group and draws are ours.
+    group and levels are ours.
     """
     return Algorithm(
         steps=steps,
         plan=Ode(group, solver or Euler()),
         advantage=Estimator((Sum(), Exponential(rate, over))),
-        likelihood=Matching(draws),
+        likelihood=Matching(levels_per_sample),
         loss=Weighted(anchors(anchor)),
     )

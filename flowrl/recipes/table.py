@@ -73,52 +73,43 @@ are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching
 scores on the way (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, those that follow a
 reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
 rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from
-reviews or an abstract, as their texts say. Those of language models are presets, in
-`flowrl/recipes/text_presets.py`, of the recipe `text` in `flowrl/recipes/text.py`.
+reviews or an abstract, as their texts say. Those of language models are in `flowrl/recipes/text.py`
+and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
 """
 
 from collections.abc import Callable
 
 from flowrl.algorithm import Algorithm
-from flowrl.recipes.distillation import opd
-from flowrl.recipes.feedback import (
-    crd,
-    dgpo,
-    e_grpo,
-    euphonium,
-    fdfo,
-    flash_grpo,
-    flow_dppo,
-    g2rpo,
+from flowrl.recipes import (
+    distillation,
+    feedback,
+    grpo,
+    grpo_trees,
+    intermediate,
+    matching,
+    reward_gradient,
+    text,
+    text_credit,
 )
-from flowrl.recipes.grpo import (
-    dance_grpo,
-    ddpo,
-    flow_grpo,
-    flow_grpo_fast,
-    grpo_guard,
-    loop,
-    mix_grpo,
-    mix_grpo_flash,
-)
-from flowrl.recipes.grpo_trees import branch_grpo, branch_grpo_mix, temp_flow
-from flowrl.recipes.intermediate import (
-    dense_grpo,
-    potential_tree,
-    pro_grpo,
-    turning_point,
-    vgpo,
-)
-from flowrl.recipes.matching import awm, dpo, nft, rwr
-from flowrl.recipes.reward_gradient import draft, draft_lv, refl, srpo
-from flowrl.recipes.text_presets import TEXT_FUNCTIONS
 
 IMAGE_FUNCTIONS = (
-    flow_grpo, flow_grpo_fast, dance_grpo, mix_grpo, mix_grpo_flash, temp_flow, branch_grpo,
-    branch_grpo_mix, grpo_guard, ddpo, loop, awm, nft, dpo, rwr,
-    flow_dppo, dgpo, crd, fdfo, flash_grpo, e_grpo, g2rpo, euphonium,
-    dense_grpo, turning_point, vgpo, pro_grpo, potential_tree,
-    refl, draft, draft_lv, srpo, opd,
+    grpo.flow_grpo, grpo.flow_grpo_fast, grpo.dance_grpo, grpo.mix_grpo, grpo.mix_grpo_flash,
+    grpo_trees.temp_flow, grpo_trees.branch_grpo, grpo_trees.branch_grpo_mix, grpo.grpo_guard,
+    grpo.ddpo, grpo.loop, matching.awm, matching.nft, matching.dpo, matching.rwr,
+    feedback.flow_dppo, feedback.dgpo, feedback.crd, feedback.fdfo, feedback.flash_grpo,
+    feedback.e_grpo, feedback.g2rpo, feedback.euphonium, intermediate.dense_grpo,
+    intermediate.turning_point, intermediate.vgpo, intermediate.pro_grpo,
+    intermediate.potential_tree, reward_gradient.refl, reward_gradient.draft,
+    reward_gradient.draft_lv, reward_gradient.srpo, distillation.opd,
+)  # fmt: skip
+TEXT_FUNCTIONS = (
+    text.text, text.text_grpo, text.text_rloo, text.text_dr_grpo, text.text_dapo, text.text_gspo,
+    text_credit.text_tree, text.text_cispo, text.text_forking, text.text_sapo, text.text_vespo,
+    text.text_gmpo, text.text_gppo, text.text_luspo, text_credit.text_reinforce,
+    text_credit.text_opo, text_credit.text_maxrl, text_credit.text_pass_at_k, text_credit.text_bnpo,
+    text_credit.text_riskpo, text_credit.text_stream, text_credit.text_dpo,
+    text_credit.text_spo_tree, text_credit.text_tempo, text_credit.text_remax,
+    text_credit.text_treerl, text_credit.text_gigpo, text_credit.text_turns, text_credit.text_rebn,
 )  # fmt: skip
 Table = dict[str, Callable[..., Algorithm]]
 IMAGE_RECIPES: Table = {recipe.__name__: recipe for recipe in IMAGE_FUNCTIONS}

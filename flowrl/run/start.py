@@ -55,7 +55,7 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
 
     It appears with its run.yaml inside, so that a run can be resumed whenever it was killed.
     """
-    check_reward_sources((*run.rewards, *run.judges, *run.way_rewards), live)
+    check_reward_sources((*run.rewards, *run.judges, *run.intermediate_rewards), live)
     chosen = folder or numbered(Path("runs"), name)
     settings = yaml.safe_dump(dump(live.placed(run, chosen)), sort_keys=False)
 

@@ -16,9 +16,9 @@ COMPARING = ("repeat", "flat", "subset", "replay", "rates")  # settings of budge
 
 def _followed(run: Run, algorithm: Algorithm) -> tuple[str, Sequence[RewardSpec]]:
     """The rewards whose slope is followed, and their key in the file."""
-    if algorithm.reward_gradient or not run.way_rewards:
+    if algorithm.reward_gradient or not run.intermediate_rewards:
         return "rewards", run.rewards
-    return "way_rewards", run.way_rewards
+    return "intermediate_rewards", run.intermediate_rewards
 
 
 def check_own_gradients(run: Run) -> None:

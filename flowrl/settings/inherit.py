@@ -6,6 +6,8 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
+from flowrl.settings.older_names import renewed
+from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import read_yaml, short_repr
 
 BASE_KEY = "base"
@@ -61,6 +63,8 @@ def _over(under: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     whose settings are those of its own recipe."""
     sides = [{**tree, "recipe": _as_mapping(tree["recipe"])} if "recipe" in tree else tree
              for tree in (under, own)]  # fmt: skip
+    sides[0] = spelled_out(renewed(sides[0]))  # older names in `own` then lie over newer ones
+    sides[1] = spelled_out(sides[1], sides[0].get("recipe"))
     recipes = [side.get("recipe", {}) for side in sides]
     if all(isinstance(each, Mapping) for each in recipes):
         old, new = (each.get("name") for each in recipes)

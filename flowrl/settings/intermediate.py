@@ -17,16 +17,16 @@ def asks_intermediate(algorithm: Algorithm) -> bool:
 
 def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) -> None:
     """UserError for rewards on the way that nothing reads or that credit cannot compare, and for a
-    budget that needs one advantage per sample. `own`: whether `way_rewards` has any."""
+    budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has any."""
     if own and not asks_intermediate(algorithm):
         raise UserError(
-            "way_rewards: this recipe asks for no reward on the way: leave it out, or take a "
-            "recipe that does (potential_tree, pro_grpo), or steer"
+            "intermediate_rewards: this recipe asks for no reward on the way: leave it out, or "
+            "take a recipe that does (potential_tree, pro_grpo), or steer"
         )
     if own and not differs_between_steps(algorithm.transforms):
         raise UserError(
-            "way_rewards: this recipe subtracts rewards on the way from those of the samples, so "
-            "both must be the same: leave way_rewards out"
+            "intermediate_rewards: this recipe subtracts rewards on the way from those of the "
+            "samples, so both must be the same: leave intermediate_rewards out"
         )
     for name, wanted in (("subset", budget.subset is not None), ("replay", budget.replay > 0)):
         if wanted and algorithm.by_step:

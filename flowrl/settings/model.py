@@ -1,14 +1,15 @@
 """The model that is trained, and the arguments of its calls."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.environment import EnvironmentSettings
 from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.server import Server
+from flowrl.settings.short_forms import guidance_settings, lora_settings
 
 
 class Guidance(Settings):
@@ -79,9 +80,16 @@ class ModelSettings(Settings):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     """float64 is for proofs: a difference of 1e-10 there is an error, and not rounding."""
     device: str = "auto"
-    lora: Lora | None = Lora()
-    """null trains all weights of the denoiser or of the language model."""
-    guidance: Guidance = Guidance()
+    lora: Annotated[
+        Lora | None,
+        BeforeValidator(lora_settings, json_schema_input_type=Lora | bool | int | None),
+    ] = Lora()
+    """null trains all weights of the denoiser or of the language model. A number is the rank."""
+    guidance: Annotated[
+        Guidance,
+        BeforeValidator(guidance_settings, json_schema_input_type=Guidance | float | None),
+    ] = Guidance()
+    """Classifier-free guidance; one number is the scale of sampling and of training."""
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as max_sequence_length."""
     sigmas: Sigmas | None = None
@@ -101,11 +109,6 @@ class ModelSettings(Settings):
     context_parallel: int = Field(default=1, ge=1)
     """Processes that share each call of the denoiser, with a part of its tokens each: for videos
     and images whose activations do not fit into one process."""
-
-    @field_validator("guidance", mode="before")
-    @classmethod
-    def _pipelines_default(cls, value: Any) -> Any:
-        return {"sample": None, "train": None} if value is None else value
 
     @field_validator("sigmas", mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from flowrl.errors import UserError
 from flowrl.settings.data import RewardSpec
+from flowrl.settings.older_names import older_option
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import settings_at
 from flowrl.settings.strict_yaml import list_entries, parse_yaml
@@ -84,6 +85,8 @@ def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[
     """Put the options into a run's tree. UserError for an unknown one, with a suggestion."""
     for name, values in _options(words):
         option = _at(Run, (), _parts(name), recipe)
+        if option is None and older_option(_parts(name), recipe.__name__):
+            option = Option(tuple(_parts(name)), Any)
         if option is None:
             known = list(option_names(recipe))
             hint = suggestion(name, known, "--")

@@ -1,8 +1,14 @@
-"""Parts of an algorithm from a user's file: `mine.py:Name`, or `{name: mine.py:Name, eta: 0.5}`.
+"""Parts of an algorithm in a run's file: `NAME`, `{name: NAME, ...settings}` or `FILE.py:NAME`.
 
-A recipe's parameter that is annotated with one of the protocols below, such as `Kernel | None`,
-takes such a part in a run's file. It is a frozen dataclass, whose fields are its settings, or an
-object that the file has made. A transform may be a plain function too.
+NAME is a part of flowrl (`flowrl.settings.part_names`), FILE.py:NAME one of a user's file: a frozen
+dataclass, whose fields are its settings, or an object that the file has made; a transform may be a
+plain function too. A recipe's parameter that is annotated with one of the protocols below, such as
+`Kernel | None`, takes such a part; and every recipe takes those of `PARTS` in place of its own.
+
+A part that replaces one of the recipe keeps what both have in common: all settings of its own kind,
+those of the same name, type and default or of a common base (the anchors of losses), and required
+ones of the same name (the kernel and the group of a plan). `{...settings}` without a name changes
+the recipe's own part.
 """
 
 import dataclasses
@@ -17,14 +23,18 @@ from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_orig
 
 import torch
 from pydantic import BeforeValidator
-from typing_extensions import get_protocol_members
+from typing_extensions import get_protocol_members, is_protocol
 
+from flowrl.credit.choices import AnyPlanner
+from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Objective
+from flowrl.settings.part_names import item_of, part_name, parts_of, written
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 from rewards.load import own_settings, user_function_of
+from rewards.types import function_parameters
 from samplers import Gaussian, Kernel, Planner, Solver
 from samplers.completions import TextPlanner
 from samplers.solvers import Point
@@ -63,39 +73,136 @@ def _try_solver(solver: Any) -> str | None:
 
 @dataclass(frozen=True)
 class PartKind:
-    """A protocol of parts, its word and form for messages, and a trial call: a sentence on what is
-    wrong with a part, or None."""
+    """Parts of one protocol: their word and form for messages, and a trial call of a user's part: a
+    sentence on what is wrong with it, or None."""
 
     word: str
     protocol: Any
-    form: str
+    form: str = "a frozen dataclass"
     trial: Callable[[Any], str | None] = lambda _: None
 
-    def build(self, value: str | Mapping[str, Any]) -> Any:
-        """Make the part that a run's file names. ValueError, in one sentence, where it cannot."""
-        name, settings = (value, {}) if isinstance(value, str) else _split(value, self.word)
+    def build(self, value: Any, old: Any = None) -> Any:
+        """Make the part that a run's file names, in place of the recipe's `old` one. ValueError, in
+        one sentence, where it cannot."""
+        found, settings = self.resolved(value, old)
+        made = found(**settings) if isinstance(found, type) else found
+        name = value if isinstance(value, str) else value.get("name")
+        if is_own(name):
+            self._try(str(name), made)
+        return made
+
+    def resolved(self, value: Any, old: Any = None) -> tuple[Any, dict[str, Any]]:
+        """The class that a value names, or a user's object, and the settings of the class."""
+        name, given = self._split(value)
+        known = parts_of(self.protocol)
+        if name is None and not dataclasses.is_dataclass(old) and len(known) != 1:
+            raise ValueError(f"{self._forms()}, not {short_repr(value)}")
+        found: Any = self._named(name) if name else next(iter(known.values()))
+        if name is None and len(known) != 1:
+            found = type(old)
+        if not isinstance(found, type):
+            if given:
+                raise ValueError(f"{name} is no class, so it takes no settings: {', '.join(given)}")
+            return found, {}
+        place = name or part_name(found)
+        return found, own_settings(place, found, _kept(found, old) | _nested(found, given, old))
+
+    def check(self, value: Any) -> None:
+        """ValueError for a name or a setting that is not known; whether all that is required is
+        there depends on the recipe."""
+        name, given = self._split(value)
+        found = None if name is None else self._named(name)
+        if isinstance(found, type):
+            known = function_parameters(found)
+            for key in given:
+                if key not in known:
+                    raise ValueError(f"{name}: {unknown_name(key, list(known))}")
+
+    def _split(self, value: Any) -> tuple[str | None, dict[str, Any]]:
+        """Name and settings of `{name: NAME, ...settings}`; no name for those of the old part."""
+        if isinstance(value, str):
+            return value, {}
+        if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
+            raise ValueError(f"{self._forms()}, not {short_repr(value)}")
+        return value.get("name"), {str(k): inner for k, inner in value.items() if k != "name"}
+
+    def _forms(self) -> str:
+        return f"a {self.word} is NAME, {{name: NAME, ...settings}} or {FILE_AND_NAME}"
+
+    def _named(self, name: str) -> Any:
+        if not is_own(name):
+            known = parts_of(self.protocol)
+            if name not in known:
+                own = f"a {self.word} of your own is {FILE_AND_NAME}"
+                raise ValueError(f"{unknown_name(name, list(known))} ({own})")
+            return known[name]
         found: Any = user_function_of(name)
         if isinstance(found, type):
-            self._check_class(name, found)
-            found = found(**own_settings(name, found, settings))
-        elif settings:
-            raise ValueError(f"{name} is no class, so it takes no settings: {', '.join(settings)}")
+            frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen  # type: ignore[attr-defined]
+            if not frozen and self.protocol is not Tracker:
+                raise ValueError(
+                    f"{name} needs @dataclass(frozen=True): a {self.word} is {self.form}"
+                )
         elif inspect.isfunction(found) and self.protocol is not Transform:
             raise ValueError(f"{name} is a function, and a {self.word} is {self.form}")
-        if missing := sorted(get_protocol_members(self.protocol) - {*dir(found)}):
+        return found
+
+    def _try(self, name: str, made: Any) -> None:
+        protocols = [p for p in (self.protocol, *get_args(self.protocol)) if is_protocol(p)]
+        members = get_protocol_members(protocols[0]) if protocols else set[str]()
+        if missing := sorted(members - {*dir(made)}):
             raise ValueError(f"{name} has no {', '.join(missing)}; a {self.word} is {self.form}")
         try:
-            wrong = self.trial(found)
+            wrong = self.trial(made)
         except Exception as error:  # a user's code runs here, and may raise anything
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise ValueError(f"{name} fails in a trial call as a {self.word} ({why})") from error
         if wrong is not None:
             raise ValueError(f"{name} {wrong}")
-        return found
 
-    def _check_class(self, name: str, found: Any) -> None:
-        if not dataclasses.is_dataclass(found) or not found.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            raise ValueError(f"{name} needs @dataclass(frozen=True): a {self.word} is {self.form}")
+
+def _kept(kind: type, old: Any) -> dict[str, Any]:
+    """The settings of the recipe's part that a new one keeps."""
+    if isinstance(old, tuple):  # transforms: that of the same class
+        old = next((each for each in old if type(each) is kind), None)
+    if not (dataclasses.is_dataclass(old) and dataclasses.is_dataclass(kind)):
+        return {}
+    bases = [
+        vars(base).get("__annotations__", {}) for base in kind.__mro__ if isinstance(old, base)
+    ]
+    before, now = function_parameters(type(old)), function_parameters(kind)  # type: ignore[arg-type]
+
+    def same(name: str) -> bool:
+        a, b = before[name], now[name]
+        alike = (a.annotation, a.default) == (b.annotation, b.default)
+        return alike or b.default is b.empty or any(name in base for base in bases)
+
+    return {name: getattr(old, name) for name in now if name in before and same(name)}
+
+
+def _nested(kind: type, given: Mapping[str, Any], old: Any) -> dict[str, Any]:
+    """The settings of a part, with the parts among them built."""
+    known, before = function_parameters(kind), dict[str, Any]()
+    if dataclasses.is_dataclass(old):
+        before = {field.name: getattr(old, field.name) for field in dataclasses.fields(old)}
+    return {
+        name: _setting(known[name].annotation, value, before.get(name)) if name in known else value
+        for name, value in given.items()
+    }
+
+
+def _setting(annotation: Any, value: Any, old: Any) -> Any:
+    item = item_of(annotation)
+    if item is not None and parts_of(item) and isinstance(value, list | tuple):
+        return tuple(_setting(item, each, old) for each in value)
+    if value is None or not parts_of(annotation) or not isinstance(value, str | Mapping):
+        return value
+    if value in _names(get_args(annotation)) if isinstance(value, str) else False:
+        return value
+    kind = part_kind(annotation) or PartKind("part", annotation)
+    name = value if isinstance(value, str) else value.get("name")
+    same = name in (None, part_name(type(old))) or isinstance(old, Planner)
+    return kind.build(value, old if same else None)
 
 
 _PLANNER = "a frozen dataclass with __call__(sigmas, iteration, seed) -> tuple of plans"
@@ -110,6 +217,7 @@ KINDS = (
         "a frozen dataclass with memory, random, evaluations(sigma_next) and __call__(at, past)",
         _try_solver,
     ),
+    PartKind("plan", AnyPlanner, _PLANNER),
     PartKind("planner", Planner, _PLANNER),
     PartKind("planner of texts", TextPlanner, _PLANNER),
     PartKind(
@@ -125,7 +233,18 @@ KINDS = (
         "a frozen dataclass with unit, roles and __call__(likelihood, evaluations, rows) -> "
         "Entries, such as one that extends RatioLoss",
     ),
+    PartKind(
+        "tracker", Tracker, "a dataclass with weights, before, after, state and restore",
+    ),
 )  # fmt: skip
+_BY_PROTOCOL = {kind.protocol: kind for kind in KINDS}
+PARTS = {
+    "plan": _BY_PROTOCOL[AnyPlanner],
+    "advantage": _BY_PROTOCOL[Transform],
+    "likelihood": _BY_PROTOCOL[Likelihood],
+    "loss": _BY_PROTOCOL[Objective],
+    "tracker": _BY_PROTOCOL[Tracker],
+}  # what every recipe takes in place of its own
 
 
 def part_kind(annotation: Any) -> PartKind | None:
@@ -159,6 +278,12 @@ def is_own(value: Any) -> TypeGuard[str | Mapping[str, Any]]:
     )
 
 
+def named_part(value: Any, parameter: inspect.Parameter) -> bool:
+    """Whether a value names a part, and is no name that the recipe itself has for one."""
+    names = _names([parameter.annotation, *get_args(parameter.annotation)])
+    return isinstance(value, str | Mapping) and not (isinstance(value, str) and value in names)
+
+
 def _names(members: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(value for m in members if get_origin(m) is Literal for value in get_args(m))
 
@@ -166,20 +291,41 @@ def _names(members: Sequence[Any]) -> tuple[Any, ...]:
 def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any) -> Any:
     if (value is None and nullable) or (isinstance(value, str) and value in names):
         return value
-    if not isinstance(value, Mapping) and not is_own(value):
+    value = written(value)
+    known = (*names, *parts_of(kind.protocol))
+    if isinstance(value, str) and value not in known and not is_own(value):
         own = f"a {kind.word} of your own is {FILE_AND_NAME}"
-        if not names:
-            raise ValueError(f"{short_repr(value)} is not known; {own}")
-        raise ValueError(f"{unknown_name(value, names)} ({own})")
+        raise ValueError(f"{unknown_name(value, known)} ({own})")
     kind.build(value)
     return value
 
 
-def _split(value: Mapping[str, Any], word: str) -> tuple[str, dict[str, Any]]:
-    """Name and settings of `{name: FILE.py:NAME, ...settings}`."""
-    name = value.get("name")
-    if not isinstance(name, str) or not OWN_NAME.fullmatch(name):
-        raise ValueError(
-            f"a {word} of your own is {{name: {FILE_AND_NAME}, ...settings}}, not {dict(value)!r}"
+def checked_part(name: str, value: Any) -> Any:
+    """A value of `plan`, `advantage`, `likelihood`, `loss` or `tracker` of any recipe, as far as it
+    can be checked without the recipe's own part. ValueError, in one sentence, for others."""
+    value = written(value)
+    listed = isinstance(value, list) and name == "advantage"
+    for each in value if listed else (() if value is None else (value,)):
+        PARTS[name].check(each)
+    return value
+
+
+def parts_written(algorithm: Any) -> dict[str, Any]:
+    """The parts of an algorithm as a run's file has them; no tracker where nothing is tracked."""
+    parts = {name: getattr(algorithm, name) for name in PARTS}
+    parts["advantage"] = parts["advantage"].transforms
+    return {name: written(part) for name, part in parts.items() if part is not NoTracker}
+
+
+def with_part(name: str, value: Any, old: Any) -> Any:
+    """The part of an algorithm that a run's file names, in place of the recipe's own."""
+    if name == "advantage":
+        each = value if isinstance(value, list) else [value]
+        return dataclasses.replace(
+            old, transforms=tuple(PARTS[name].build(one, old.transforms) for one in each)
         )
-    return name, {str(key): inner for key, inner in value.items() if key != "name"}
+    if name == "tracker":
+        found, settings = PARTS[name].resolved(value)
+        found(**settings)
+        return partial(found, **settings)
+    return PARTS[name].build(value, old)

@@ -22,14 +22,17 @@ from flowrl.settings.checks import (
 from flowrl.settings.data import RewardSpec
 from flowrl.settings.gradients import check_gradients, check_own_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
+from flowrl.settings.older_names import renewed
 from flowrl.settings.options import with_options
-from flowrl.settings.own_parts import OWN_NAME, takes
-from flowrl.settings.recipe import UNREAD, recipe_kind
+from flowrl.settings.own_parts import PARTS, takes
+from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
+from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import short_repr
 
 _NAME = "--recipe.name"
+PART_SETTINGS = ("kernel", "solver", *PARTS)
 
 
 def read_run(path: Path) -> Run:
@@ -57,10 +60,12 @@ def run_from(tree: Any, source: str) -> Run:
         )
     if BASE_KEY in tree:
         raise UserError(f"{source}: base: only a run's file can have one: name that file itself")
-    recipe, kind = tree.get("recipe"), None
-    if isinstance(recipe, str):
-        tree = {**tree, "recipe": (recipe := {"name": recipe})}
+    kind = None
+    if isinstance(tree.get("recipe"), str):
+        tree = {**tree, "recipe": {"name": tree["recipe"]}}
     try:
+        tree = spelled_out(renewed(tree))
+        recipe = tree.get("recipe")
         kind = recipe_kind(recipe.get("name")) if isinstance(recipe, Mapping) else None
         return Run.model_validate(tree)
     except ValidationError as error:
@@ -75,21 +80,20 @@ def override(run: Run, arguments: Sequence[str]) -> Run:
         return run
     run, words = _other_recipe(run, list(arguments))
     tree = dump(run)
-    _own_parts(tree["recipe"], words)
     with_options(tree, type(run.recipe), words)
-    return run_from(tree, "command line")
+    changed = run_from(tree, "command line")
+    named = any(w.startswith(f"--recipe.{part}") for w in words for part in PART_SETTINGS)
+    return _without_unread(changed, tree, words) if named else changed
 
 
-def _own_parts(recipe: dict[str, Any], words: Sequence[str]) -> None:
-    """Leave out the file's settings of a published part (eta of the kernel) where an option names
-    a part of the user's."""
-    flat = [part for word in words for part in word.split("=", 1)]
-    for part, setting in UNREAD.items():
-        option = f"--recipe.{part}"
-        named = option in flat[:-1] and OWN_NAME.search(flat[flat.index(option) + 1])
-        if named and setting in recipe and f"--recipe.{setting}" not in flat:
-            value = recipe.pop(setting)
-            print(f"the {part} is your own: {setting} {value} is left out", file=sys.stderr)
+def _without_unread(run: Run, tree: dict[str, Any], words: Sequence[str]) -> Run:
+    """Leave out the file's settings that nothing reads (eta of the kernel) beside a part that an
+    option names."""
+    lost = [n for n in run.recipe.unread if not any(w.startswith(f"--recipe.{n}") for w in words)]
+    for name in lost:
+        value = tree["recipe"].pop(name)
+        print(f"nothing reads recipe.{name} any more: {value} is left out", file=sys.stderr)
+    return run_from(tree, "command line") if lost else run
 
 
 def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
@@ -153,12 +157,12 @@ def _check_levels(run: Run, algorithm: Algorithm) -> None:
 def check_rewards(run: Run, given: Collection[str] = ()) -> None:
     """UserError for a reward that does not exist, or does not take its settings, and for weights
     that cancel. Those with the labels `given` are objects of Python."""
-    if _cancel(run.rewards) and _cancel(run.way_rewards):
+    if _cancel(run.rewards) and _cancel(run.intermediate_rewards):
         raise UserError(
             f"rewards: the weights of {', '.join(spec.label for spec in run.rewards)} add up to 0, "
             "so no sample is better than another: change a weight"
         )
-    for place in ("rewards", "held_out_rewards", "way_rewards"):
+    for place in ("rewards", "held_out_rewards", "intermediate_rewards"):
         for spec in getattr(run, place):
             if spec.label in given:
                 continue

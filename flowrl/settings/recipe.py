@@ -1,8 +1,9 @@
 """The recipe of a run: its name, or FILE.py:FUNCTION, and its settings."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import (
@@ -12,6 +13,7 @@ from pydantic import (
     PydanticSchemaGenerationError,
     TypeAdapter,
     create_model,
+    field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema
@@ -20,7 +22,16 @@ from flowrl.algorithm import Algorithm
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.own_parts import OWN_NAME, is_own, own_error, part_kind, part_setting
+from flowrl.settings.own_parts import (
+    OWN_NAME,
+    PARTS,
+    checked_part,
+    named_part,
+    own_error,
+    part_kind,
+    part_setting,
+    with_part,
+)
 from flowrl.settings.words import unknown_name
 from rewards.load import user_function_of
 from rewards.types import function_parameters
@@ -28,7 +39,7 @@ from rewards.types import function_parameters
 _MOST = {"steps": 250, "group": 10_000, "roots": 1_000, "branch": 100, "length": 1_000_000}
 _MOST_OTHER = 10_000  # of a recipe's other integers
 _MOST_LEAVES = 10_000  # samples of one tree
-UNREAD = {"kernel": "eta", "solver": "noise"}  # settings of the published part
+Part = str | dict[str, Any] | None
 
 
 class RecipeSettings(Settings):
@@ -37,6 +48,16 @@ class RecipeSettings(Settings):
     model_config = ConfigDict(use_attribute_docstrings=False)  # its settings are arguments
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {"name": OnResume.NEVER}
     name: str
+    plan: Part = None
+    advantage: Part | list[str | dict[str, Any]] = None
+    likelihood: Part = None
+    loss: Part = None
+    tracker: Part = None
+
+    @field_validator(*PARTS, mode="before", check_fields=False)
+    @classmethod
+    def _part(cls, value: Any, info: Any) -> Any:
+        return checked_part(info.field_name, value)
 
     @model_validator(mode="after")
     def _leaves(self) -> "RecipeSettings":
@@ -53,28 +74,58 @@ class RecipeSettings(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _read(self) -> "RecipeSettings":
-        for part, setting in UNREAD.items():
-            fields = type(self).model_fields
-            if self.name not in RECIPES or part not in fields or setting not in fields:
-                continue
-            if is_own(getattr(self, part)) and getattr(self, setting) != fields[setting].default:
-                raise ValueError(
-                    f"{setting} is a setting of the published {part}, and this run has its own: "
-                    f"leave {setting} out, or set it inside {part}, {{name: FILE.py:NAME, ...}}"
-                )
-        return self
-
     def algorithm(self) -> Algorithm:
-        """Call the recipe with its settings, the parts of a user's files built.
+        """Call the recipe with its settings, and put the parts that the run names in place of its
+        own.
 
-        UserError for choices that cannot be combined, and for a function that returns no Algorithm.
+        UserError for choices that cannot be combined, for a function that returns no Algorithm, and
+        for a setting that nothing reads beside the run's parts.
         """
+        made = self._made({})
+        if made.group > _MOST["group"]:
+            raise UserError(f"{made.group} samples per prompt; at most {_MOST['group']}")
+        if self.unread:
+            replaced = ", ".join(self._replaced)
+            raise UserError(
+                f"{self.unread[0]}: nothing reads it beside the {replaced} of this run: leave it "
+                f"out, or set it inside {replaced}, {{name: NAME, ...settings}}"
+            )
+        return made
+
+    @cached_property
+    def unread(self) -> Sequence[str]:
+        """Settings of the recipe that change nothing, since the run's own parts took the place of
+        those that read them."""
+        if not self._replaced:
+            return ()
+        fields, whole = type(self).model_fields, repr(self._made({}))
+        given = [n for n in self.model_fields_set - {"name", *self._replaced} if n in fields]
+        changed = [n for n in sorted(given) if getattr(self, n) != fields[n].default]
+        return tuple(n for n in changed if self._alike({n: fields[n].default}, whole))
+
+    def _alike(self, others: Mapping[str, Any], whole: str) -> bool:
+        try:
+            return repr(self._made(others)) == whole
+        except ValueError:  # it is read, and refused
+            return False
+
+    @property
+    def _replaced(self) -> Sequence[str]:
+        """The parts that the run names, other than those that the recipe has names for."""
+        named = [name for name in PARTS if getattr(self, name) is not None]
+        for name, parameter in function_parameters(recipe_function(self.name)).items():
+            value = getattr(self, name)
+            if part_kind(parameter.annotation) is not None and named_part(value, parameter):
+                named.append(name)
+        return list(dict.fromkeys(named))
+
+    def _made(self, others: Mapping[str, Any]) -> Algorithm:
+        """The algorithm, with other values of these settings."""
         recipe, arguments = recipe_function(self.name), dict[str, Any]()
-        for name, parameter in function_parameters(recipe).items():
-            value, kind = getattr(self, name), part_kind(parameter.annotation)
-            if kind is not None and is_own(value):
+        parameters = function_parameters(recipe)
+        for name, parameter in parameters.items():
+            value, kind = others.get(name, getattr(self, name)), part_kind(parameter.annotation)
+            if kind is not None and named_part(value, parameter):
                 value = kind.build(value)
             if value is not None or _plain(parameter.default):
                 arguments[name] = value
@@ -84,7 +135,14 @@ class RecipeSettings(Settings):
                 f"{self.name} must return a flowrl.algorithm.Algorithm, not "
                 f"{type(algorithm).__name__}"
             )
-        return algorithm
+        parts = dict[str, Any]()
+        for name in PARTS:
+            if name not in parameters and (value := getattr(self, name)) is not None:
+                try:
+                    parts[name] = with_part(name, value, getattr(algorithm, name))
+                except ValueError as error:
+                    raise UserError(f"{name}: {error}") from error
+        return replace(algorithm, **parts) if parts else algorithm
 
     def _called(self, recipe: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         try:

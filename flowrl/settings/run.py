@@ -16,6 +16,7 @@ from flowrl.settings.intermediate import check_intermediate
 from flowrl.settings.levels import levels_of
 from flowrl.settings.model import ModelSettings
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
+from flowrl.settings.short_forms import reward_list
 from flowrl.settings.teachers import TeacherSettings, check_teachers
 from flowrl.settings.train import Checkpoint, EvaluateSettings, Track, Train
 from samplers import FeynmanKac, FlowSDE, Particled, Planner
@@ -67,7 +68,7 @@ class Run(Settings):
     held_out_rewards: tuple[RewardSpec, ...] = ()
     """Rewards of evaluations; those of training if empty."""
     given: GivenSettings | None = None
-    way_rewards: tuple[RewardSpec, ...] = ()
+    intermediate_rewards: tuple[RewardSpec, ...] = ()
     """Rewards of clean images on the way, for recipes and steering that ask for them; those of
     training if empty. One may return None for an image that is not clear enough yet."""
     teachers: TeacherSettings | None = None
@@ -98,10 +99,10 @@ class Run(Settings):
             raise ValueError(str(error)) from error
         return kind.model_validate(value)
 
-    @field_validator("rewards", "held_out_rewards", "way_rewards", mode="before")
+    @field_validator("rewards", "held_out_rewards", "intermediate_rewards", mode="before")
     @classmethod
     def _one_reward(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+        return reward_list(value)
 
     def averages(self, algorithm: Algorithm) -> tuple[Average, ...]:
         """The algorithm's averages, and the one of `evaluate.average`."""
@@ -127,7 +128,7 @@ class Run(Settings):
         if self.steer is not None:
             algorithm = self.steer.around(algorithm)
         check_teachers(self.teachers, algorithm)
-        check_intermediate(algorithm, bool(self.way_rewards), self.budget)
+        check_intermediate(algorithm, bool(self.intermediate_rewards), self.budget)
         return self.budget.around(algorithm)
 
     @property
@@ -139,7 +140,7 @@ class Run(Settings):
     @property
     def asked_intermediate(self) -> tuple[RewardSpec, ...]:
         """The rewards of clean images on the way."""
-        return self.way_rewards or self.rewards
+        return self.intermediate_rewards or self.rewards
 
     @property
     def judges(self) -> tuple[RewardSpec, ...]:
@@ -190,7 +191,7 @@ class Run(Settings):
         for place, specs in (
             ("rewards", self.rewards),
             ("held_out_rewards", self.held_out_rewards),
-            ("way_rewards", self.way_rewards),
+            ("intermediate_rewards", self.intermediate_rewards),
         ):
             labels = [spec.label for spec in specs]
             if len(set(labels)) < len(labels):

@@ -5,12 +5,16 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from flowrl.recipes import RECIPES
 from flowrl.settings.inherit import BASE_KEY
 from flowrl.settings.run import Run
+from flowrl.settings.short_forms import model_named
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 
 _MOST_SENTENCES = 5
+_EITHER = "model.pipeline or model.language?"
+_BASE = (f"did you mean {BASE_KEY!r}?", f"did you mean {BASE_KEY}?")
 
 
 def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> str:
@@ -19,6 +23,8 @@ def explain(error: ValidationError, recipe: type[BaseModel] | None = None) -> st
     `recipe` holds the settings of the run's recipe, if that is known.
     """
     clauses = list(dict.fromkeys(_clause(each, recipe) for each in error.errors(include_url=False)))
+    misspelt = [each for each in clauses if each.endswith(_BASE)]
+    clauses = misspelt or clauses  # the sections that seem to be missing are the base's
     more = len(clauses) - _MOST_SENTENCES
     return "; ".join(clauses[:_MOST_SENTENCES]) + (f"; and {more} more" if more > 0 else "")
 
@@ -27,7 +33,12 @@ def _clause(e: Mapping[str, Any], recipe: type[BaseModel] | None) -> str:
     where = [str(part)[:100] for part in e["loc"]]
     at = ".".join(_in_one_line(part) for part in where)
     if e["type"] == "extra_forbidden":
-        return f"{at}: {unknown_name(where[-1], _names(where[:-1], recipe))}"
+        sentence = unknown_name(where[-1], _names(where[:-1], recipe))
+        known = recipe is not None and recipe.__name__ in RECIPES
+        if sentence.endswith(_EITHER) and isinstance(e["input"], str) and recipe and known:
+            (kind,) = model_named(e["input"], recipe.__name__)
+            sentence = sentence.removesuffix(_EITHER) + f"model.{kind}?"
+        return f"{at}: {sentence}"
     if e["type"] == "missing":
         return f"{at}: missing"
     if e["type"] == "value_error":

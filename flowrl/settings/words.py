@@ -161,6 +161,39 @@ class WordRow:
         return {folded(name.rpartition(".")[2]) for name in cells if name}
 
 
+ALIASES = {  # further names: of Flow-Factory, and of habit
+    "model_name_or_path": ("model.pipeline", "model.language"),
+    "model_name": ("model.pipeline", "model.language"),
+    "finetune_type": ("model.lora",),
+    "learning_rate": ("train.lr",),
+    "epochs": ("train.iterations",),
+    "max_epochs": ("train.iterations",),
+    "steps": ("recipe.steps", "evaluate.steps", "train.iterations"),
+    "group_size": ("recipe.group",),
+    "unique_sample_num_per_epoch": ("prompts.per_iteration",),
+    "per_device_batch_size": ("train.rows_per_call",),
+    "gradient_step_per_epoch": ("train.updates",),
+    "dynamics_type": ("recipe.kernel",),
+    "noise_type": ("recipe.kernel",),
+    "trainer_type": ("recipe.name",),
+    "algorithm": ("recipe.name",),
+    "extends": ("base",),
+    "inherits": ("base",),
+    "include": ("base",),
+}
+VALUES = {  # names of methods elsewhere, without separators
+    "grpo": ("flow_grpo", "text_grpo"),
+    "ppo": ("flow_grpo", "text_grpo"),
+    "flowgrpoguard": ("grpo_guard",),
+    "diffusionnft": ("nft",),
+    "diffusiondpo": ("dpo",),
+    "onlinedpo": ("dpo", "text_dpo"),
+    "ddpois": ("ddpo",),
+    "reinforce++": ("text_reinforce",),
+    "drgrpo": ("text_dr_grpo",),
+    "rewardbackprop": ("draft", "refl"),
+}
+
 WORDS = tuple(WordRow.read(entry) for entry in re.split(r"\n(?=\S)", _TABLE.strip()))
 
 
@@ -169,19 +202,29 @@ def folded(name: str) -> str:
     return "_".join(name.lower().replace("-", " ").replace("_", " ").split())
 
 
+def _letters(name: str) -> str:
+    return folded(name).replace("_", "")
+
+
 def flowrl_words(name: str) -> list[str]:
     """The settings that other libraries call `name`, in the order of the table."""
     last = folded(name.rpartition(".")[2])
-    return [word.setting for word in WORDS if last in word.names]
+    return [w.setting for w in WORDS if last in w.names] or list(ALIASES.get(last, ()))
 
 
 def suggestion(name: Any, known: Sequence[str], prefix: str = "") -> str:
     """A clause on the way out of an unknown name: another spelling of it, flowrl's word for it,
     the nearest known name, or all known names. `prefix` is that of an option."""
     text = str(name)[:100].removeprefix("--")
-    same = [each for each in known if folded(each) == folded(text)]
+    same = [each for each in known if _letters(each) == _letters(text)]
     if not same and (words := flowrl_words(text)):
         return f"did you mean {' or '.join(_written(word, prefix) for word in words)}?"
+    others = [
+        each for each in VALUES.get(_letters(text), (f"text_{folded(text)}",)) if each in known
+    ]
+    ends = [each for each in known if prefix and each.endswith(f".{folded(text)}")]
+    if not same and (others or ends):
+        return f"did you mean {' or '.join(_written(each, prefix) for each in others or ends)}?"
     near = (
         same or get_close_matches(text, known, n=1) or get_close_matches(folded(text), known, n=1)
     )

@@ -36,7 +36,7 @@ from tests.support.warm import Process, Warm, agree, small, unfinished
 
 IMAGES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"name": "flow_grpo", "steps": 2, "group": 2, "clip": 0.2},
-    "nft": {"name": "nft", "steps": 2, "group": 2, "draws": 1},
+    "nft": {"name": "nft", "steps": 2, "group": 2, "levels_per_sample": 1},
     "branch_grpo": {"name": "branch_grpo", "steps": 3, "at": [0]},
     "mix_grpo": {"name": "mix_grpo", "steps": 4, "group": 2, "window": 2},
 }
@@ -50,7 +50,7 @@ EDITS: dict[str, tuple[tuple[str, Any], ...]] = {
     "never": (
         ("evaluate.average", 0.25),
         ("model.lora", {"rank": 2, "alpha": 4.0}),
-        ("recipe", {"name": "awm", "steps": 4, "group": 2, "draws": 1}),
+        ("recipe", {"name": "awm", "steps": 4, "group": 2, "levels_per_sample": 1}),
     ),
 }
 

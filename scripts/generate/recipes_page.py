@@ -28,8 +28,13 @@ Written by `scripts/generate/recipes_page.py` from the code: change the docstrin
 `flowrl recipes NAME` prints the same text and settings. Defaults are published numbers;
 `configs/papers` has whole configurations. The table of a recipe lists what it is made of at its
 defaults, in the order in which it is applied; settings at a part's own default are left out.
-FILE.py:NAME, or `{name: FILE.py:NAME, ...settings}`, is a part of your own, and null the one in the
-table; `recipe.name` takes a recipe of your own likewise: see [extending.md](extending.md).
+
+Every recipe takes `plan`, `advantage` (one transform, or a list of them), `likelihood`, `loss` and
+`tracker` in place of its own, as NAME, `{name: NAME, ...settings}` or `FILE.py:NAME`; `kernel` and
+`solver` too, where they are listed. NAME is a part's class in snake case: `PassAtK` is pass_at_k. A
+new part keeps the settings that both have in common; `{...settings}` without a name changes the
+recipe's own part; what does not fit is refused. `recipe.name` takes a recipe of your own: see
+[extending.md](extending.md).
 
 """
 

@@ -126,7 +126,7 @@ def test_a_pipeline_without_images_refuses_one(tmp_path, capsys):
 def cut_down(folder: Path, iterations: int) -> Path:
     """The demo's configuration in a few seconds."""
     tree = dump(read_run(CONFIG))
-    tree["recipe"] |= {"group": 3, "draws": 1, "steps": 3}
+    tree["recipe"] |= {"group": 3, "levels_per_sample": 1, "steps": 3}
     tree["prompts"]["per_iteration"] = 2
     tree["train"] |= {"iterations": iterations, "updates": 1}
     tree["evaluate"] |= {"every": iterations, "steps": 2, "samples": 4}

@@ -18,8 +18,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "flow_grpo": {"steps": 6, "group": 6, "eta": 1.0, "clip": 1e-3, "kl": 0.02},
     "mix_grpo": {"steps": 6, "group": 6, "window": 2, "every": 1, "clip": 1e-3},
     "branch_grpo": {"steps": 6, "at": [0, 2], "fusion": "path", "clip": 1e-3},
-    "awm": {"steps": 8, "group": 6, "draws": 3},
-    "nft": {"steps": 8, "group": 6, "draws": 4},
+    "awm": {"steps": 8, "group": 6, "levels_per_sample": 3},
+    "nft": {"steps": 8, "group": 6, "levels_per_sample": 4},
 }
 CASES = [(name, dtype) for name in RECIPES for dtype in ("float64", "float32")]
 Ran = dict[str, dict[str, Weights]]

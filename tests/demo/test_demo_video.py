@@ -68,7 +68,7 @@ def opened(folder: Path) -> Session:
     """The demo's configuration, cut down to a few seconds."""
     tree = dump(read_run(PROJECT / "configs" / "demo_video.yaml"))
     tree["prompts"]["per_iteration"] = 2
-    tree["recipe"] |= {"group": 4, "draws": 2}
+    tree["recipe"] |= {"group": 4, "levels_per_sample": 2}
     tree["evaluate"] |= {"samples": 4, "steps": 4, "per_prompt": 2}
     tree["model"]["device"] = "cpu"
     run = run_from(tree, "test")

@@ -62,7 +62,7 @@ def test_pretraining_moves_all_parts_and_a_run_trains_the_result(script, tmp_pat
     assert sum(f.stat().st_size for f in out.rglob("*") if f.is_file()) < 4e6
     tree = yaml.safe_load((PROJECT / "configs" / "demo_edit.yaml").read_text())
     tree["model"]["pipeline"] = str(out)
-    tree["recipe"] |= {"group": 2, "draws": 1, "steps": 3}
+    tree["recipe"] |= {"group": 2, "levels_per_sample": 1, "steps": 3}
     tree["prompts"]["per_iteration"] = 4
     tree["train"]["iterations"] = 1
     tree["evaluate"] = {"every": 1, "steps": 2, "samples": 4}

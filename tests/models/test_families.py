@@ -117,7 +117,7 @@ def test_a_family_learns_and_its_adapter_is_read(name: str, picture: str, tmp_pa
     steps = 5 if name == "Wan 2.2" else 3  # so that its second expert has a trained step
     recipes = {
         "flow_grpo" if flow else "ddpo": {"steps": steps, "group": 2},
-        "awm": {"steps": 4, "group": 2, "draws": 2, "kl": 0.0},
+        "awm": {"steps": 4, "group": 2, "levels_per_sample": 2, "kl": 0.0},
     }
     for recipe, settings in recipes.items():
         before = {key: value.detach().clone() for key, value in made.trainable().items()}

@@ -89,7 +89,7 @@ def test_the_public_table_has_the_published_numbers_of_weights() -> None:
 
 def test_an_iteration_counts_as_the_run_does(pipeline: Path, tmp_path: Path) -> None:
     """The counts that tests/run/test_run.py measures, and those of pairs and of two updates."""
-    pairs = {"name": "dpo", "steps": 4, "group": 4, "draws": 2}
+    pairs = {"name": "dpo", "steps": 4, "group": 4, "levels_per_sample": 2}
     cases = [
         (runs.NFT, {}, (32, 16, 32)),
         (runs.FLOW_GRPO, {}, (32, 24, 24)),

@@ -13,7 +13,7 @@ RECIPES = {
     "flow_grpo": runs.FLOW_GRPO | {"kl": 0.01},
     "mix_grpo": {"name": "mix_grpo", "steps": 4, "group": 4, "window": 2, "every": 1, "clip": 0.2},
     "branch_grpo": {"name": "branch_grpo", "steps": 4, "at": [0, 1], "fusion": "path", "clip": 0.2},
-    "awm": {"name": "awm", "steps": 4, "group": 4, "draws": 2},
+    "awm": {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2},
     "nft": runs.NFT,
 }
 TURNS = {"name": "text_gigpo", "length": 24, "group": 4, "kl": 0.0}

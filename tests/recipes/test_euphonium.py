@@ -146,7 +146,7 @@ def test_the_slope_is_that_of_finite_differences(tree, tmp_path):
     ("more", "sentence"),
     [
         ({"rewards": ["ocr"]}, "reward ocr: it offers no gradient"),
-        ({"way_rewards": ["ocr"]}, "reward ocr: it offers no gradient"),
+        ({"intermediate_rewards": ["ocr"]}, "reward ocr: it offers no gradient"),
         ({"model": {"offload": True}}, "needs the decoder beside the network"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.augmented import Augmented
-from flowrl.credit.comparisons import PruneWidth, TwoLevel
+from flowrl.credit.comparisons import PruneWidth
 from flowrl.credit.steps import EvenDepths, EvenGradients
 from flowrl.credit.trackers import NoTracker, PromptValues
 from flowrl.credit.values import Credit, LikelyPaths, TrackedStatistics, node_values
@@ -19,7 +19,6 @@ from flowrl.likelihoods.rows import Evaluation
 from flowrl.losses.divergence import Quadratic
 from flowrl.losses.preference import GroupPreference
 from flowrl.recipes.table import IMAGE_RECIPES as RECIPES
-from flowrl.recipes.table import TEXT_RECIPES as TEXTS
 from rewards import Scores
 from samplers import (
     CPS,
@@ -80,8 +79,8 @@ def test_groups_that_would_be_cut_are_refused():
         algorithm("dgpo", plan=Ode(20))
     with pytest.raises(UserError, match=r"the plan's have \[24\]: make them equal"):
         algorithm("dgpo", plan=Ode(24))
-    with pytest.raises(UserError, match="take fewer draws"):
-        RECIPES["dgpo"](steps=5, draws=4)
+    with pytest.raises(UserError, match="take fewer levels"):
+        RECIPES["dgpo"](steps=5, levels_per_sample=4)
     with pytest.raises(UserError, match="use Transition"):
         algorithm("flow_grpo", loss=RECIPES["flow_dppo"]().loss)
 
@@ -267,14 +266,6 @@ def test_credit_that_reads_no_blend_refuses_it():
         RECIPES["flow_grpo"](credit="gdpo", blend=0.5)
     with pytest.raises(UserError, match="blend must be from 0 to 1"):
         RECIPES["nft"](blend=2.0)
-    with pytest.raises(UserError, match="advantage: best_gap does not read blend"):
-        TEXTS["text"](advantage="best_gap", blend=0.5)
-    with pytest.raises(UserError, match="independent completions have none"):
-        TEXTS["text"](advantage="two_level")
-    assert TEXTS["text"](advantage="two_level", plan="segments").transforms == (
-        TwoLevel(rule=Standardize("group", 1)),
-    )
-    assert isinstance(TEXTS["text"](advantage="aapo", keep=0.5).tracker(), PromptValues)
 
 
 def test_a_window_rolls_back():

@@ -78,7 +78,7 @@ GUARD = FLOW_GRPO | {
 }  # fmt: skip
 AWM = guided(1) | {
     "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,
-    "model.dtype": "float16", "recipe.steps": 14, "recipe.group": 24, "recipe.draws": 6,
+    "model.dtype": "float16", "recipe.steps": 14, "recipe.group": 24, "recipe.levels_per_sample": 6,
     "recipe.clip": 1.0, "recipe.noise": 0.4, "recipe.weight": "ghuber", "recipe.kl": 0.001,
     "recipe.times": "discrete_wo_init", "prompts.per_iteration": 72, "train.updates": 1,
     "train.lr": 3e-4, "train.weight_decay": 1e-4, "train.max_grad_norm": 1.0,
@@ -87,7 +87,8 @@ AWM = guided(1) | {
 NFT = guided(1) | {
     "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,
     "model.dtype": "float16", "recipe.steps": 10, "recipe.group": 24, "recipe.beta": 1.0,
-    "recipe.kl": 1e-4, "recipe.draws": None, "recipe.mode": "all", "recipe.decay": (0, 0.001, 0.5),
+    "recipe.kl": 1e-4, "recipe.levels_per_sample": None, "recipe.mode": "all",
+    "recipe.decay": (0, 0.001, 0.5),
     "prompts.per_iteration": 48, "train.updates": 1, "train.lr": 3e-4, "train.weight_decay": 1e-4,
     "train.max_grad_norm": 1.0, "evaluate.steps": 40,
 }  # fmt: skip
@@ -97,7 +98,7 @@ DPPO = {k: v for k, v in FLOW_GRPO.items() if k != "recipe.clip"} | guided(1) | 
 }  # fmt: skip
 DGPO = {k: v for k, v in NFT.items() if k not in ("recipe.mode", "recipe.decay")} | {
     "model.guidance.sample": 4.5, "model.lora.rank": 64, "model.lora.alpha": 128,
-    "recipe.draws": 4, "recipe.levels": 0.5, "recipe.beta": 100.0, "recipe.kl": 0.001,
+    "recipe.levels_per_sample": 4, "recipe.levels": 0.5, "recipe.beta": 100.0, "recipe.kl": 0.001,
     "recipe.clip": 0.01, "recipe.switch": 500,
 }  # fmt: skip
 G2RPO = {k: v for k, v in DANCE.items() if k != "recipe.fraction"} | {
@@ -156,8 +157,8 @@ PUBLISHED: dict[str, Table] = {
         DGPO, recipe__beta=10.0, recipe__levels=0.7, recipe__switch=200
     ),
     "crd_sd35m_ocr": of(
-        {k: v for k, v in NFT.items() if k != "recipe.mode"}, recipe__draws=20, recipe__kl=0.1,
-        recipe__decay=(75, 0.0075, 0.999), train__updates=2,
+        {k: v for k, v in NFT.items() if k != "recipe.mode"}, recipe__levels_per_sample=20,
+        recipe__kl=0.1, recipe__decay=(75, 0.0075, 0.999), train__updates=2,
     ),
     "fdfo_sd35m_pickscore": guided(1.0) | {
         "model.pipeline": SD3, "model.height": 512, "model.lora.rank": 32, "model.lora.alpha": 64,

@@ -70,7 +70,9 @@ def test_the_command_says_all_settings_dedented(name, capsys):
     assert recipes_command([name]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{name}: ") and "typing" not in said and "tuple" not in said
-    words, settings = said.split("\n\n  ")
+    words, settings, parts = said.split("\n\n  ")
+    assert "plan: " in parts and "likelihood: " in parts
+    settings = settings.split("\n\n")[0]
     below = [line for line in words.splitlines()[1:] if line]
     assert min((len(line) - len(line.lstrip()) for line in below), default=0) == 0
     assert "steps" in settings or "length" in settings

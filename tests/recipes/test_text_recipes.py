@@ -1,9 +1,10 @@
 """Every recipe of language models must teach a table of logits; so must what budgets and trackers
 add to them."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from flowrl.algorithm import Algorithm
 from flowrl.credit.advantages import Context, Estimator, Standardize
 from flowrl.credit.selection import DropFlat, MaxVariance
-from flowrl.credit.values import SampleTurns
+from flowrl.credit.values import SampleTurns, Transform
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, TokenRows
 from flowrl.likelihoods.token import Token
@@ -23,7 +24,8 @@ from flowrl.losses.ratio import Surrogate
 from flowrl.losses.token import GMPO, SAPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.table import TEXT_RECIPES
-from flowrl.recipes.text import AdvantageName, LossName
+from flowrl.settings import recipe_kind
+from flowrl.settings.part_names import parts_of
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
@@ -293,19 +295,45 @@ def test_mixtures_that_cannot_work_are_refused(likelihood, loss, message):
         Algorithm(LENGTH, plan, Estimator((Standardize(),)), likelihood, loss)
 
 
-@pytest.mark.parametrize("plan", ["completions", "segments", "forks"])
-@pytest.mark.parametrize("loss", get_args(LossName))
-@pytest.mark.parametrize("advantage", get_args(AdvantageName))
+PLANS = {
+    "completions": {"group": 8},
+    "segments": {"roots": 3, "branch": 2, "at": [1, 2]},
+    "forks": {"roots": 3, "forking": {"top": 2, "branch": 2, "by": "surprise"}},
+}
+NEEDED = {
+    "pass_at_k": {"k": 4}, "greedy_baseline": {"samples": 9}, "penalize": {"weight": 0.1},
+    "risk_po": {"bundle": 5}, "prune_width": {"keep": "extremes"}, "scale_steps": {"by": "std"},
+    "preference": {"beta": 1.0},
+}  # fmt: skip
+COMPARED = [
+    "standardize", "leave_one_out", "augmented", "parent_difference", "two_level", "best_worst",
+    "max_rl", "pass_at_k", "best_gap", "beta_normalize", "risk_po", "global_local",
+    "length_baseline", "whiten_tokens", "baseline", "greedy_baseline", "turns", "states",
+]  # fmt: skip
+OF_TOKENS = ("surrogate", "gppo", "cispo", "sapo", "vespo", "gmpo", "reinforce", "preference")
+
+
+def mixed(**settings: Any) -> Algorithm:
+    return recipe_kind("text")(name="text", **settings).algorithm()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("loss", OF_TOKENS)
+@pytest.mark.parametrize("advantage", COMPARED)
 def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
     """Any advantage with any loss under any plan: finite, non-zero gradients, or one sentence."""
-    sizes = {"segments": TREE, "forks": SMALL["text_treerl"]}.get(plan, {"group": 8})
+    tracked = {"tracker": "prompt_values"} if advantage in ("baseline", "augmented") else {}
+    greedy = {"greedy": True} if advantage == "greedy_baseline" and plan == "completions" else {}
     try:
-        mixture = TEXT_RECIPES["text"](
-            plan=plan, advantage=advantage, loss=loss, **sizes | {"length": LENGTH}
+        mixture = mixed(
+            length=LENGTH, plan={"name": plan, **PLANS[plan], **greedy},
+            advantage={"name": advantage, **NEEDED.get(advantage, {})},
+            loss={"name": loss, **NEEDED.get(loss, {})},
+            likelihood={"paired": loss == "preference"}, **tracked,
         )  # fmt: skip
     except UserError as refusal:
-        assert str(refusal).count(". ") == 0 and "; " in str(refusal)
-        assert plan != "completions" or "go together" in str(refusal) or "parent" in str(refusal)
+        assert str(refusal).count(". ") == 0 and re.search("[;:,] ", str(refusal))
+        assert plan != "completions" or loss == "preference" or "parent" in str(refusal)
         return
     loop = Loop(mixture)
     before = loop.table.logits.detach().clone()
@@ -314,34 +342,56 @@ def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
     assert moved.isfinite().all() and moved.max() > 0
 
 
+def test_every_transform_of_texts_is_mixed():
+    of_images = ("flowrl.credit.intermediate", "flowrl.credit.steps")
+    rest = {n for n, kind in parts_of(Transform).items() if kind.__module__ not in of_images}
+    plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"}
+    only_images = {"scale_steps", "exponential", "prune_width"}
+    later = {"discount", "whiten_turns"}  # of turns: tests/language/test_turns_run.py
+    assert rest == {*COMPARED} | plain | only_images | later
+
+
 def test_a_mixture_may_be_gspo_with_dr_grpos_advantage():
-    made = TEXT_RECIPES["text"](ratio="sequence", advantage="mean", low=3e-4, high=4e-4)
+    made = mixed(
+        likelihood={"ratio": "sequence"}, loss={"low": 3e-4, "high": 4e-4},
+        advantage={"name": "standardize", "scale": None, "correction": 0},
+    )  # fmt: skip
     assert made.likelihood == Token(ratio="sequence")
     assert made.advantage == TEXT_RECIPES["text_dr_grpo"]().advantage
     assert made.loss == Surrogate(3e-4, 4e-4)
 
 
+TREES_OF = {"name": "segments", "roots": 4, "branch": 2, "at": [256]}
+PAIRS = {"advantage": "best_worst", "loss": {"name": "preference", "beta": 0.1}}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"plan": "segments", "group": 8}, "does not read group"),
-        ({"k": 2}, "advantage: group does not read k, which belongs to pass_at_k"),
-        ({"loss": "vespo", "low": 0.1}, "does not read low"),
-        ({"loss": "gmpo", "ratio": "sequence"}, "does not read ratio"),
-        ({"plan": "forks", "advantage": "maxrl"}, "compares whole completions"),
-        ({"advantage": "tempo"}, "independent completions have none"),
-        ({"advantage": "best_worst"}, "set both or neither"),
-        ({"loss": "preference"}, "set both or neither"),
-        ({"advantage": "best_worst", "loss": "preference", "kl": 0.1}, "leave kl out"),
-        ({"advantage": "tracked", "group": 1, "drop_flat": True}, "every group of one"),
-        ({"kl_in": "reward"}, "set it above 0"),
-        ({"plan": "segments", "kl_in": "reward", "kl": 0.1}, "in a tree"),
+        ({"plan": TREES_OF, "group": 8}, "group: nothing reads it beside the plan"),
+        ({"loss": {"name": "vespo", "low": 0.1}}, "vespo: 'low' is not known"),
+        ({"loss": "gmpo", "likelihood": {"ratio": "sequence"}}, "of tokens: set ratio to token"),
+        ({"plan": TREES_OF, "advantage": "max_rl"}, "compares whole completions"),
+        ({"advantage": "global_local"}, "independent completions have none"),
+        ({"advantage": "baseline"}, "set tracker: prompt_values"),
+        ({"loss": {"name": "preference", "beta": 0.1}}, "set paired=True with it"),
+        ({**PAIRS, "likelihood": {"paired": True}, "kl": 0.1}, "kl: nothing reads it beside"),
+        (
+            {"advantage": ["drop_flat", "baseline"], "plan": {"group": 1}}
+            | {"tracker": "prompt_values"},
+            "every group of one",
+        ),
+        ({"advantage": [{"name": "penalize", "weight": 0.0}, "leave_one_out"]}, "weight above 0"),
+        (
+            {"plan": TREES_OF, "advantage": [{"name": "penalize", "weight": 0.1}, "leave_one_out"]},
+            "in a tree",
+        ),
         ({"group": 1}, "a group of at least 2"),
     ],
 )
 def test_a_mixture_without_sense_is_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        TEXT_RECIPES["text"](**settings)
+    with pytest.raises(ValueError, match=message):
+        mixed(**settings)
 
 
 def test_a_preset_refuses_what_it_does_not_have():

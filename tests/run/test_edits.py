@@ -44,7 +44,7 @@ HELD_OUT: list[tuple[str, Any]] = [
     ("rewards", [{"name": "brightness", "kind": "none"}]),
     ("rewards", [{"name": "brightness", "label": ""}]),
     ("rewards", []),
-    ("way_rewards", [{"name": "jpeg"}]),
+    ("intermediate_rewards", [{"name": "jpeg"}]),
     ("prompts.held_out", None),
     ("prompts.held_out", "other.jsonl"),
     ("prompts.held_out", ["prompts.jsonl", "other.jsonl"]),

@@ -11,8 +11,8 @@ from tests.support import process_runs, runs
 
 SMALL: dict[str, dict[str, Any]] = {
     "flow_dppo": {"noisy": 1},
-    "dgpo": {"draws": 2, "switch": 1, "beta": 10.0},
-    "crd": {"draws": 2, "temperature": 0.5},
+    "dgpo": {"levels_per_sample": 2, "switch": 1, "beta": 10.0},
+    "crd": {"levels_per_sample": 2, "temperature": 0.5},
     "fdfo": {"gamma": 0.1},
     "flash_grpo": {"kernel": "wan"},
     "e_grpo": {"share": 0.75},

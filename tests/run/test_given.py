@@ -18,8 +18,8 @@ from samplers.noise import generator
 from tests.run.test_metrics_page import undocumented
 from tests.support import process_runs, runs, text_runs, tiny_lm
 
-DPO = {"name": "dpo", "steps": 4, "group": 2, "draws": 2, "beta": 20.0}
-MATCHING = {"name": "rwr", "steps": 4, "group": 2, "draws": 2, "anchor": 0.0}
+DPO = {"name": "dpo", "steps": 4, "group": 2, "levels_per_sample": 2, "beta": 20.0}
+MATCHING = {"name": "rwr", "steps": 4, "group": 2, "levels_per_sample": 2, "anchor": 0.0}
 WORDS = ("a red ball", "a blue cube", "two dogs", "a cat")
 
 

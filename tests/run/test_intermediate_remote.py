@@ -55,7 +55,9 @@ def test_a_judge_on_the_way_may_abstain(pipeline, tmp_path):
     with ChatServer(answer) as server:
         judge = {"name": "judge", "url": server.url, "model": "tiny", "kind": "score"}
         judge |= {"tries": 1, "at_once": 1}
-        kept = runs.opened(settings(pipeline, tmp_path, recipe, way_rewards=[judge]), tmp_path)
+        kept = runs.opened(
+            settings(pipeline, tmp_path, recipe, intermediate_rewards=[judge]), tmp_path
+        )
         metrics = iterate(kept, Progress()).metrics
     (plan,) = kept.algorithm.plan((*LEVELS, 0.0), 0, 0)
     assert len(set(server.tries)) == 2 * plan.looked == 12

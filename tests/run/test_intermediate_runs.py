@@ -76,7 +76,7 @@ def test_a_reward_on_the_way_may_abstain(pipeline, tmp_path):
     """Every third node is not judged: nothing fails, and the others teach."""
     own = [{"name": f"{tmp_path / 'own.py'}:promising", "weight": 2.0}]
     recipe = {"name": "potential_tree", "at": [0, 1], "weight": 0.5}
-    kept = runs.opened(tree(pipeline, tmp_path, recipe, way_rewards=own), tmp_path)
+    kept = runs.opened(tree(pipeline, tmp_path, recipe, intermediate_rewards=own), tmp_path)
     found = collect(kept, 0)
     (plan,) = kept.algorithm.plan((*LEVELS, 0.0), 0, 0)
     assert plan.looks.at == (1, 2) and counted(tmp_path / "calls") == 2 * plan.looked == 12
@@ -96,12 +96,12 @@ def test_a_reward_on_the_way_may_abstain(pipeline, tmp_path):
 def test_particles_and_shrinking_groups_ask_the_rewards_on_the_way(pipeline, tmp_path):
     own = [{"name": f"{tmp_path / 'own.py'}:promising"}]
     thin = {"name": "pro_grpo", "start": 6, "keep": [4], "at": [2]}
-    steered = {"name": "nft", "group": 4, "draws": 2}
+    steered = {"name": "nft", "group": 4, "levels_per_sample": 2}
     steer = {"iterations": [0, 2], "at": [1, 2]}
     for recipe, more, asked in ((thin, {}, 12), (steered, {"steer": steer}, 16)):
         for name in ("calls", "calls.plain"):
             (tmp_path / name).unlink(missing_ok=True)
-        settings = tree(pipeline, tmp_path, recipe, way_rewards=own, **more)
+        settings = tree(pipeline, tmp_path, recipe, intermediate_rewards=own, **more)
         metrics = collect(runs.opened(settings, tmp_path), 0).metrics
         assert counted(tmp_path / "calls") == asked and counted(tmp_path / "calls.plain") == 8
         assert metrics["unscored"] == 0 and metrics["count/scored"] == asked + 8
@@ -121,7 +121,7 @@ def test_a_judge_compares_states_of_one_step(pipeline, tmp_path):
 @pytest.mark.slow
 def test_a_run_with_rewards_on_the_way_resumes_to_the_bit(pipeline, tmp_path):
     settings = tree(pipeline, tmp_path, {"name": "potential_tree", "at": [0, 1]})
-    settings["way_rewards"] = [{"name": f"{tmp_path / 'own.py'}:promising"}]
+    settings["intermediate_rewards"] = [{"name": f"{tmp_path / 'own.py'}:promising"}]
     settings["train"] |= {"iterations": 2}
     config, ends = runs.write(settings, tmp_path), []
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -136,16 +136,19 @@ def test_a_run_with_rewards_on_the_way_resumes_to_the_bit(pipeline, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"way_rewards": ["brightness"]}, "subtracts rewards on the way from those of the samples"),
+        (
+            {"intermediate_rewards": ["brightness"]},
+            "subtracts rewards on the way from those of the samples",
+        ),
         ({"budget": {"subset": 2}}, "budget.subset: steps of this recipe have credit of their own"),
         ({"budget": {"replay": 1}}, "budget.replay: steps of this recipe"),
-        ({"way_rewards": ["brightness", "brightness"]}, "are not distinct"),
+        ({"intermediate_rewards": ["brightness", "brightness"]}, "are not distinct"),
         (
-            {"recipe": {"name": "potential_tree"}, "way_rewards": ["brightnes"]},
-            "way_rewards: there is no reward 'brightnes'",
+            {"recipe": {"name": "potential_tree"}, "intermediate_rewards": ["brightnes"]},
+            "intermediate_rewards: there is no reward 'brightnes'",
         ),
         (
-            {"recipe": {"name": "flow_grpo"}, "way_rewards": ["brightness"]},
+            {"recipe": {"name": "flow_grpo"}, "intermediate_rewards": ["brightness"]},
             "asks for no reward on the way",
         ),
         (

@@ -40,7 +40,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "branch_grpo": {"steps": 5, "at": [0, 2], "kl": 0.1},
     "branch_grpo_mix": {"steps": 5, "at": [0, 2], "window": 1},
 }
-SMALL |= {name: STEPS | {"draws": 2} for name in ("awm", "nft", "dpo", "rwr", "dgpo", "crd")}
+SMALL |= {
+    name: STEPS | {"levels_per_sample": 2} for name in ("awm", "nft", "dpo", "rwr", "dgpo", "crd")
+}
 SMALL |= {
     "flow_dppo": STEPS | {"noisy": 1},
     "g2rpo": STEPS | {"at": [0, 1]},

@@ -14,7 +14,8 @@ from flowrl.run.update import update
 from tests.support import runs
 
 NFT = runs.NFT | {"kl": 1e-2}
-AWM = {"name": "awm", "steps": 4, "group": 4, "draws": 2}  # its loss has an average of its own
+# its loss has an average of its own
+AWM = {"name": "awm", "steps": 4, "group": 4, "levels_per_sample": 2}
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from flowrl.settings.read import run_from
 from rewards import Scores
 from tests.support import runs
 
-AWM = {"name": "awm", "steps": 6, "group": 4, "draws": 2}
+AWM = {"name": "awm", "steps": 6, "group": 4, "levels_per_sample": 2}
 
 
 def session(

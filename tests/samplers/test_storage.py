@@ -61,7 +61,9 @@ def test_evaluations_are_not_rounded():
 
 
 def test_matching_rows_are_halved_and_agree_with_themselves():
-    plain, half = (credited(Matching(draws=2), rolled(Ode(2), s)) for s in (WHOLE, HALF))
+    plain, half = (
+        credited(Matching(levels_per_sample=2), rolled(Ode(2), s)) for s in (WHOLE, HALF)
+    )
     for whole, rows in zip(plain, half, strict=True):
         found = restored(rows)
         for name in ("x", "x0", "noise"):

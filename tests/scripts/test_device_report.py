@@ -17,7 +17,7 @@ ALL_WEIGHTS = {"lora": None}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # recipe, changes of the model
     "chain": ({"name": "flow_grpo", "steps": 3, "group": 4, "kl": 0.01}, {}),
     "tree": ({"name": "branch_grpo", "steps": 3, "at": [0, 1]}, ALL_WEIGHTS),
-    "matching": ({"name": "nft", "steps": 3, "group": 4, "draws": 2}, {}),
+    "matching": ({"name": "nft", "steps": 3, "group": 4, "levels_per_sample": 2}, {}),
     "gradient": ({"name": "draft", "steps": 3, "group": 2, "last": 1}, ALL_WEIGHTS),
 }
 

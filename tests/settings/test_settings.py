@@ -122,11 +122,11 @@ def test_overrides_lie_over_the_file(tree):
 
 @pytest.mark.parametrize("name", [["--recipe.name", "mix_grpo"], ["--recipe.name=mix_grpo"]])
 def test_another_recipe_keeps_what_the_file_says_of_it(tree, name, capsys):
-    tree["recipe"] = {"name": "nft", "steps": 7, "group": 5, "draws": 3}
+    tree["recipe"] = {"name": "nft", "steps": 7, "group": 5, "levels_per_sample": 3}
     run = override(run_from(tree, "run.yaml"), [*name, "--train.lr=1e-5", "--recipe.group", "6"])
     other = run_from(tree | {"recipe": {"name": "mix_grpo", "steps": 7, "group": 6}}, "run.yaml")
     assert run.recipe == other.recipe and run.train.lr == 1e-5
-    assert "mix_grpo has no draws: left out" in capsys.readouterr().err
+    assert "mix_grpo has no levels_per_sample: left out" in capsys.readouterr().err
     with pytest.raises(UserError, match="did you mean 'mix_grpo'"):
         override(run, ["--recipe.name", "mix_gropo"])
 
@@ -172,3 +172,41 @@ def test_weights_that_cancel_are_refused(tree, rewards, labels):
     message = f"rewards: the weights of {labels} add up to 0, so no sample is better"
     with pytest.raises(UserError, match=message):
         check_run(run_from({**tree, "rewards": rewards}, "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("where", "short", "long"),
+    [
+        ("model.lora", 16, {"rank": 16}),
+        ("model.lora", True, {}),
+        ("model.lora", False, None),
+        ("model.guidance", 4.5, {"sample": 4.5, "train": 4.5}),
+        ("prompts", "p.jsonl", {"train": "p.jsonl"}),
+        ("rewards", {"pickscore": 1.0, "clip": 0.5}, [{"name": "pickscore", "weight": 1.0},
+                                                      {"name": "clip", "weight": 0.5}]),
+        ("rewards", {"shapes": {"kind": "strict"}}, [{"name": "shapes", "kind": "strict"}]),
+        ("model", "a/b", {"pipeline": "a/b"}),
+    ],
+)  # fmt: skip
+def test_a_scalar_stands_for_its_section(tree, where, short, long):
+    import copy
+
+    one, other = (put(copy.deepcopy(tree), where, value) for value in (short, long))
+    assert run_from(one, "x") == run_from(other, "x")
+
+
+def test_a_models_name_is_of_the_recipes_kind(tree):
+    text = {"recipe": "text_grpo", "model": "a/b"}
+    assert run_from({**tree, **text}, "x").model.language == "a/b"
+
+
+def test_a_scalar_lies_over_a_base(tmp_path):
+    (tmp_path / "a.yaml").write_text("base: configs/demo.yaml\nmodel: a/b\nprompts: p.jsonl\n")
+    run = read_run(tmp_path / "a.yaml")
+    assert run.model.pipeline == "a/b" and run.model.lora is None  # of the base
+    assert run.prompts.train[0].source == "p.jsonl" and run.prompts.per_iteration == 16
+
+
+def test_scalars_on_the_command_line(tree):
+    run = override(run_from(tree, "x"), ["--model.lora", "8", "--model.guidance", "3.5"])
+    assert run.model.lora.rank == 8 and run.model.guidance.train == 3.5

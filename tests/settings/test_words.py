@@ -2,6 +2,7 @@
 
 import pytest
 
+import rewards
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import RECIPE_SETTINGS
@@ -90,3 +91,46 @@ def test_a_reward_may_be_a_bare_name():
         assert [(s.name, s.label, s.settings) for s in run.judges] == [
             ("brightness", "brightness", {})
         ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"recipe": {"name": "grpo"}}, "did you mean flow_grpo or text_grpo?"),
+        ({"recipe": {"name": "rloo"}}, "did you mean text_rloo?"),
+        ({"recipe": {"name": "MixGRPO"}}, "did you mean 'mix_grpo'?"),
+        ({"recipe": {"name": "DiffusionNFT"}}, "did you mean nft?"),
+        ({"train": {"epochs": 3}}, "did you mean train.iterations?"),
+        ({"recipe": {"name": "nft", "group_size": 3}}, "did you mean recipe.group?"),
+        ({"model_name_or_path": "black-forest-labs/FLUX.1-dev"}, "did you mean model.pipeline?"),
+        ({"extends": "a.yaml"}, "did you mean base?"),
+    ],
+)
+def test_a_name_of_elsewhere_comes_before_edit_distance(change, words):
+    with pytest.raises(UserError) as caught:
+        run_from({**TREE, **change}, "x")
+    assert str(caught.value).endswith(words)
+
+
+def test_a_name_or_path_is_of_the_recipes_kind():
+    with pytest.raises(UserError, match=r"did you mean model\.language\?"):
+        recipe = {"name": "text_grpo"}
+        run_from({**TREE, "recipe": recipe, "model_name_or_path": "Qwen/Qwen2.5-0.5B"}, "x")
+
+
+def test_the_last_word_of_an_option_is_enough():
+    with pytest.raises(UserError, match=r"--lr is not known; did you mean --train\.lr\?"):
+        override(run_from(TREE, "x"), ["--lr", "1"])
+
+
+def test_a_reward_by_its_name_elsewhere():
+    for name, ours in (("hpsv2", "hps"), ("HPSv2", "hps"), ("image_reward", "imagereward")):
+        with pytest.raises(ValueError, match=f"did you mean '{ours}'"):
+            rewards.check_reward(name, {})
+
+
+def test_a_misspelt_base_is_the_only_complaint():
+    for word in ("bases", "extends"):
+        with pytest.raises(UserError) as caught:
+            run_from({word: "demo.yaml", "train": {"lr": 1e-4}}, "x")
+        assert "did you mean" in str(caught.value) and "missing" not in str(caught.value)

@@ -19,7 +19,7 @@ from flowrl.settings import Run
 from flowrl.settings.read import run_from
 from tests.support import tiny_pipelines
 
-NFT = {"name": "nft", "steps": 4, "group": 4, "draws": 2}
+NFT = {"name": "nft", "steps": 4, "group": 4, "levels_per_sample": 2}
 FLOW_GRPO = {"name": "flow_grpo", "steps": 4, "group": 4, "clip": 0.2}
 
 

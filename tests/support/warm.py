@@ -173,7 +173,7 @@ def together(
 
 def small(pipeline: Path, folder: Path) -> dict:
     """Settings of a run whose saves are a good part of its life."""
-    recipe = {"name": "nft", "steps": 2, "group": 2, "draws": 1}
+    recipe = {"name": "nft", "steps": 2, "group": 2, "levels_per_sample": 1}
     tree = runs.tree(pipeline, folder, recipe, updates=2)
     tree["train"]["iterations"] = 4
     tree["evaluate"] |= {"steps": 2, "samples": 2, "per_prompt": 1, "average": 0.5}

@@ -38,8 +38,10 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     kind = made_kind(session.learner.policy)
     for sentence in prove_rewards(session.rewards, session.run, session.prompts, kind):
         session.terminal.say(sentence)
-    if session.run.way_rewards:
-        for sentence in prove_rewards(session.way_rewards, session.run, session.prompts, kind):
+    if session.run.intermediate_rewards:
+        for sentence in prove_rewards(
+            session.intermediate_rewards, session.run, session.prompts, kind
+        ):
             session.terminal.say(sentence)
     for sentence in prove_gradients(session, kind):
         session.terminal.say(sentence)

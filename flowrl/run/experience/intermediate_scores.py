@@ -27,10 +27,14 @@ class IntermediateScorer:
 
     def __call__(self, rollout: RolloutLike, scores: Scores) -> Scores:
         session = self.session
-        own = session.intermediate_weights(self.iteration) if session.run.way_rewards else None
+        own = (
+            session.intermediate_weights(self.iteration)
+            if session.run.intermediate_rewards
+            else None
+        )
 
         def score(samples: Samples) -> Scores:
-            return score_once(session.parallel, session.way_rewards, samples)
+            return score_once(session.parallel, session.intermediate_rewards, samples)
 
         way = intermediate_scores(rollout, lambda seen: score(self.decode(seen)))
         return replace(scores, way=None if way is None else way._replace(weights=own))

@@ -71,7 +71,7 @@ class RewardPath:
         cls, session: Session, batch: Any, rows: Sequence[int], iteration: int
     ) -> "RewardPath":
         """The path to the rewards on the way, whose slope guides a plan's steps."""
-        given = session.way_rewards, session.intermediate_weights(iteration)
+        given = session.intermediate_rewards, session.intermediate_weights(iteration)
         return cls._open(session, batch, rows, *given)
 
     @classmethod
@@ -236,7 +236,7 @@ def prove_gradients(session: Session, kind: Kind) -> Iterator[str]:
     run, algorithm = session.run, session.algorithm
     if not algorithm.reward_gradient and not algorithm.guided:
         return
-    given = session.rewards if algorithm.reward_gradient else session.way_rewards
+    given = session.rewards if algorithm.reward_gradient else session.intermediate_rewards
     rewards = differentiable_rewards(given)
     yield decoder_test(session)
     if run.train.self_test == "off":

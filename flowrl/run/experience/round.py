@@ -76,7 +76,9 @@ class Lookahead:
         """Return the weighted rewards [n]. One process scores for all that share its calls."""
         self.count += len(rollout.prompt)
         samples = self.decode(rollout)
-        scores = self.session.parallel.once(lambda: score_all(self.session.way_rewards, samples))
+        scores = self.session.parallel.once(
+            lambda: score_all(self.session.intermediate_rewards, samples)
+        )
         return totals(scores, self.session.intermediate_weights(self.iteration))
 
 

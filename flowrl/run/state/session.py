@@ -41,7 +41,7 @@ class Session:
     held_out: PromptSet | None
     rewards: Mapping[str, Reward]
     judges: Mapping[str, Reward]  # the rewards of evaluations
-    way_rewards: Mapping[str, Reward]  # those of clean images on the way
+    intermediate_rewards: Mapping[str, Reward]  # those of clean images on the way
     terminal: Terminal
     tracker: Tracker | None
     spending: Rationed | None
@@ -144,7 +144,7 @@ def open_session(
         held_out=None if p.held_out is None else p.read("held_out"),
         rewards=rewards,
         judges=load_rewards(run.judges, live),
-        way_rewards=load_rewards(run.way_rewards, live) or rewards,
+        intermediate_rewards=load_rewards(run.intermediate_rewards, live) or rewards,
         terminal=Terminal(accelerator.is_main_process),
         tracker=None if tracker is NoTracker else tracker(),
         spending=open_budget(run.budget, learner.algorithm.group),

@@ -20,7 +20,6 @@ from flowrl.paths import find
 from flowrl.prompts import DataSource, PromptSet, Selection
 from flowrl.settings import Run
 from flowrl.settings.base import OnResume, Settings
-from flowrl.settings.own_parts import is_own
 from flowrl.settings.read import dump, run_from
 from samplers import Plan
 
@@ -254,16 +253,17 @@ def _sources(run: Run) -> Iterator[tuple[str, Path]]:
         for path in sorted(find(folder).rglob("*.safetensors")):
             yield str(Path(folder) / path.relative_to(find(folder))), path
     named: list[Any] = [
-        [spec.name, spec.settings] for spec in (*run.rewards, *run.judges, *run.way_rewards)
+        [spec.name, spec.settings]
+        for spec in (*run.rewards, *run.judges, *run.intermediate_rewards)
     ]
-    named += [value for value in dict(run.recipe).values() if is_own(value)]
     named.append(run.model.sigmas)
     if run.model.environment is not None:
         named.append(run.model.environment.name)
     yield from files_named(named)
+    yield from files_named(list(dict(run.recipe).values()), rewards_too=False)
 
 
-def files_named(value: Any) -> Iterator[tuple[str, Path]]:
+def files_named(value: Any, rewards_too: bool = True) -> Iterator[tuple[str, Path]]:
     """Find the source files that a value of the settings names, at any depth."""
     named = [value]
     while named:
@@ -277,7 +277,7 @@ def files_named(value: Any) -> Iterator[tuple[str, Path]]:
             builtin = Path(rewards.__file__).parent / "catalogue" / f"{value}.py"
             if match is not None:
                 yield match[1], find(match[1])
-            elif value.isidentifier() and builtin.is_file():
+            elif rewards_too and value.isidentifier() and builtin.is_file():
                 yield f"rewards/{value}.py", builtin
 
 

@@ -1,0 +1,58 @@
+"""Refusals of credit that does not fit a plan of texts, or that lacks its tracker."""
+
+from collections.abc import Sequence
+
+from flowrl.credit.augmented import Augmented
+from flowrl.credit.choices import Choices, text_plans
+from flowrl.credit.comparisons import BestWorst, ParentDifference, TwoLevel
+from flowrl.credit.selection import DropFlat
+from flowrl.credit.success import BestGap, BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.trackers import NoTracker
+from flowrl.credit.trees import GlobalLocal
+from flowrl.credit.turns import (
+    Baseline,
+    Discount,
+    GreedyBaseline,
+    LengthBaseline,
+    States,
+    Turns,
+    WhitenTokens,
+    WhitenTurns,
+)
+from flowrl.credit.values import Transform
+from flowrl.errors import UserError
+
+WHOLE = (
+    MaxRL, PassAtK, BestGap, BetaNormalize, RiskPO, LengthBaseline, WhitenTokens, Baseline,
+    GreedyBaseline, Augmented, BestWorst, Turns, States, Discount, WhitenTurns,
+)  # fmt: skip
+OF_PARENTS = (ParentDifference, GlobalLocal, TwoLevel)
+TRACKED = (Baseline, Augmented)
+
+
+def check_credit(transforms: Sequence[Transform], choices: Choices) -> None:
+    """UserError for a transform that the plan or the tracker has nothing for."""
+    plans = text_plans(choices)
+    branched = any(plan.forking or len(set(plan.columns.nodes)) > 1 for plan in plans)
+    for each in transforms:
+        name = type(each).__name__
+        if branched and isinstance(each, WHOLE):
+            raise UserError(
+                f"{name} compares whole completions, and this plan branches them; take the plan "
+                "completions, or an advantage of nodes (standardize, leave_one_out, "
+                "parent_difference, global_local, two_level)"
+            )
+        if plans and not branched and isinstance(each, OF_PARENTS):
+            raise UserError(
+                f"{name} compares a node with its parent, and independent completions have none; "
+                "take the plan segments or forks"
+            )
+        if choices.tracker is NoTracker and isinstance(each, TRACKED):
+            raise UserError(
+                f"{name} reads the expected score of each prompt, which a tracker keeps; set "
+                "tracker: prompt_values"
+            )
+        if isinstance(each, DropFlat) and any(plan.group < 2 for plan in choices.plans):
+            raise UserError(
+                "DropFlat drops every group of one; leave it out, or take a larger group"
+            )

@@ -1,0 +1,265 @@
+"""Recipes of language models that differ in credit: baselines, success rates, trees, turns.
+
+The common rules and settings of `flowrl/recipes/text.py` hold here too.
+"""
+
+from functools import partial
+from typing import Literal
+
+from flowrl.algorithm import Algorithm
+from flowrl.credit.comparisons import BestWorst, ParentDifference
+from flowrl.credit.success import BetaNormalize, MaxRL, PassAtK, RiskPO
+from flowrl.credit.trackers import PromptValues, ScoreQuantiles
+from flowrl.credit.trees import GlobalLocal
+from flowrl.credit.turns import (
+    Baseline,
+    Discount,
+    GreedyBaseline,
+    LengthBaseline,
+    States,
+    Turns,
+    WhitenTokens,
+    WhitenTurns,
+)
+from flowrl.credit.values import Transform
+from flowrl.likelihoods.token import Token
+from flowrl.losses.ratio import Preference, Surrogate
+from flowrl.losses.token import Reinforce
+from flowrl.recipes.grpo import anchors
+from flowrl.recipes.text import GROUP, MEAN, OVER_BATCH, KlPlace, penalty, sampled, texts
+from samplers.completions import Completions, Forks, Segments
+from samplers.forks import Forking
+
+
+@sampled()
+def text_tree(
+    *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
+    clip: float = 0.2, credit: Literal["depth", "local"] = "depth",
+) -> Algorithm:  # fmt: skip
+    """Completions that branch after `at` tokens, so that a segment has credit of its own: a
+    node's value is the mean of its completions.
+
+    credit  depth  nodes of one depth compete, as in BranchGRPO (arXiv:2509.06040)
+            local  a node against its draw and against its parent, TreeRL (arXiv:2506.11902)
+
+    Numbers are ours. A token that completions share is in the loss once."""
+    rule: Transform = GROUP if credit == "depth" else GlobalLocal()
+    return texts(length, Segments(roots, branch, at), (rule,), Surrogate(clip, clip))
+
+
+@sampled()
+def text_reinforce(
+    *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
+    kl_in: KlPlace = "loss", baseline: bool = True,
+) -> Algorithm:  # fmt: skip
+    """REINFORCE++ with a baseline, arXiv:2501.03262: the group's mean is taken off, then
+    advantages are whitened over all tokens of the batch. The paper's other form, `baseline:
+    false`, whitens only, and takes its KL off the reward.
+
+    kl_in  loss    a term by the k2 estimate, whose gradient is that of KL(new | start)
+           reward  as in the paper: `kl` times log(policy / start) of a token and of all after
+                   it is taken off the outcome, so that each token has credit of its own, and
+                   then whitened with it; with `baseline`, after the group's mean"""
+    mean = (MEAN,) if baseline else ()
+    loss = Surrogate(clip, clip, anchors=anchors(kl if kl_in == "loss" else 0.0))
+    credit = (*mean, *penalty(kl, kl_in, each=True), WhitenTokens())
+    return texts(length, group, credit, loss, Token(kl_form="k2"))
+
+
+@sampled(temperature=0.6)
+def text_opo(*, length: int = 4096, group: int = 16) -> Algorithm:
+    """OPO, arXiv:2505.23585: one exact on-policy step, the baseline weighed by length, no clip,
+    no KL. Set `train.updates: 1`, which its proof requires."""
+    return texts(length, group, (LengthBaseline(),), Reinforce())
+
+
+@sampled()
+def text_maxrl(*, length: int = 4096, group: int = 16, clip: float = 0.2) -> Algorithm:
+    """MaxRL, arXiv:2602.02710: advantages are divided by the group's mean, the gradient of the
+    likelihood of success, so that hard prompts weigh more. Rewards are at least 0."""
+    return texts(length, group, (MaxRL(),), Surrogate(clip, clip))
+
+
+@sampled()
+def text_pass_at_k(
+    *, length: int = 4096, group: int = 16, k: int = 4,
+    form: Literal["leave_one_out", "analytic"] = "analytic", clip: float = 0.2,
+) -> Algorithm:  # fmt: skip
+    """Credit for the chance that one of k samples succeeds. Rewards are 0 or 1.
+
+    form  analytic       pass@k training, arXiv:2508.10751
+          leave_one_out  PKPO, arXiv:2505.15201"""
+    return texts(length, group, (PassAtK(k, form),), Surrogate(clip, clip))
+
+
+@sampled()
+def text_bnpo(
+    *, length: int = 1024, group: int = 16, most: float = 10.0, clip: float = 0.2
+) -> Algorithm:
+    """BNPO, arXiv:2506.02864: advantages are divided by the density of a Beta law that is
+    fitted to the success rates of the batch's prompts. Rewards are in 0..1.
+
+    Weights are bounded by 10; the released code bounds them by 1e6."""
+    loss = Surrogate(clip, clip, denominator="rows")
+    return texts(length, group, (BetaNormalize(most),), loss)
+
+
+@sampled()
+def text_riskpo(
+    *, length: int = 1024, group: int = 8, bundle: int = 5, low: float = 0.2, high: float = 0.8,
+    mix: float = 1.5, clip: float = 0.2,
+) -> Algorithm:  # fmt: skip
+    """RiskPO, arXiv:2510.00911: scores of bundles of prompts are judged by where they lie
+    between two quantiles, `low` and `high`, that are tracked over iterations, and by how far
+    they fall below the lower one. `prompts.per_iteration` must be a multiple of `bundle`.
+
+    The published advantage is never positive: only differences teach. So the batch's mean is
+    taken off here, and its std divided by, as the authors' option with a std does within
+    bundles."""
+    credit = (RiskPO(bundle, low, high, mix), OVER_BATCH)
+    tracker = partial(ScoreQuantiles, bundle, low, high)
+    return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
+
+
+@sampled()
+def text_stream(
+    *, length: int = 1024, group: int = 1, keep: float = 0.9, uncertain: bool = True,
+    clip: float = 0.2,
+) -> Algorithm:  # fmt: skip
+    """Single-stream policy optimisation, arXiv:2509.13232: one completion a prompt, compared
+    with the prompt's expected score, then whitened over the batch. Prompts that could go either
+    way come more often (`uncertain`). Scores in 0..1.
+
+    How fast a prompt's past fades is constant here: see `flowrl.credit.trackers.PromptValues`.
+    """
+    tracker = partial(PromptValues, keep, uncertain=uncertain)
+    credit = (Baseline(), OVER_BATCH)
+    return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
+
+
+@sampled()
+def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorithm:
+    """Online DPO, arXiv:2305.18290 on own samples: the group's best against its worst, beta
+    0.1. A group that ties has no pair."""
+    return texts(length, group, (BestWorst(),), Preference(beta), Token(paired=True))
+
+
+@sampled()
+def text_spo_tree(
+    *, length: int = 1024, roots: int = 6, branch: int = 6, at: tuple[int, ...] = (256, 512),
+    clip: float = 0.2,
+) -> Algorithm:  # fmt: skip
+    """SPO-tree, arXiv:2505.23564: a segment's advantage is its node's value less the parent's,
+    in trees that branch 6 times at each level.
+
+    Published: only tokens of probability below 0.9 in a segment are trained. Here all are."""
+    plan = Segments(roots, branch, at)
+    return texts(length, plan, (ParentDifference(),), Surrogate(clip, clip))
+
+
+@sampled()
+def text_tempo(
+    *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
+    clip: float = 0.2,
+) -> Algorithm:  # fmt: skip
+    """TEMPO, arXiv:2509.18314: the group's advantage, plus a branch's gain over its parent.
+
+    The paper finds prefixes that completions happen to share; here they share them by plan. Its
+    sum over the completions that pass a token is on the token once."""
+    credit = (GlobalLocal(power=1.0, scaled=True),)
+    return texts(length, Segments(roots, branch, at), credit, Surrogate(clip, clip))
+
+
+@sampled()
+def text_remax(
+    *, length: int = 512, group: int = 1, clip: float = 0.2, kl: float = 0.0,
+    kl_in: KlPlace = "loss",
+) -> Algorithm:  # fmt: skip
+    """ReMax, arXiv:2310.10505: one completion a prompt, each one action, less the reward of the
+    greedy completion of the same prompt, which is drawn and scored but not trained on.
+
+    With one update an iteration the clip never acts, and this is the paper's estimator. `group`
+    counts the sampled completions; `reward` of the log is over the greedy ones too. The length
+    is ours.
+
+    kl_in  reward  as in the paper: `kl` times log(policy / start) of the whole completion is
+                   taken off its reward, not off the baseline's
+           loss    `kl` is a term of the loss"""
+    in_loss = anchors(kl if kl_in == "loss" else 0.0)
+    loss = Surrogate(clip, clip, anchors=in_loss, denominator="rows")
+    credit = (GreedyBaseline(group + 1), *penalty(kl, kl_in))
+    return texts(length, Completions(group, greedy=True), credit, loss, Token("product"))
+
+
+@sampled(temperature=1.2, top_p=0.95)
+def text_treerl(
+    *, length: int = 4096, roots: int = 6, top: int = 2, rounds: int = 1, branch: int = 2,
+    by: Literal["entropy", "surprise"] = "surprise", clip: float = 0.2, kl: float = 0.0,
+) -> Algorithm:  # fmt: skip
+    """TreeRL, arXiv:2506.11902: EPTree's (M, N, L, T) = (6, 2, 1, 2), so 6 completions, each
+    forked at its 2 most uncertain tokens in 1 round with 2 new completions from each: 30 a
+    prompt.
+
+    A node's credit is what it is above the prompt's mean and above its parent, over the square
+    root of its completions, and each of them trains it; a first node's parent is the prompt.
+    Uncertainty is minus the log-probability of the token drawn, as in the published code, or
+    `by: entropy` that of the distribution it was drawn from; temperature 1.2 and top-p 0.95 are
+    that code's too.
+
+    Differences: all 30 are trained, not 16 of them with a correct one among them; tokens behind
+    the words "answer" and "conclusion" may fork; a clipped ratio, in place of one step of
+    REINFORCE (with `train.updates: 1` they are the same); no KL unless `kl` sets it."""
+    plan = Forks(roots, Forking(top, branch, rounds, by))
+    loss = Surrogate(clip, clip, anchors=anchors(kl))
+    return texts(length, plan, (GlobalLocal(first=True),), loss)
+
+
+@sampled()
+def text_gigpo(
+    *, length: int = 4096, group: int = 8, weight: float = 1.0, gamma: float = 0.95,
+    scale: bool = False, clip: float = 0.2, kl: float = 0.01,
+) -> Algorithm:  # fmt: skip
+    """GiGPO, arXiv:2505.10978, eqs. 3 to 8: the group's advantage plus `weight` times the one
+    among all turns of a prompt that were taken in the same state, whose returns are discounted
+    by 0.95 per turn. 8 completions per prompt, KL 0.01 to the start (k3). Needs
+    `model.environment`.
+
+    The environment names states, or its reply is the state. `scale` divides both parts by their
+    std; the published code has both forms, and its default is without.
+
+    Differences: a trajectory counts once in its group's mean, as in the paper, whose code
+    counts it once per turn; states are the same or not, never similar; no penalty of invalid
+    actions (a reward may have one). A clip range of 0.2 and the mean over tokens are those of
+    verl, on which that code builds; the length is ours."""
+    loss = Surrogate(clip, clip, anchors=anchors(kl))
+    return texts(length, group, (States(weight, gamma, scale),), loss)
+
+
+@sampled()
+def text_turns(
+    *, length: int = 4096, group: int = 8, clip: float = 0.2, kl: float = 0.0
+) -> Algorithm:
+    """A turn is compared with the same turn of the samples that have it: the groups of AT-GRPO,
+    arXiv:2510.11062, for one agent. A turn that no other sample of the prompt has trains
+    nothing. Needs `model.environment`.
+
+    Differences: the paper samples a group's turns from one history, each with its own reward;
+    here trajectories are independent, and all turns share the outcome. The numbers are
+    ours."""
+    loss = Surrogate(clip, clip, anchors=anchors(kl))
+    return texts(length, group, (Turns(), GROUP), loss)
+
+
+@sampled()
+def text_rebn(
+    *, length: int = 4096, group: int = 8, gamma: float = 0.9, clip: float = 0.2, kl: float = 0.0
+) -> Algorithm:
+    """REINFORCE with return batch normalisation (GEM, arXiv:2510.01051): returns of turns,
+    discounted by `gamma`, less their mean over all turns of the batch, over their std. No
+    groups: `group` completions of a prompt are only drawn together. 0.9 is GEM's own example.
+    Needs `model.environment`.
+
+    Differences: the outcome is the last turn's reward, and no other turn has one. A clipped
+    ratio (with `train.updates: 1` it is REINFORCE). The other numbers are ours."""
+    loss = Surrogate(clip, clip, anchors=anchors(kl))
+    return texts(length, group, (Discount(gamma), WhitenTurns()), loss)

@@ -1,0 +1,114 @@
+"""The parts of algorithms by name: dataclasses of credit, likelihoods, losses and samplers.
+
+A part's name in a run's file is its class's in snake case: `PassAtK` is pass_at_k, `FlowSDE` is
+flow_sde. The table is made from the classes themselves: a part belongs where it has the members of
+a protocol, and its call the protocol's parameters. Nothing is registered.
+"""
+
+import dataclasses
+import functools
+import inspect
+import pkgutil
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal, get_args, get_origin
+
+from typing_extensions import get_protocol_members, is_protocol
+
+import flowrl.credit
+import flowrl.likelihoods
+import flowrl.losses
+import samplers
+from rewards.types import function_parameters
+
+PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def part_name(kind: type) -> str:
+    """The name of a part's class: `LeaveOneOut` is leave_one_out."""
+    return _WORD.sub("_", kind.__name__).lower()
+
+
+@functools.cache
+def part_classes() -> tuple[type, ...]:
+    """Every dataclass of the four packages that can be made, in the order of their files."""
+    found = list[type]()
+    for package in PACKAGES:
+        for info in pkgutil.iter_modules(package.__path__):
+            module = import_module(f"{package.__name__}.{info.name}")
+            found += [
+                each
+                for each in vars(module).values()
+                if dataclasses.is_dataclass(each)
+                and isinstance(each, type)
+                and each.__module__ == module.__name__
+                and not inspect.isabstract(each)
+            ]
+    return tuple(found)
+
+
+def fits(kind: type, protocol: Any) -> bool:
+    """Whether a class has the members of a protocol, and its call the same parameters."""
+    members = get_protocol_members(protocol)
+    if not members <= {*dir(kind), *(field.name for field in dataclasses.fields(kind))}:
+        return False
+    return "__call__" not in members or _call(kind) == _call(protocol)
+
+
+def _call(kind: Any) -> list[str]:
+    return list(inspect.signature(kind.__call__).parameters)
+
+
+def parts_of(annotation: Any) -> Mapping[str, type]:
+    """The parts that a setting of this annotation takes, by name: those of a protocol, or the
+    dataclasses that it names. None for numbers, texts and lists."""
+    if isinstance(annotation, type):
+        if is_protocol(annotation):
+            return _by_protocol(annotation)
+        return {part_name(annotation): annotation} if dataclasses.is_dataclass(annotation) else {}
+    if get_origin(annotation) in (Literal, tuple):
+        return {}
+    return {name: kind for each in get_args(annotation) for name, kind in parts_of(each).items()}
+
+
+@functools.cache
+def _by_protocol(protocol: Any) -> Mapping[str, type]:
+    return {part_name(kind): kind for kind in part_classes() if fits(kind, protocol)}
+
+
+def item_of(annotation: Any) -> Any:
+    """The annotation of the entries of `tuple[X, ...]`, None for others."""
+    inner = get_args(annotation)
+    return inner[0] if get_origin(annotation) is tuple and inner[1:] == (...,) else None
+
+
+def written(part: Any, annotation: Any = Any) -> Any:
+    """A part as a run's file has it: its name, or a mapping with the settings that differ from its
+    own defaults. The name is left out where the annotation leaves no choice."""
+    if isinstance(part, tuple | list):
+        return [written(each, item_of(annotation) or Any) for each in part]
+    if isinstance(part, functools.partial):  # of a tracker
+        bound = inspect.signature(part.func).bind_partial(*part.args, **part.keywords)
+        return _mapping(part_name(part.func), bound.arguments)  # type: ignore[arg-type]
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return part_name(part) if isinstance(part, type) else part
+    kinds = function_parameters(type(part))
+    settings = {
+        field.name: written(value, kinds[field.name].annotation)
+        for field in dataclasses.fields(part)
+        if field.init and (value := getattr(part, field.name)) != _default(field)
+    }
+    only = list(parts_of(annotation).values()) == [type(part)]
+    return settings if only else _mapping(part_name(type(part)), settings)
+
+
+def _mapping(name: str, settings: Mapping[str, Any]) -> Any:
+    return {"name": name, **settings} if settings else name
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

@@ -1,0 +1,77 @@
+"""Short forms of sections: `model: NAME`, `prompts: FILE`, `rewards: {pickscore: 1.0}`, `lora: 16`,
+`guidance: 4.5`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.paths import find
+from flowrl.recipes import IMAGE_RECIPES, TEXT_RECIPES
+
+PIPELINE_FILE, LANGUAGE_FILE = "model_index.json", "config.json"
+REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards")
+
+
+def spelled_out(tree: Mapping[str, Any], recipe: Any = None) -> dict[str, Any]:
+    """A run's settings with the short forms of its sections spelled out. `recipe`: that of a base,
+    for a tree without one."""
+    new = dict(tree)
+    if isinstance(new.get("model"), str):
+        new["model"] = model_named(new["model"], new.get("recipe", recipe))
+    prompts = new.get("prompts")
+    if isinstance(prompts, str | list) or (isinstance(prompts, Mapping) and "source" in prompts):
+        new["prompts"] = {"train": prompts}
+    for place in REWARDS:
+        if place in new:
+            new[place] = reward_list(new[place])
+    return new
+
+
+def model_named(source: str, recipe: Any) -> dict[str, str]:
+    """`{pipeline: NAME}` or `{language: NAME}`, by what a folder holds; of a hub name, by what the
+    recipe is for."""
+    folder = find(source)
+    if folder.is_dir():
+        image = (folder / PIPELINE_FILE).is_file() or not (folder / LANGUAGE_FILE).is_file()
+        return {"pipeline" if image else "language": source}
+    name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
+    if name in TEXT_RECIPES or name in IMAGE_RECIPES:
+        return {"language" if name in TEXT_RECIPES else "pipeline": source}
+    raise UserError(
+        f"model: {source} is no folder, and the recipe does not tell its kind: write {{pipeline: "
+        f"{source}}} or {{language: {source}}}"
+    )
+
+
+def reward_list(value: Any) -> Any:
+    """Rewards as a list: of one name, or of a mapping of names to weights or settings."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping) and "name" not in value:
+        return [_weighed(str(name), one) for name, one in value.items()]
+    if isinstance(value, Mapping):
+        return [value]
+    if isinstance(value, list | tuple):
+        split = [reward_list(one) if isinstance(one, Mapping) else [one] for one in value]
+        return [one for some in split for one in some]
+    return value
+
+
+def _weighed(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {"name": name, **value}
+    return {"name": name} if value is None else {"name": name, "weight": value}
+
+
+def lora_settings(value: Any) -> Any:
+    """Settings of the adapters: true is the default rank, false none, and a number the rank."""
+    value = {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, bool):
+        return {} if value else None
+    return {"rank": value} if isinstance(value, int | str) else value
+
+
+def guidance_settings(value: Any) -> Any:
+    """Guidance scales: one number for sampling and training; null is the pipeline's own."""
+    scalar = value is None or isinstance(value, int | float | str)
+    return {"sample": value, "train": value} if scalar else value
