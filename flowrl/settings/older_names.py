@@ -42,7 +42,7 @@ def renewed(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with the present names in place of older ones."""
     new = _moved(tree, RENAMED)
     recipe = new.get("recipe")
-    if isinstance(recipe, Mapping) and recipe.get("name") in RECIPES:
+    if isinstance(recipe, Mapping) and str(recipe.get("name")) in RECIPES:
         known = inspect.signature(RECIPES[recipe["name"]]).parameters
         rows = {old: name for old, name in RENAMED_IN_RECIPES.items() if name in known}
         new["recipe"] = _moved(recipe, rows, "recipe.")
@@ -215,7 +215,7 @@ def _loss(given: Mapping[str, Any]) -> Any:
         found["high"] = given["bound"]
     if given["entropy"]:
         found["entropy"] = given["entropy"]
-    if given["denominator"] != default["denominator"]:
+    if given["denominator"] != default["denominator"] or name in ("gmpo", "sapo"):
         length = given["denominator"] == "length"
         found["denominator"] = given.get("length", 1024) if length else given["denominator"]
     weights = [

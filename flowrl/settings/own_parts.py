@@ -6,9 +6,8 @@ plain function too. A recipe's parameter that is annotated with one of the proto
 `Kernel | None`, takes such a part; and every recipe takes those of `PARTS` in place of its own.
 
 A part that replaces one of the recipe keeps what both have in common: all settings of its own kind,
-those of the same name, type and default or of a common base (the anchors of losses), and required
-ones of the same name (the kernel and the group of a plan). `{...settings}` without a name changes
-the recipe's own part.
+those of the same name, type and default (the anchors of losses), and required ones of the same name
+(the kernel and the group of a plan). `{...settings}` without a name changes the recipe's own part.
 """
 
 import dataclasses
@@ -167,15 +166,12 @@ def _kept(kind: type, old: Any) -> dict[str, Any]:
         old = next((each for each in old if type(each) is kind), None)
     if not (dataclasses.is_dataclass(old) and dataclasses.is_dataclass(kind)):
         return {}
-    bases = [
-        vars(base).get("__annotations__", {}) for base in kind.__mro__ if isinstance(old, base)
-    ]
     before, now = function_parameters(type(old)), function_parameters(kind)  # type: ignore[arg-type]
 
     def same(name: str) -> bool:
         a, b = before[name], now[name]
         alike = (a.annotation, a.default) == (b.annotation, b.default)
-        return alike or b.default is b.empty or any(name in base for base in bases)
+        return alike or b.default is b.empty
 
     return {name: getattr(old, name) for name in now if name in before and same(name)}
 

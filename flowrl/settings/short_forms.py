@@ -6,7 +6,7 @@ from typing import Any
 
 from flowrl.errors import UserError
 from flowrl.paths import find
-from flowrl.recipes import IMAGE_RECIPES, TEXT_RECIPES
+from flowrl.recipes import RECIPES, TEXT_RECIPES
 
 PIPELINE_FILE, LANGUAGE_FILE = "model_index.json", "config.json"
 REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards")
@@ -35,7 +35,7 @@ def model_named(source: str, recipe: Any) -> dict[str, str]:
         image = (folder / PIPELINE_FILE).is_file() or not (folder / LANGUAGE_FILE).is_file()
         return {"pipeline" if image else "language": source}
     name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
-    if name in TEXT_RECIPES or name in IMAGE_RECIPES:
+    if isinstance(name, str) and name in RECIPES:
         return {"language" if name in TEXT_RECIPES else "pipeline": source}
     raise UserError(
         f"model: {source} is no folder, and the recipe does not tell its kind: write {{pipeline: "

@@ -162,17 +162,9 @@ class WordRow:
 
 
 ALIASES = {  # further names: of Flow-Factory, and of habit
-    "model_name_or_path": ("model.pipeline", "model.language"),
     "model_name": ("model.pipeline", "model.language"),
-    "finetune_type": ("model.lora",),
-    "learning_rate": ("train.lr",),
     "epochs": ("train.iterations",),
-    "max_epochs": ("train.iterations",),
     "steps": ("recipe.steps", "evaluate.steps", "train.iterations"),
-    "group_size": ("recipe.group",),
-    "unique_sample_num_per_epoch": ("prompts.per_iteration",),
-    "per_device_batch_size": ("train.rows_per_call",),
-    "gradient_step_per_epoch": ("train.updates",),
     "dynamics_type": ("recipe.kernel",),
     "noise_type": ("recipe.kernel",),
     "trainer_type": ("recipe.name",),

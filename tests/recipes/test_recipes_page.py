@@ -70,7 +70,7 @@ def test_the_command_says_all_settings_dedented(name, capsys):
     assert recipes_command([name]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{name}: ") and "typing" not in said and "tuple" not in said
-    words, settings, parts = said.split("\n\n  ")
+    words, settings, parts = said.rsplit("\n\n  ", 2)
     assert "plan: " in parts and "likelihood: " in parts
     settings = settings.split("\n\n")[0]
     below = [line for line in words.splitlines()[1:] if line]

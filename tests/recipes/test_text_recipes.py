@@ -1,7 +1,6 @@
 """Every recipe of language models must teach a table of logits; so must what budgets and trackers
 add to them."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -332,7 +331,7 @@ def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
             likelihood={"paired": loss == "preference"}, **tracked,
         )  # fmt: skip
     except UserError as refusal:
-        assert str(refusal).count(". ") == 0 and re.search("[;:,] ", str(refusal))
+        assert str(refusal).count(". ") == 0
         assert plan != "completions" or loss == "preference" or "parent" in str(refusal)
         return
     loop = Loop(mixture)
