@@ -104,7 +104,8 @@ def _converted(recipe: Mapping[str, Any]) -> dict[str, Any]:
         new.pop(part, None)
         if value is not None:
             new[part] = value
-    if isinstance(given["plan"], str) and given["group"] == 1:  # a tracker, or a greedy baseline
+    one = str(given["group"]) == "1"  # with a tracker, or a greedy baseline
+    if one and isinstance(given["plan"], str):
         new["plan"] = {**new.get("plan", {}), "group": new.pop("group")}
     if given["kl_in"] == "reward":
         new.pop("kl", None)
@@ -153,7 +154,8 @@ def _plan(given: Mapping[str, Any]) -> Any:
 
 
 def _advantage(given: Mapping[str, Any]) -> Any:
-    name = given["advantage"]
+    name, group = given["advantage"], str(given["group"])
+    drawn = int(group) if group.isdigit() else 0
     own = {"scale": "group", "correction": 1} | (
         {"blend": given["blend"]} if given["blend"] else {}
     )
@@ -166,7 +168,7 @@ def _advantage(given: Mapping[str, Any]) -> Any:
         "aapo": [{"name": "augmented", "rule": own}],
         "two_level": [{"name": "two_level", "rule": own}],
         "mean": [mean],
-        "greedy": [{"name": "greedy_baseline", "samples": given["group"] + 1}],
+        "greedy": [{"name": "greedy_baseline", "samples": drawn + 1}],
         "length": ["length_baseline"],
         "whitened": ["whiten_tokens"],
         "mean_whitened": [mean, "whiten_tokens"],

@@ -7,7 +7,7 @@ PINS, FEEDBACK = "recipes/test_pins.py", "recipes/test_feedback.py"
 LOOKS, WAY = "samplers/test_looks.py", "credit/test_way.py"
 GROUPS, ARRAYS = "losses/test_group_losses.py", "losses/test_golden_preference.py"
 GRPO, TREES = "flowrl/recipes/grpo.py", "flowrl/recipes/grpo_trees.py"
-PRESETS = "flowrl/recipes/text_presets.py"
+TEXTS = "flowrl/recipes/text.py"
 EUPHONIUM, TEACHERS = "recipes/test_euphonium.py", "run/test_teachers.py"
 DISTILLATION = "losses/test_distillation.py"
 
@@ -88,24 +88,29 @@ ROWS = (
     ("drift-norm", "samplers/drift.py", "per_row(norm + 1e-8, gradient)", "per_row(norm * 0 + 1, gradient)", ARRAYS),
     ("drift-scale", "samplers/drift.py", "/ h / (2 * self.kl_beta)", "/ (2 * self.kl_beta)", ARRAYS),
     ("recipes-dgpo-switch", "flowrl/recipes/feedback.py", "late = min(0.3, 0.001 * switch)", "late = 0.0", FEEDBACK),
-    ("recipes-dapo-flat", PRESETS, '"text_dapo", {"drop_flat": True}', '"text_dapo", {}', PINS),
-    ("recipes-luspo", PRESETS, '"denominator": "sequences"', '"denominator": "rows"', PINS),
-    ("recipes-kl-place", "flowrl/recipes/text.py", '1 if self.advantage in ("greedy", "mean_whitened") else 0',
-     "0", "language/test_kl_in_reward.py"),
-    ("recipes-unread", "flowrl/recipes/text.py",
-     "if getattr(self, name) != getattr(TextMixture, name):", "if False:",
-     "recipes/test_text_recipes.py::test_a_mixture_without_sense_is_refused"),
+    ("recipes-dapo-flat", TEXTS, "(DropFlat(), GROUP), Surrogate(low, high)",
+     "(GROUP,), Surrogate(low, high)", PINS),
+    ("recipes-luspo", TEXTS, 'denominator="sequences"', 'denominator="rows"', PINS),
+    ("recipes-kl-place", "flowrl/recipes/text_credit.py",
+     "credit = (*mean, *penalty(kl, kl_in, each=True), WhitenTokens())",
+     "credit = (*penalty(kl, kl_in, each=True), *mean, WhitenTokens())",
+     "language/test_kl_in_reward.py"),
+    ("recipes-trees", "flowrl/credit/fitting.py", "if branched and isinstance(each, WHOLE):",
+     "if False:", "recipes/test_text_recipes.py::test_a_mixture_without_sense_is_refused"),
+    ("parts-kept", "flowrl/settings/own_parts.py", "return alike or b.default is b.empty", "return False",
+     "recipes/test_grammar.py"),
+    ("older-forks", "flowrl/settings/older_names.py", '_taken(given, "top", "branch", "rounds", "by")',
+     '_taken(given, "top", "branch", "rounds")', "recipes/test_grammar.py"),
     ("particles-sum", "samplers/particles.py", "return 2 / (times * (times + 1))", "return 1.0",
      "samplers/test_steering.py"),
-    ("own-unread", "flowrl/settings/recipe.py",
-     "if is_own(getattr(self, part)) and getattr(self, setting) != fields[setting].default:", "if False:",
+    ("own-unread", "flowrl/settings/recipe.py", "        if self.unread:", "        if False:",
      "recipes/test_own_parts.py"),
     ("own-trial", "flowrl/settings/own_parts.py", "wrong = self.trial(found)", "wrong = None",
      "recipes/test_own_parts.py"),
     ("own-kernel", "flowrl/recipes/grpo_trees.py", "Fork(kernel or FlowSDE(eta), branch, roots)",
      "Fork(FlowSDE(eta), branch, roots)", "recipes/test_own_parts.py"),
     ("own-source", "flowrl/run/state/start_record.py",
-     "named += [value for value in dict(run.recipe).values() if is_own(value)]", "pass",
+     "yield from files_named(list(dict(run.recipe).values()), rewards_too=False)", "pass",
      "recipes/test_own_parts.py"),
     ("level-shift", "flowrl/settings/levels.py", "(1 + (self.shift - 1) * t)", "(1 + self.shift * t)",
      "models/test_user_levels.py"),

@@ -76,7 +76,7 @@ def test_a_word_takes_a_third_of_a_second_and_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert os.times().children_user - before < 0.6  # in processor time, of both
-    assert "--recipe.levels_per_sample" in done.stdout.split() and "--help" in done.stdout.split()
+    assert "--recipe.levels-per-sample" in done.stdout.split() and "--help" in done.stdout.split()
 
 
 ASK = {
