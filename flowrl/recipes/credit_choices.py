@@ -38,6 +38,6 @@ def credit_chain(name: CreditName, own: Standardize) -> tuple[Transform, ...]:
     return known[name]
 
 
-def credit_tracker(name: str, keep: float = 0.9) -> Callable[[], Tracker]:
+def credit_tracker(name: str) -> Callable[[], Tracker]:
     """The tracker that a credit reads: the running mean of each prompt, or none."""
-    return partial(PromptValues, keep) if name == "aapo" else NoTracker
+    return partial(PromptValues, 0.9) if name == "aapo" else NoTracker

@@ -105,7 +105,7 @@ ROWS = (
      "samplers/test_steering.py"),
     ("own-unread", "flowrl/settings/recipe.py", "        if self.unread:", "        if False:",
      "recipes/test_own_parts.py"),
-    ("own-trial", "flowrl/settings/own_parts.py", "wrong = self.trial(found)", "wrong = None",
+    ("own-trial", "flowrl/settings/own_parts.py", "wrong = self.trial(made)", "wrong = None",
      "recipes/test_own_parts.py"),
     ("own-kernel", "flowrl/recipes/grpo_trees.py", "Fork(kernel or FlowSDE(eta), branch, roots)",
      "Fork(FlowSDE(eta), branch, roots)", "recipes/test_own_parts.py"),

@@ -16,6 +16,7 @@ import flowrl
 import samplers
 from flowrl.api.models import has_weights_of, model_settings
 from flowrl.api.parts import GivenRewards, file_name, prompt_settings
+from flowrl.api.training import Given
 from flowrl.cli.serve import Serve
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
@@ -254,3 +255,10 @@ def test_rewards_are_evaluated_and_served(tmp_path: Path, monkeypatch: pytest.Mo
     assert served[0][0].reward == "redness" and isinstance(served[0][1], Own)
     assert json.loads(served[1][0].reward) == {"name": "shapes", "kind": "strict"}
     assert served[1][1] is None and served[1][0].batch == 2
+
+
+@pytest.mark.parametrize(("lora", "rank"), [(True, 16), (4, 4), (None, 16), (False, None)])
+def test_lora_true_is_the_default_rank(lora: Any, rank: int | None, tmp_path: Path) -> None:
+    given = Given("a/b", None, ["brightness"], [], ["a"], None, "nft", lora, {}, None)
+    found = given.start(tmp_path)[0].model.lora
+    assert (None if found is None else found.rank) == rank

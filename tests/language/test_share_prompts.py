@@ -26,7 +26,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "chain": {"name": "text_grpo", "length": 6, "group": 4, "kl": 0.04},
     "tree": {**text_runs.TREE, "roots": 2, "at": [1, 3]},
     "forks": {"name": "text_treerl", "length": 6, "roots": 2},
-    "entropies": {"name": "text", "loss": "surrogate", "length": 6, "group": 4, "entropy": 0.01},
+    "entropies": {
+        "name": "text",
+        "length": 6,
+        "group": 4,
+        "loss": {"entropy": 0.01},
+        "likelihood": {"entropy": True},
+    },
     "pairs": {"name": "text_dpo", "length": 6, "group": 4},
 }
 ALL = Packing(math.inf)  # everything that neighbours share
