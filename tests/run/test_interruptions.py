@@ -97,9 +97,9 @@ def test_sigterm_saves_and_says_how_to_go_on(warm, config, unbroken, tmp_path):
     go_on(warm, folder, unbroken)
 
 
-def test_a_reward_that_raises_at_its_seventh_call(warm, config, unbroken, tmp_path):
+def test_a_reward_that_raises_after_its_self_test(warm, config, unbroken, tmp_path):
     folder = tmp_path / "run"
-    said = stopped(warm, config, folder, RAISE_AT="9")
+    said = stopped(warm, config, folder, RAISE_AT="10")
     assert "the reward bright raised KeyError: 'colour' (own.py, 12)" in said
     newest = checkpoint.newest(folder)
     assert newest is not None and f"Checkpoint {newest.name} is whole" in said
@@ -107,7 +107,7 @@ def test_a_reward_that_raises_at_its_seventh_call(warm, config, unbroken, tmp_pa
     go_on(warm, folder, unbroken)
 
 
-@pytest.mark.parametrize("call", ["9", "11"])  # before a save, and before an evaluation
+@pytest.mark.parametrize("call", ["10", "12"])  # before a save, and before an evaluation
 def test_a_full_disk_stops_a_run_that_goes_on_when_there_is_room(
     warm, config, unbroken, tmp_path, call
 ):
