@@ -2,7 +2,7 @@
 
 A variance-preserving model knows x = alpha x0 + s noise with alpha^2 + s^2 = 1. Divided by
 alpha + s that is the flow's state at sigma = s / (alpha + s), so every kernel, solver and plan
-serves such a model as it is. A density changes by the constant factor (alpha + s) a dimension,
+serves such a model as it is. A density changes by the constant factor (alpha + s) per dimension,
 which no ratio sees.
 
 Matching losses do see it: in one state the flow velocity's error is the noise's error over

@@ -1,4 +1,4 @@
-"""Draws in parts that end where calls of the model end, so that samples keep their bits."""
+"""Split draws at call boundaries, so that results stay bit-identical."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace

@@ -222,7 +222,7 @@ def _check(k: int, s: Step, kernel: Kernel | None) -> None:
 
 
 def _misplaced(plan: Plan) -> str | None:
-    """The reason why a plan cannot be looked at, or thinned, as it asks for."""
+    """Return why `looks` or `thin` is invalid, or None."""
     looks, thin = plan.looks, plan.thin
     if (looks or thin) and plan.steer is not None:
         return "particles are weighed on the way by themselves: leave looks and thinning out"

@@ -61,7 +61,7 @@ def site_packages(folder: Path) -> Path:
 def declare_operators(torchvision: Path) -> None:
     """Let a CUDA build of torchvision import beside a CPU build of torch; others stay unchanged."""
     version, extension = torchvision / "version.py", torchvision / "extension.py"
-    import torch  # only here: the build at hand
+    import torch  # only here: the installed build
 
     text = version.read_text()
     if torch.version.cuda is not None or torch.version.hip is not None or "+cu" not in text:

@@ -2,7 +2,7 @@
 
     python3 scripts/make_venv.py [--venv .venv]
 
-Versions are those of constraints.txt. torch comes first: the build at hand if it is a CPU build,
+Versions are those of constraints.txt. torch comes first: the installed build if it is a CPU build,
 else torch's own CPU index on a machine without an NVIDIA driver, so that nothing pulls gigabytes of
 CUDA packages by surprise.
 """

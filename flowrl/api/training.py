@@ -86,7 +86,7 @@ class Given:
         _section(tree, "train").update(self.train)
 
     def resume(self, folder: Path) -> tuple[Run, dict[str, Any]]:
-        """The settings of a run that goes on, and its rewards that are objects."""
+        """Return the settings of a resumed run, and its rewards that are passed as objects."""
         for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
             if getattr(self, name) is not None:
                 name = "given" if name == "samples" else name
@@ -163,7 +163,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     folder: str | Path | None = None,
     resume: str | Path | None = None,
 ) -> TrainedRun:
-    """Train a model by its rewards, or go on with a run. Returns the finished run.
+    """Train a model by its rewards, or resume a run. Returns the finished run.
 
     model             a diffusers pipeline or a transformers language model, its folder, or a hub
                       name. A live one is read and never changed: a copy is trained
@@ -184,7 +184,7 @@ def train(  # noqa: PLR0913 one call has all of a run
                       arguments above count more
     callbacks         called after each iteration, evaluation and checkpoint: see `Callback`
     folder            the new run's folder; by default the next free one in `runs`
-    resume            the folder of a run to go on with; it takes rewards that no file can name,
+    resume            the folder of a run to resume; it takes rewards that no file can name,
                       iterations, lr, settings and callbacks
 
     UserError, in one sentence, for settings that cannot work, before any weights load; Stopped for
@@ -214,7 +214,7 @@ def train(  # noqa: PLR0913 one call has all of a run
             result = starting.resume(run, Path(resume), live=live)
     if result.signal is not None:
         if result.main:
-            print(f"saved; go on with: flowrl.train(resume={str(result.folder)!r})")
+            print(f"saved; resume with: flowrl.train(resume={str(result.folder)!r})")
         signal.raise_signal(result.signal)  # the caller's own handler decides what it does
     return TrainedRun(result.folder, Live(objects))
 

@@ -67,7 +67,7 @@ def _run(words: list[str]) -> int:
 
 
 def version() -> str:
-    """The version of the installed package; that of the source tree if none is installed."""
+    """The version of the installed package; the source tree's if it is not installed."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 

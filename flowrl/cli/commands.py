@@ -68,7 +68,7 @@ def _finish(result: "object") -> int:
     if not result.main:
         return code
     if not result.done:
-        print(f"saved; continue with: flowrl train --resume {result.folder}")
+        print(f"saved; resume with: flowrl train --resume {result.folder}")
         return code
     for name, value in result.last.items():
         if name == "image/diversity" or not name.startswith("image/"):

@@ -27,7 +27,7 @@ def describe_run(run: Run, iteration: int, svg: Path | None) -> str:
     plans = algorithm.plan(run.levels(algorithm.steps), iteration, run.train.seed)
     texts = [plan for plan in plans if isinstance(plan, TextPlan)]
     if run.drawn == 0:
-        body = ": all samples are given, none is drawn in training"
+        body = ": all samples are given, training draws no samples"
     else:
         body = _describe_texts(run, texts, svg) if texts else _describe_images(run, plans, svg)  # type: ignore[arg-type]
     name = run.recipe.name  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ editreward_files  prompt, path_src, paths_generated, human_vote: its JSON files 
 The layouts were read in code: HPDv3's in a loader that names the hub's data set and its columns
 (preferred: path1), EditScore's in its evaluation.py at 35ddc1a9, TIGER's in evaluate/eval_bench.py
 and inference_3pair_hf.py at 84602889. That EditScore's first output is the preferred one follows
-from its evaluation, which stores two scores and no label. No file of them was at hand.
+from its evaluation, which stores two scores and no label. No file of them was read here.
 """
 
 import atexit

@@ -132,7 +132,7 @@ def _kinds(samples: Samples) -> list[list[int]]:
 
 @contextmanager
 def _errors_of(name: str) -> Iterator[None]:
-    """Turn a reward's refusals into the user's errors, in its name."""
+    """Re-raise a reward's ValueError as a UserError that names it."""
     try:
         yield
     except ValueError as error:

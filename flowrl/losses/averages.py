@@ -26,7 +26,7 @@ class Decay:
 
     def __post_init__(self) -> None:
         if self.flat < 0:
-            raise UserError(f"an average is flat for {self.flat} optimizer steps: give 0 or more")
+            raise UserError(f"average.flat must be at least 0, not {self.flat}")
         if self.slope < 0 or not (0 <= self.start <= 1 and 0 <= self.most <= 1):
             raise UserError(
                 f"an average's decay starts at {self.start}, grows by {self.slope} to {self.most}: "

@@ -99,7 +99,7 @@ def bounded_call(kind: CallKind) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory is used up, and not inside of a reward."""
+    """Whether an error is out of memory, outside a reward."""
     if any(note.startswith(("in reward", "in judge")) for note in vars(error).get("__notes__", ())):
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):

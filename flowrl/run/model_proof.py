@@ -97,7 +97,7 @@ class StartProof:
         return proof_cache.read(self.digest) if cache else None
 
     def prove(self) -> None:
-        """Print the sentences of the proof, which is made if none is kept."""
+        """Print the sentences of the proof, which is made unless one is kept."""
         policy, say = self.session.learner.policy, self.session.terminal.say
         if isinstance(policy, PipelinePolicy):
             policy.check_rows(self.rows[1])

@@ -148,7 +148,7 @@ class PromptFiles(Settings):
         return ("train",) if self.held_out is None else ("train", "held_out")
 
     def on_hub(self, place: PromptPlace) -> bool:
-        """Whether any of the data sets is one of the hub."""
+        """Whether any data set comes from the hub."""
         return any(on_hub(each.source) for each in getattr(self, place) or ())
 
     def on_disk(self, place: PromptPlace) -> bool:

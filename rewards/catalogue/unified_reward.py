@@ -5,7 +5,7 @@ Edit, Flex.
 before the text, in one turn, at temperature 0, as in the authors' clients; of a video go `frames`
 images at int(i total / n). The question is a file: each release has its own, and none comes with
 flowrl. `{prompt}` stands for the prompt (the authors' f-strings have the caption or the
-instruction there). No digest of these texts is known here, so none is checked.
+instruction there). No digest of these texts is known here, so no digest is checked.
 
 Answers that are read, each with its own range (`rewards.judging.answers`): `Final Score: 3.4`
 (1 to 5; videos 1 to 10), three axes such as `Alignment Score (1-5): 3.1`, `Image 1 is better.`,

@@ -75,7 +75,7 @@ class Batcher:
     limits: ServerLimits
     pool: ThreadPoolExecutor
     jobs: asyncio.Queue[Job] = field(default_factory=asyncio.Queue)
-    held: Job | None = None  # taken from the queue, but too large for the batch at hand
+    held: Job | None = None  # taken from the queue, but too large for the current batch
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     async def work(self) -> None:

@@ -81,13 +81,11 @@ class Replayed(NamedTuple):
 
     @property
     def row(self) -> str:
-        told = "-" if self.first is None else str(self.first)
+        found = "-" if self.first is None else str(self.first)
         lost = "never" if self.lost is None else str(self.lost)
         accuracy = ", ".join(f"{value:.2f}" for value in self.accuracy)
         kind, verdict = "hacked" if self.hacked else "healthy", "yes" if self.right else "**no**"
-        return (
-            f"| {self.name} | {kind} | {accuracy} | {told} | {lost} | {verdict} | {self.sentence} |"
-        )
+        return f"| {self.name} | {kind} | {accuracy} | {found} | {lost} | {verdict} | {self.sentence} |"
 
 
 HEAD = """| run | kind | base, best, last | first alarm | accuracy lost | right | the alarm |
@@ -121,8 +119,8 @@ def replayed(table: dict[str, Any], out: Path) -> str:
                 lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
                 runs.append(replay(name, verdict == "hacked", lines))
     hacked, healthy = ([run for run in runs if run.hacked is kind] for kind in (True, False))
-    told, accused = sum(run.right for run in hacked), sum(not run.right for run in healthy)
-    sums = f"{told} of {len(hacked)} hacked runs raise an alarm in time; "
+    found, accused = sum(run.right for run in hacked), sum(not run.right for run in healthy)
+    sums = f"{found} of {len(hacked)} hacked runs raise an alarm in time; "
     sums += f"{accused} of {len(healthy)} healthy runs raise one."
     return "\n".join([HEAD, *(run.row for run in runs), "", sums])
 

@@ -197,13 +197,13 @@ class Trial:
         file, copy = folder / "run.yaml", self.place / f"{folder.name}-{self.count.kills}"
         before = file.read_text()
         edit(file, path, value)
-        files, told = digests(folder), ""
+        files, summary = digests(folder), ""
         if kind == "never":
             codes, errors = self.start("--resume", folder).wait(), set(self.errors())
             touched = files.items() ^ digests(folder).items()
             right = set(codes) == {1 if self.case.launched else 2} and not touched
             right &= len(errors) == 1 and "cannot change in a run" in min(errors)
-            told = f", {sorted(dict(touched))} touched, {errors}"
+            summary = f", {sorted(dict(touched))} touched, {errors}"
             file.write_text(before)
         else:
             shutil.copytree(folder, copy)
@@ -216,7 +216,7 @@ class Trial:
             shutil.rmtree(copy)
         self.count.right += right
         if not right:
-            self.wrong(f"the edit of {path} ({kind}) ended with {codes}{told}")
+            self.wrong(f"the edit of {path} ({kind}) ended with {codes}{summary}")
         return copy if kind == "said" else wanted
 
     def agrees(self, folder: Path, wanted: Path) -> bool:

@@ -81,7 +81,7 @@ def mixed(share: float) -> None:
     vars_of.load = classmethod(loaded)
 
 
-def apart(work: Any, *words: Any) -> float:
+def in_a_process(work: Any, *words: Any) -> float:
     """Do work in a process of its own; its exit code must be 0. Return all such processes' peak."""
     process = get_context("spawn").Process(target=work, args=words)
     process.start()
@@ -127,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        apart(save, given.model, given.seed, folder / "model")
+        in_a_process(save, given.model, given.seed, folder / "model")
         file = folder / "real_size.yaml"
         file.write_text(yaml.safe_dump(settings(given, folder)))
         expected = estimate(read_run(file))

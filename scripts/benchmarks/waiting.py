@@ -1,4 +1,4 @@
-"""Iterations with a judge behind a slow server, as multiples of those with a reward at hand.
+"""Iterations with a judge behind a slow server, as multiples of those with a local reward.
 
     python scripts/benchmarks/waiting.py --latency 1.0 --at-once 64 --call 0.5
 

@@ -106,8 +106,10 @@ def flow_loss(pipe: FluxKontextPipeline, data: EditData, rows: Sequence[int]) ->
     A share of MISTOLD of the rows has another instruction for its source: captions are wrong at
     times, and the demo corrects the result.
     """
-    told = [(data.others if random.random() < MISTOLD else data.instructions)[row] for row in rows]
-    text, pooled, text_ids = pipe.encode_prompt(told, None, max_sequence_length=WORDS)
+    instructed = [
+        (data.others if random.random() < MISTOLD else data.instructions)[row] for row in rows
+    ]
+    text, pooled, text_ids = pipe.encode_prompt(instructed, None, max_sequence_length=WORDS)
     x0, source = data.target[rows], data.source[rows]
     sigma = (TIMES_MEAN + TIMES_SPREAD * torch.randn(len(x0))).sigmoid()
     noise = torch.randn_like(x0)
@@ -130,10 +132,10 @@ def train_text(pipe: FluxKontextPipeline, work: Work) -> None:
     """
     instructions = edit_world.instructions_of("train")
     edits = [edit_world.wanted_edit(text) for text in instructions]
-    told = [[e.kind, e.colour, e.shape, str(e.to)] for e in edits]
-    classes = [sorted(set(column)) for column in zip(*told, strict=True)]
+    instructed = [[e.kind, e.colour, e.shape, str(e.to)] for e in edits]
+    classes = [sorted(set(column)) for column in zip(*instructed, strict=True)]
     wanted = torch.tensor(
-        [[names.index(v) for names, v in zip(classes, row, strict=True)] for row in told]
+        [[names.index(v) for names, v in zip(classes, row, strict=True)] for row in instructed]
     )
     sizes = [len(names) for names in classes]
     heads = nn.ModuleList(nn.Linear(TEXT_WIDTH, sum(sizes)) for _ in range(2))

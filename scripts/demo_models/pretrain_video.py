@@ -42,7 +42,7 @@ NOISY, SPREAD = 0.5, 1.2  # of the times' logits: motion is decided in strong no
 class Work:
     """Numbers of steps and samples; the defaults make the shipped weights."""
 
-    films: int = 8_000
+    videos: int = 8_000
     autoencoder_steps: int = 900
     autoencoder_batch: int = 16
     decoder_steps: int = 350
@@ -65,7 +65,7 @@ def paint_many(prompts: Sequence[str], rng: random.Random) -> Tensor:
     return torch.cat(parts).transpose(1, 2).contiguous()
 
 
-def train_autoencoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
+def train_autoencoder(vae: AutoencoderKLWan, videos: Tensor, work: Work) -> None:
     """Reconstruct videos from noisy latents of about unit variance: the flow's errors are noise.
 
     A weak penalty holds the latents' mean and spread; their final values are written to the
@@ -74,32 +74,32 @@ def train_autoencoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
     vae.train()
 
     def loss() -> Tensor:
-        rows = torch.randint(len(films), (work.autoencoder_batch,))
-        return autoencoder_loss(vae, scaled(films[rows]))
+        rows = torch.randint(len(videos), (work.autoencoder_batch,))
+        return autoencoder_loss(vae, scaled(videos[rows]))
 
     fit("autoencoder", list(vae.parameters()), loss, work.autoencoder_steps)
     leave_halved(vae)
-    z = encode(vae, films[:1000])
+    z = encode(vae, videos[:1000])
     vae.register_to_config(
         latents_mean=z.mean((0, 2, 3, 4)).tolist(), latents_std=z.std((0, 2, 3, 4)).tolist()
     )
 
 
-def sharpen_decoder(vae: AutoencoderKLWan, films: Tensor, work: Work) -> None:
+def sharpen_decoder(vae: AutoencoderKLWan, videos: Tensor, work: Work) -> None:
     """Train the decoder alone, in float32, on latents with errors like those of a flow.
 
     A flow misses a channel by about as much at all places of a video, which is a wrong colour: the
     decoder learns to decode it as the nearest colour of the world. The latents remain as they are.
     """
-    z = encode_raw(vae, films)
+    z = encode_raw(vae, videos)
     parts = (vae.post_quant_conv, vae.decoder)
     parameters = [p.requires_grad_(True) for part in parts for p in part.parameters()]
 
     def loss() -> Tensor:
-        rows = torch.randint(len(films), (work.autoencoder_batch,))
+        rows = torch.randint(len(videos), (work.autoencoder_batch,))
         shared = SHARED_JITTER * torch.randn(len(rows), z.shape[1], 1, 1, 1)
         noisy = z[rows] + shared + OWN_JITTER * torch.randn_like(z[rows])
-        y, x = vae.decode(noisy).sample, scaled(films[rows])
+        y, x = vae.decode(noisy).sample, scaled(videos[rows])
         return 0.5 * functional.mse_loss(y, x) + functional.l1_loss(y, x)
 
     vae.train()
@@ -155,25 +155,25 @@ def autoencoder_loss(vae: AutoencoderKLWan, x: Tensor) -> Tensor:
     return functional.mse_loss(y, x) + 0.3 * functional.l1_loss(y, x) + 0.05 * spread
 
 
-def scaled(films: Tensor) -> Tensor:
+def scaled(videos: Tensor) -> Tensor:
     """Bytes to -1..1."""
-    return films.float().div(127.5).sub(1)
+    return videos.float().div(127.5).sub(1)
 
 
 @torch.no_grad()
-def encode(vae: AutoencoderKLWan, films: Tensor) -> Tensor:
+def encode(vae: AutoencoderKLWan, videos: Tensor) -> Tensor:
     """Latents [n 8 3 4 4] of videos in bytes, as the pipeline's loop sees them."""
     mean, std = (
         torch.tensor(values).view(1, -1, 1, 1, 1)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-    return (encode_raw(vae, films) - mean) / std
+    return (encode_raw(vae, videos) - mean) / std
 
 
 @torch.no_grad()
-def encode_raw(vae: AutoencoderKLWan, films: Tensor) -> Tensor:
+def encode_raw(vae: AutoencoderKLWan, videos: Tensor) -> Tensor:
     """Latents as the encoder returns them and the decoder takes them."""
-    parts = [vae.encode(scaled(part)).latent_dist.mode() for part in films.split(100)]
+    parts = [vae.encode(scaled(part)).latent_dist.mode() for part in videos.split(100)]
     return torch.cat(parts)
 
 
@@ -237,12 +237,12 @@ def judge(out: Path, picture: Path, work: Work) -> float:
         ).frames
         for i in range(0, len(prompts), 64)
     ]
-    films = torch.cat(parts)
+    videos = torch.cat(parts)
     right = [
         grade_motion(found, moving_world.wanted_actors(prompt)) == 1
-        for found, prompt in zip(watch(films, 0.80, 0.75), prompts, strict=True)
+        for found, prompt in zip(watch(videos, 0.80, 0.75), prompts, strict=True)
     ]
-    strips = [torch.cat([*film[::2]], -1) for film in films[:24]]  # every other frame
+    strips = [torch.cat([*video[::2]], -1) for video in videos[:24]]  # every other frame
     framed_sheet(strips, right, columns=2, scale=2).save(picture)
     return sum(right) / len(right)
 
@@ -250,18 +250,18 @@ def judge(out: Path, picture: Path, work: Work) -> float:
 def main(given: PretrainArguments) -> None:
     work, out = Work.quick() if given.quick else Work(), given.out
     rng, clock = begin(given.seed, given.threads)
-    prompts = moving_world.draw_moving_prompts(work.films, rng)
-    films = paint_many(prompts, rng)
+    prompts = moving_world.draw_moving_prompts(work.videos, rng)
+    videos = paint_many(prompts, rng)
     pipe = make_pipeline()
     if given.autoencoder is None:
-        train_autoencoder(pipe.vae, films, work)
-        sharpen_decoder(pipe.vae, films, work)
+        train_autoencoder(pipe.vae, videos, work)
+        sharpen_decoder(pipe.vae, videos, work)
         pipe.vae.save_pretrained(out / "vae")
     else:
         take_autoencoder(pipe.vae, given.autoencoder)
     # the flow is the same whether the autoencoder was reused or trained
     torch.manual_seed(given.seed + 1)
-    train_flow(pipe, encode(pipe.vae, films), prompts, work, given.saved(work))
+    train_flow(pipe, encode(pipe.vae, videos), prompts, work, given.saved(work))
     save(pipe, out)
     report(out, judge(out, given.beside(".png"), work), f"{work.judged} videos", clock)
 

@@ -90,9 +90,9 @@ def pairs(
             tuple(rng.permutation(pair)) for pair in itertools.combinations(range(len(STEPS)), 2)
         ]
         rng.shuffle(order)
-        apart = [(a, b) for a, b in order if scores[p, a] != scores[p, b]][:PAIRS]
+        unequal = [(a, b) for a, b in order if scores[p, a] != scores[p, b]][:PAIRS]
         equal = [(a, b) for a, b in order if scores[p, a] == scores[p, b]]
-        for a, b in [*apart, *(equal[:1] if rng.random() < EQUAL else [])]:
+        for a, b in [*unequal, *(equal[:1] if rng.random() < EQUAL else [])]:
             better = np.sign(scores[p, a] - scores[p, b])
             rows.append(
                 {

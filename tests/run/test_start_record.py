@@ -178,7 +178,7 @@ def test_a_checkpoint_of_an_older_version_is_resumed_with_one_line(place, capsys
     (newest / "state.json").write_text(json.dumps(state))
     (newest / atomic.CONTENTS).write_text(json.dumps(atomic.sums(newest)))
     assert flowrl("train", "--resume", run, "--train.iterations", "3") == 0
-    assert capsys.readouterr().out.count("has no record of what the run was begun with") == 1
+    assert capsys.readouterr().out.count("does not record its initial settings") == 1
     edit(run, "model.lora.alpha", 99.0)  # from then on it has one
     assert flowrl("train", "--resume", run) == 2
 

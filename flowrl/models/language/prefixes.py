@@ -1,4 +1,4 @@
-"""Texts that begin alike, packed so that a common beginning is evaluated once.
+"""Prefix sharing: a common prefix is evaluated once.
 
 A pack is one sequence of a call that holds the tree of its texts' tokens: what texts share, such as
 the prompt of a group or the trunk of a tree, is in it once. A token attends to its ancestors alone,

@@ -1,4 +1,4 @@
-"""Scores of the clean samples that states on the way stand for."""
+"""Score the predicted clean samples of intermediate states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ def intermediate_scores(
 ) -> IntermediateScores | None:
     """Score what a rollout's plan looked at; None if it looked at nothing.
 
-    Each distinct state is scored once. Those of one step are scored together, so that groupwise
+    Each distinct state is scored once. States of one step are scored together, so that groupwise
     rewards and judges compare states of one noise level, and one step after the other.
     """
     if not isinstance(rollout, Rollout) or not rollout.seen:

@@ -201,7 +201,7 @@ def differentiable_rewards(rewards: Mapping[str, Reward]) -> dict[str, Different
 def path_entries(
     learner: Learner, policy: Velocity, reward_path: RewardPath, rows: Rows
 ) -> Entries:
-    """The loss of rows: states for the anchors first, then the path, the slopes, and the loss."""
+    """Loss of a chunk: anchors, rebuilt samples, reward gradients."""
     likelihood, loss = learner.algorithm.likelihood, learner.algorithm.loss
     assert isinstance(likelihood, Pathwise) and isinstance(loss, RewardGradient)
     assert isinstance(rows, PathRows)

@@ -40,7 +40,7 @@ class ScoreAhead(Generic[R]):
         self, decode: Callable[[R], Samples], rewards: Mapping[str, Reward], score: Score
     ) -> None:
         self.decode, self.rewards, self.score = decode, rewards, score
-        self.apart = [{name: each} for name, each in rewards.items() if may_overlap(each)]
+        self.overlapping = [{name: each} for name, each in rewards.items() if may_overlap(each)]
         self.here = {name: each for name, each in rewards.items() if not may_overlap(each)}
         self.decoded: list[Samples] = []
         self._early: list[list[Future[Scores]]] = []
@@ -53,7 +53,7 @@ class ScoreAhead(Generic[R]):
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
         while running := [call for call in self._begun if not call.done()]:
-            for part in parts_of(self.apart, Cancels):
+            for part in parts_of(self.overlapping, Cancels):
                 part.cancel()
             wait(running, self.PATIENCE)
         for pool in self._pools.values():
@@ -66,7 +66,7 @@ class ScoreAhead(Generic[R]):
         self._early.append([*here, *self._concurrent(samples)])
 
     def _concurrent(self, samples: Samples) -> list[Future[Scores]]:
-        return [self._submit(reward, samples, self.CALLS) for reward in self.apart]
+        return [self._submit(reward, samples, self.CALLS) for reward in self.overlapping]
 
     def _submit(
         self, rewards: Mapping[str, Reward], samples: Samples, threads: int
@@ -86,7 +86,9 @@ class ScoreAhead(Generic[R]):
     def scores(self) -> list[Scores]:
         """Return scores of all media. An error of a reward in a thread is raised here."""
         late = self.decoded[len(self._early) :]
-        if not self._early and len(self.apart) + bool(self.here) <= 1:  # nothing to wait beside
+        if (
+            not self._early and len(self.overlapping) + bool(self.here) <= 1
+        ):  # nothing to wait beside
             return [self.score(self.rewards, samples) for samples in late]
         asked = [self._concurrent(samples) for samples in late]
         early = [self._joined([call.result() for call in calls]) for calls in self._early]

@@ -178,7 +178,7 @@ def _number(value: float) -> float | None:
 
 
 def _rewrite(folder: Path, lines: list[dict[str, Any]], iteration: int) -> None:
-    """Add lines. Those of this iteration and later ones, of a run that was killed, are replaced."""
+    """Add lines. A killed run's lines of this iteration and of later ones are replaced."""
     path, kept = folder / TABLE, []
     if path.exists():
         kept = [

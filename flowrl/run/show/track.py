@@ -58,7 +58,7 @@ class ShownSamples:
 
 
 def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) -> None:
-    """Start the trackers of `track.with`, or go on with their runs; `first`: the next iteration.
+    """Start the trackers of `track.with`, or resume their runs; `first`: the next iteration.
 
     Runs on the main process. UserError for a tracker that does not start.
     """

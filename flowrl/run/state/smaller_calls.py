@@ -80,7 +80,7 @@ def _setting(learner: Learner) -> Any:
 @contextmanager
 def explained(run: Run, policy: HasSizes | None = None) -> Iterator[None]:
     """Turn an out-of-memory error of the run itself into a UserError that names settings to
-    change, from the sizes of calls that the policy has by now. That of a reward, a judge or a
+    change, from the sizes of calls that the policy has by now. An error of a reward, a judge or a
     callback passes."""
     try:
         yield

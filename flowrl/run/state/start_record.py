@@ -79,7 +79,7 @@ def source_digests(run: Run) -> dict[str, str]:
 def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[str]:
     """Compare a run with its checkpoint, and return the differences: a sentence each.
 
-    UserError for a change that a run cannot go on with.
+    UserError for a change with which a run cannot resume.
     """
     before, now = StartRecord.read(checkpoint), StartRecord.of(run, processes)
     iterations = int(checkpoint.name)
@@ -90,7 +90,7 @@ def changes(run: Run, folder: Path, checkpoint: Path, processes: int) -> list[st
         )
     if before is None:
         unknown = (
-            f"checkpoint {checkpoint.name} has no record of what the run was begun with, so "
+            f"checkpoint {checkpoint.name} does not record its initial settings, so "
             "changes of settings and files are not noticed"
         )
         return [unknown, *_sharing(False, run)]

@@ -1,4 +1,4 @@
-"""The deal of an iteration's rows: into optimizer steps, and into calls of the network.
+"""Assign rows to optimizer steps and calls.
 
 Rows that share an input of the network, such as the children of one state, are dealt together, so
 that the input is evaluated once. Each draw deals its own inputs, by a shuffle that is keyed by

@@ -47,14 +47,14 @@ def check_ratio(learner: Learner, experience: Experience, terminal: Terminal) ->
     if floor is None:
         terminal.say("self-check: old and new are computed on the same rows, ratio 1")
         return None
-    loss, anew = learner.algorithm.loss, learner.run.recomputes_old
+    loss, recomputed = learner.algorithm.loss, learner.run.recomputes_old
     clip = loss.clip if isinstance(loss, ClipsRatio) else None
     beside = "" if clip is None else f" (clip range {clip[0]:g} below, {clip[1]:g} above 1)"
-    then = "; the update uses the recomputed ones, so the first ratio is 1" if anew else ""
+    then = "; the update uses the recomputed ones, so the first ratio is 1" if recomputed else ""
     terminal.say(
         f"self-check: stored log-densities recomputed, largest difference {floor:.1e}{beside}{then}"
     )
-    if anew:
+    if recomputed:
         return floor
     advice = (
         "set train.recompute_old: true (old log-densities at the training batch's shape), "

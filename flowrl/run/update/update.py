@@ -199,7 +199,7 @@ def with_uncertain(learner: Learner, experience: Experience, shares: list[Chunks
 
 
 def _entropies(learner: Learner, experience: Experience, rows: Rows) -> Tensor:
-    """Those of `old` where it was recomputed, and a new evaluation's where it was stored."""
+    """The entries of `old` where it was recomputed, and a new evaluation's where it was stored."""
     if rows.old is not None and rows.old.out is not None:
         return rows.old.out
     return entropies(learner.algorithm.likelihood.evaluate(experience.policy, rows))

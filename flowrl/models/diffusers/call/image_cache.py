@@ -88,7 +88,7 @@ class Memo:
         return remembering
 
     def _bound(self, used: int) -> None:
-        """Forget the encodings that were not used for longest. Those of this call stay."""
+        """Forget the encodings that were not used for longest. This call's stay."""
         while len(self.kept) > used and (
             len(self.kept) > CACHED_ENCODINGS or self.bytes > CACHED_BYTES
         ):
