@@ -81,11 +81,13 @@ class Replayed(NamedTuple):
 
     @property
     def row(self) -> str:
-        found = "-" if self.first is None else str(self.first)
+        at = "-" if self.first is None else str(self.first)
         lost = "never" if self.lost is None else str(self.lost)
         accuracy = ", ".join(f"{value:.2f}" for value in self.accuracy)
         kind, verdict = "hacked" if self.hacked else "healthy", "yes" if self.right else "**no**"
-        return f"| {self.name} | {kind} | {accuracy} | {found} | {lost} | {verdict} | {self.sentence} |"
+        return (
+            f"| {self.name} | {kind} | {accuracy} | {at} | {lost} | {verdict} | {self.sentence} |"
+        )
 
 
 HEAD = """| run | kind | base, best, last | first alarm | accuracy lost | right | the alarm |
