@@ -1,4 +1,4 @@
-"""Evidence: what each reward of a published model was compared with: its authors' code, or what was read.
+"""Comparisons of rewards of published models: with their authors' code, or with what was read.
 
 `RUN`: the authors' code scored tiny random weights, or judged drawn cases, and the reward agrees;
 `tests/rewards/test_authors.py` keeps that. The published weights themselves were not in reach.
