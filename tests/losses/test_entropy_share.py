@@ -1,5 +1,6 @@
 """The share of uncertain tokens is one of the whole iteration, however its rows are split up."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ def gradients(model, folder, monkeypatch, rows: int, **train) -> list[list[Tenso
     return steps
 
 
+@pytest.mark.long
 def test_the_gradient_does_not_depend_on_the_rows_of_a_call(tmp_path, monkeypatch):
     model = tiny_lm.write(tmp_path)
     for train in ({"updates": 2}, {"recompute_old": True}):

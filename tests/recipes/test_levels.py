@@ -10,6 +10,8 @@ from flowrl.paths import PROJECT
 from flowrl.run import start, train
 from flowrl.settings.read import override, read_run
 
+pytestmark = pytest.mark.long  # `make quick` leaves out what drives models
+
 OWN = ("--model.sigmas", "null")  # the scheduler's levels, which end on 0.001
 
 

@@ -26,6 +26,8 @@ from tests.support.zoo.calls import SIZES, SPECIALS
 from tests.support.zoo.calls_videos import VIDEO_SPECIALS
 from tests.support.zoo.pipelines import tiny
 
+pytestmark = pytest.mark.long  # `make quick` leaves out what drives models
+
 torch.set_num_threads(1)
 PATHS = {path.stem: path for path in sorted(models_page.CONFIGS.glob("*.yaml"))}
 WANTED = {

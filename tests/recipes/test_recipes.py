@@ -158,6 +158,7 @@ def test_every_recipe_is_tested():
 QUICK = ("flow_grpo", "branch_grpo", "nft", "dpo")  # a loss or a plan of each kind
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in RECIPES]
 )

@@ -185,6 +185,7 @@ class Loop:
 QUICK = ("text_grpo", "text_rloo", "text_treerl", "text_stream")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in TEXT_RECIPES]
 )

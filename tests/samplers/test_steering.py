@@ -38,6 +38,7 @@ def test_particles_aim_at_the_tilted_data(potential, adaptive):
     assert float(spread) == pytest.approx(1.0, abs=0.15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strength", [pytest.param(0.5, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize(
     "potential", [pytest.param(n, marks=[pytest.mark.slow] * (n != "sum")) for n in POTENTIALS]

@@ -148,6 +148,7 @@ def check_text(text: str) -> None:
         fuzz.one_sentence(str(error))
 
 
+@pytest.mark.long
 @fuzz.COUNTS
 def test_mutated_runs_are_valid_or_one_sentence(count):
     fuzz.examples(count, mutated_runs(), check_text)
@@ -206,6 +207,7 @@ def test_folders_that_are_no_data_set_are_refused_at_once(tmp_path):
     assert "more than 5000 files" in str(prompts_of(tmp_path))
 
 
+@pytest.mark.long
 def test_what_a_folder_holds_is_read_anew(tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text('{"prompt": "a red ball"}\n')
