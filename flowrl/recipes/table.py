@@ -73,8 +73,8 @@ are in `flowrl/recipes/grpo.py` and `flowrl/recipes/grpo_trees.py`, the matching
 scores on the way (`looks`, `thin`) in `flowrl/recipes/intermediate.py`, those that follow a
 reward's gradient in `flowrl/recipes/reward_gradient.py`, and opd, which has teachers and needs no
 rewards, in `flowrl/recipes/distillation.py`. vgpo, pro_grpo and potential_tree are built from
-reviews or an abstract, as their texts say. Those of language models are in `flowrl/recipes/text.py`
-and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
+reviews or an abstract, as their texts say. Recipes of language models are in
+`flowrl/recipes/text.py` and, where they differ in credit, in `flowrl/recipes/text_credit.py`.
 """
 
 from collections.abc import Callable

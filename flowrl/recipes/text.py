@@ -1,4 +1,4 @@
-"""Recipes of language models: losses and ratios of tokens. Those of credit are in `text_credit`.
+"""Recipes of language models: losses and ratios of tokens. Recipes of credit are in `text_credit`.
 
 Common to all: `length` is the most tokens of a completion; log-probabilities are those of the
 sampler's own rule, temperature, top-p, top-k and min-p included; the stop token is trained like any

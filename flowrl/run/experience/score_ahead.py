@@ -127,7 +127,7 @@ class ScoreParts(Generic[R]):
 
     A part is decoded as soon as it is drawn. The rewards that wait for a server are asked at once
     for its samples; they have all samples of the part's draws. The other rewards score all samples
-    together, as ever, so that no batch of theirs is composed otherwise. Use with
+    together, so that no batch of theirs is composed otherwise. Use with
     `contextlib.closing`.
     """
 
