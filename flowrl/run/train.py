@@ -62,8 +62,9 @@ def train_session(session: Session, resume: Path | None = None, cache: bool = Tr
     main = session.accelerator.is_main_process
     failures = resumable(session.folder)
     explaining = explained(session.run, session.learner.policy)
-    with failures, explaining, closing(session.learner.policy), Interrupt() as interrupt:
-        with finishing(session.accelerator), session.writer.beside():
+    trackers = finishing(session.accelerator)  # they end last: a tracker costs no weights
+    with failures, trackers, explaining, closing(session.learner.policy), Interrupt() as interrupt:
+        with session.writer.beside():
             with starting(session.folder):
                 loop = begin(session, resume, cache)
             stop = interrupt.pending(session.accelerator) or loop.run(interrupt)

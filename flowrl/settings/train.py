@@ -59,7 +59,6 @@ class Train(Settings):
     """The optimizer, and the length of a run."""
 
     ON_RESUME: ClassVar[Mapping[str, OnResume]] = {
-        "rows_per_call": OnResume.FREE,
         "gradient_checkpointing": OnResume.FREE,
         "on_failure": OnResume.FREE,
         "alarms": OnResume.FREE,

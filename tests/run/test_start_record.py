@@ -85,7 +85,7 @@ def test_what_weights_and_states_depend_on_cannot_change(place, capsys, path, va
         ("recipe.kl", 0.1, "recipe.kl 0.0001 -> 0.1"),
         ("train.seed", 5, "train.seed 0 -> 5"),
         ("checkpoint.best", "bright", 'checkpoint.best null -> "bright"'),
-        ("train.rows_per_call", 1, None),
+        ("train.rows_per_call", 1, 'train.rows_per_call "auto" -> 1'),
         ("train.alarms", "off", None),
         ("track.images", 0, None),
         ("checkpoint.keep", 5, None),

@@ -9,8 +9,9 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +22,9 @@ from accelerate import Accelerator
 from PIL import Image
 
 from flowrl.errors import UserError
-from flowrl.run.atomic import reason
+from flowrl.run.show.mirror import DEADLINE, HURRIED, Mirror, MirroredTracker, one_line
 from flowrl.run.watch.histograms import Histogram, histogram_image
-from flowrl.run.watch.record import replace
+from flowrl.run.watch.record import Terminal, replace
 from flowrl.settings import Run
 from flowrl.settings.read import dump
 
@@ -62,23 +63,29 @@ def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) 
 
     Runs on the main process. UserError for a tracker that does not start.
     """
-    path, track = folder / IDS, run.track
+    path, track, mirror = folder / IDS, run.track, Mirror(Terminal(True, 0).warn)
     before: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     fresh_id = secrets.token_hex(4)
+
+    def begin() -> dict[str, str]:
+        starts = _starts(run, folder, before, fresh_id, first)
+        accelerator.init_trackers(track.project, init_kwargs=starts)
+        others = [each for each in accelerator.trackers if each.name != "jsonl"]
+        for tracker in others:
+            _store_settings(tracker, run, new=tracker.name not in before, step=first)
+        return {tracker.name: _id(tracker) for tracker in others}
+
     try:
-        accelerator.init_trackers(
-            track.project, init_kwargs=_starts(run, folder, before, fresh_id, first)
-        )
-    except Exception as error:  # a service's own code runs here, and may raise anything
+        ids = mirror.start(begin)
+    except (Exception, SystemExit) as error:  # a service's own code, which may raise anything
         raise UserError(
-            f"track.with: {', '.join(track.trackers)} did not start ({reason(error)[:300]}); "
+            f"track.with: {', '.join(track.trackers)} did not start ({one_line(error)}); "
             "log in to the service, use it offline (WANDB_MODE=offline), or leave it out"
         ) from error
-    for tracker in accelerator.trackers:
-        _store_settings(tracker, run, new=tracker.name not in before, step=first)
-    ids = {
-        tracker.name: _id(tracker) for tracker in accelerator.trackers if tracker.name != "jsonl"
-    }
+    accelerator.trackers = [
+        each if each.name == "jsonl" else MirroredTracker(each, mirror)  # type: ignore[list-item]
+        for each in accelerator.trackers
+    ]
     if before | ids:
         replace(path, json.dumps(before | ids))
 
@@ -88,15 +95,26 @@ def finishing(accelerator: Accelerator) -> Iterator[None]:
     """End the trackers' runs on the way out; after an error W&B shows the run as failed."""
     try:
         yield
-    except BaseException:
-        for tracker in accelerator.trackers:
-            with suppress(Exception):  # the error that ended the run matters more
-                tracker.run.finish(1) if tracker.name == "wandb" else tracker.finish()
-        accelerator.trackers = []
+    except BaseException as error:
+        _end(accelerator, True, DEADLINE if isinstance(error, Exception) else HURRIED)
         raise
-    for tracker in accelerator.trackers:
-        tracker.finish()
+    _end(accelerator, False, DEADLINE)
+
+
+def _end(accelerator: Accelerator, failed: bool, seconds: float) -> None:
+    mirrored = list(_mirrored(accelerator))
     accelerator.trackers = []
+    if mirrored:
+        last = [(each.name, partial(_finish, each.inner, failed)) for each in mirrored]
+        mirrored[0].mirror.end(last, seconds)
+
+
+def _finish(tracker: Any, failed: bool) -> None:
+    tracker.run.finish(1) if failed and tracker.name == "wandb" else tracker.finish()
+
+
+def _mirrored(accelerator: Accelerator) -> Iterator[MirroredTracker]:
+    return (each for each in accelerator.trackers if isinstance(each, MirroredTracker))
 
 
 def shows_samples(accelerator: Accelerator) -> bool:
@@ -106,9 +124,9 @@ def shows_samples(accelerator: Accelerator) -> bool:
 
 def show_samples(accelerator: Accelerator, samples: ShownSamples, step: int) -> None:
     """Pass samples to the trackers that show them. Main process only."""
-    for tracker in accelerator.trackers:
+    for tracker in _mirrored(accelerator):
         if tracker.name in _SAMPLES:
-            _SAMPLES[tracker.name](tracker, samples, step)
+            tracker.pass_on(partial(_SAMPLES[tracker.name], samples=samples, step=step))
 
 
 def shows_histograms(run: Run) -> bool:
@@ -120,16 +138,21 @@ def show_histograms(
     accelerator: Accelerator, histograms: Mapping[str, Histogram], step: int
 ) -> None:
     """Pass histograms to the trackers that show them. Main process only."""
-    for tracker in accelerator.trackers:
-        if tracker.name == "tensorboard":
-            for name, each in histograms.items():
-                _tensorboard_histogram(tracker, name, each, step)
-        elif tracker.name == "mlflow":
-            _mlflow_histograms(histograms, step)
-        elif tracker.name in SHOW_HISTOGRAMS:
-            kind = import_module(tracker.name).Histogram
-            drawn = {n: kind(np_histogram=(h.counts, h.edges)) for n, h in histograms.items()}
-            tracker.log(drawn, step=step)
+    for tracker in _mirrored(accelerator):
+        if tracker.name in SHOW_HISTOGRAMS:
+            tracker.pass_on(partial(_histograms, histograms=histograms, step=step))
+
+
+def _histograms(tracker: Any, histograms: Mapping[str, Histogram], step: int) -> None:
+    if tracker.name == "tensorboard":
+        for name, each in histograms.items():
+            _tensorboard_histogram(tracker, name, each, step)
+    elif tracker.name == "mlflow":
+        _mlflow_histograms(histograms, step)
+    else:
+        kind = import_module(tracker.name).Histogram
+        drawn = {n: kind(np_histogram=(h.counts, h.edges)) for n, h in histograms.items()}
+        tracker.log(drawn, step=step)
 
 
 def _starts(
@@ -251,7 +274,7 @@ def _mlflow_histograms(histograms: Mapping[str, Histogram], step: int) -> None:
     mlflow.log_dict(plain, f"histograms/{step:06d}.json")
 
 
-_SAMPLES: Mapping[str, Callable[[Any, ShownSamples, int], None]] = {
+_SAMPLES: Mapping[str, Callable[..., None]] = {
     "tensorboard": _tensorboard_samples,
     "wandb": _wandb_samples,
     "trackio": _trackio_samples,
