@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from flowrl.run.watch.alarms import Alarms
+from flowrl.run.watch.alarms import Alarms, Unclear
+from flowrl.run.watch.judges import judges, no_judge
+from flowrl.settings.read import override, run_from
 
 TRAINING = {"reward": 0.5, "reward_std": 0.2, "unscored_share": 0.0}
 LOOKS = {"image/brightness": 0.5, "image/saturation": 0.3, "image/diversity": 0.3}
@@ -220,3 +222,55 @@ def test_the_state_of_an_older_version_is_refused_whole():
     old = {"history": [], "best": 0.5, "raised": ["reward"], "flat": {}}
     assert not alarms.restore(old)
     assert json.dumps(alarms.state()) == before
+
+
+CHANGED = {"image/brightness": 0.6, "image/saturation": 0.4}
+
+
+def test_a_gain_of_a_training_reward_excuses_nothing():
+    """A hacked reward that is its own judge rises: nobody can tell, and a judge can."""
+    (sign,) = based().compare(evaluation(0.9, **CHANGED), 20, ())
+    assert isinstance(sign, Unclear) and sign.startswith("image/brightness went from 0.500 to 0.6")
+    assert based().compare(evaluation(0.9, **CHANGED), 20, ("strict",)) == []
+    both = {"held_out/own": 0.7, "held_out_std/own": 0.4}
+    alarms = Alarms()
+    alarms.compare(evaluation(0.7) | both, 0, ("strict",))
+    risen = both | {"held_out/own": 0.9, "held_out_gain_error/own": 0.02}
+    (sign,) = alarms.compare(evaluation(0.71, **CHANGED) | risen, 20, ("strict",))
+    assert not isinstance(sign, Unclear) and "not trained on gain nothing, and image" in sign
+
+
+def test_a_training_reward_that_gains_nothing_or_falls_is_an_alarm_without_a_judge():
+    (sign,) = based().compare(evaluation(0.71, **CHANGED), 20, ())
+    assert not isinstance(sign, Unclear) and sign.startswith("held-out scores gain nothing, and ")
+    (sign,) = based().compare(evaluation(0.5), 20, ())
+    assert "fell from 0.700 to 0.500" in sign
+
+
+def test_what_was_unclear_may_become_an_alarm():
+    alarms = based()
+    assert isinstance(alarms.compare(evaluation(0.9, **CHANGED), 20, ())[0], Unclear)
+    assert alarms.compare(evaluation(0.9, **CHANGED), 40, ()) == []
+    (sign,) = alarms.compare(evaluation(0.71, **CHANGED), 60, ())
+    assert not isinstance(sign, Unclear)
+
+
+def reward(name: str, **settings: object) -> dict[str, object]:
+    return {"name": name, **settings}
+
+
+@pytest.mark.parametrize(
+    ("trained", "held_out", "found"),
+    [
+        ([reward("jpeg")], [], ()),
+        ([reward("jpeg")], [reward("jpeg", label="other", weight=2.0)], ()),
+        ([reward("jpeg")], [reward("jpeg", kind="small"), reward("jpeg")], ("jpeg.small",)),
+    ],
+)
+def test_judges_are_held_out_rewards_that_are_not_trained_on(trained, held_out, found):
+    rest = {"recipe": "nft", "model": {"pipeline": "-"}, "prompts": {"train": "-", "held_out": "-"}}
+    run = run_from({**rest, "rewards": trained, "held_out_rewards": held_out}, "test")
+    assert judges(run) == found
+    assert (not [*no_judge(run)]) == bool(found)
+    (said,) = no_judge(override(run, ["--prompts.held-out", "null"]))
+    assert "prompts.held_out" in said

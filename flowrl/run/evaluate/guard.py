@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flowrl.run.state.session import Session
-from flowrl.run.watch.alarms import Alarms
+from flowrl.run.watch.alarms import Alarms, Unclear
+from flowrl.run.watch.judges import CANNOT_TELL, judges
 
 UNSCORED = (
     "Read what the reward says of them, and fix it, its server or its settings: the run learns "
@@ -49,9 +50,11 @@ def raised_by_evaluation(
     """Signs in an evaluation. `metrics` are those of its iteration's line."""
     if session.run.train.alarms == "off":
         return Raised([], [])
-    signs = alarms.compare(metrics, iteration)
+    found = alarms.compare(metrics, iteration, judges(session.run))
+    signs = [text for text in found if not isinstance(text, Unclear)]
     metrics["alarms"] = metrics.get("alarms", 0.0) + len(signs)
-    return Raised([], _collapse(session, signs))
+    unclear = "; ".join(text for text in found if isinstance(text, Unclear))
+    return Raised([f"{unclear}: {CANNOT_TELL}"] if unclear else [], _collapse(session, signs))
 
 
 def _collapse(session: Session, signs: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ docs/alarms.md has the reasons and what to do, docs/results/alarms.md the runs t
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, NamedTuple
@@ -16,6 +16,10 @@ STATISTICS = (*LOOKS, "text/distinct", "text/length", "text/stopped")
 _KEPT = ("reward", "reward_std", "unscored_share", *STATISTICS)
 _ERROR = "held_out_gain_error/"
 _ITERATION = "iteration"
+
+
+class Unclear(str):
+    """A clause on samples that change while no judge says whether they are better."""
 
 
 class Sign(NamedTuple):
@@ -115,9 +119,16 @@ class Alarms:
         fall = [] if self._just_gained(iteration) else self._reward_fall(rewards)
         return self._new([*fall, *self._training_shifts()])
 
-    def compare(self, metrics: Metrics, iteration: int) -> list[str]:
+    def compare(
+        self, metrics: Metrics, iteration: int, judges: Collection[str] | None = None
+    ) -> list[str]:
         """Add the evaluation after some iterations, to be compared with the first and the last one;
-        return the new signs as clauses."""
+        return the new signs as clauses.
+
+        `judges` are the held-out rewards that are not trained on; None: all of them. A gain of one
+        excuses changed samples. One of a training reward excuses nothing, since a hacked reward
+        rises too: where no other judges, such changes are `Unclear`.
+        """
         now = {name: value for name, value in metrics.items() if name.startswith("held_out")}
         if not now:  # a run without held-out prompts
             return []
@@ -127,8 +138,11 @@ class Alarms:
             return []
         gains = [self._gain(name, now) for name in self._judges(now)]
         signs = [sign for gain in gains for sign in self._fall(gain)]
-        if not any(gain.errors > self.at.gain for gain in gains):
-            signs += [*self._shifts(now), *self._speed(before, gains)]
+        risen = {gain.name for gain in gains if gain.errors > self.at.gain}
+        known = {gain.name for gain in gains if judges is None or gain.name in judges}
+        if not risen & known:
+            changes = [*self._shifts(now), *self._speed(before, gains)]
+            signs += [_changed(sign, bool(risen), bool(known)) for sign in changes]
         return self._new(signs + self._alike(_unprefixed(self.base), _unprefixed(now)))
 
     def _new(self, signs: Sequence[Sign]) -> list[str]:
@@ -171,7 +185,7 @@ class Alarms:
         return last["reward"] - first["reward"] > self.at.rise * first["reward_std"]
 
     def _shifts(self, now: Metrics) -> list[Sign]:
-        """Statistics of held-out samples, where no held-out score is above the base's."""
+        """Statistics of held-out samples that differ from the base's."""
         shifted = []
         for name in STATISTICS:
             key, spread = f"held_out/{name}", self.base.get(f"held_out_std/{name}")
@@ -179,10 +193,10 @@ class Alarms:
                 shifted.append(f"{name} went from {self.base[key]:.3f} to {now[key]:.3f}")
         if len(shifted) < self.at.shifted:
             return []
-        return [Sign("shifts", f"held-out scores gain nothing, and {', '.join(shifted)}")]
+        return [Sign("shifts", ", ".join(shifted))]
 
     def _speed(self, before: Metrics, gains: Sequence[Gain]) -> list[Sign]:
-        """Statistics of held-out images since the evaluation `before`, where no score gains."""
+        """Statistics of held-out images that have changed fast since the evaluation `before`."""
         moved = [
             abs(self.last[f"held_out/{name}"] - before[f"held_out/{name}"]) / spread
             for name in LOOKS
@@ -196,8 +210,7 @@ class Alarms:
         if not moved or fmean(moved) <= max(pace, noise):
             return []
         share = 100 * fmean(moved) / iterations
-        text = f"images change by {share:.0f} % of their spread per iteration"
-        return [Sign("speed", f"held-out scores gain nothing, and {text}")]
+        return [Sign("speed", f"images change by {share:.0f} % of their spread per iteration")]
 
     def _training_shifts(self) -> list[Sign]:
         if self.base:  # evaluations are compared instead: a plan may move over the run
@@ -264,6 +277,15 @@ class Alarms:
                 raise ValueError(f"state.json: alarms.last has no {_held_out(name)}")
         if self.base and not 0 <= self.last.get(_ITERATION, -1) <= iteration:
             raise ValueError("state.json: alarms.last has no iteration before the checkpoint")
+
+
+def _changed(sign: Sign, risen: bool, judged: bool) -> Sign:
+    """A sign of changed samples. `risen`: a training reward gains; `judged`: another reward judges,
+    and gains nothing."""
+    if risen and not judged:
+        return Sign(f"unclear/{sign.name}", Unclear(sign.text))
+    what = "held-out scores that are not trained on" if risen else "held-out scores"
+    return Sign(sign.name, f"{what} gain nothing, and {sign.text}")
 
 
 def _held_out(std: str) -> str:

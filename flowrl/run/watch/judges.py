@@ -1,0 +1,31 @@
+"""The judges of a run: held-out rewards that are not trained on."""
+
+from collections.abc import Iterator
+
+from flowrl.settings import Run
+
+CANNOT_TELL = (
+    "the training reward rises, and without a judge this run cannot tell whether the samples are "
+    "better or the reward is hacked. Look at the samples, and name a reward that is not trained on "
+    "in held_out_rewards"
+)
+
+
+def judges(run: Run) -> tuple[str, ...]:
+    """Labels of the held-out rewards that are not trained on."""
+    trained = [(spec.name, spec.settings) for spec in run.rewards]
+    others = (s for s in run.held_out_rewards if (s.name, s.settings) not in trained)
+    return tuple(spec.label for spec in others)
+
+
+def no_judge(run: Run) -> Iterator[str]:
+    """A sentence for a run whose samples nothing scores but the rewards of training."""
+    if judges(run) and run.prompts.held_out is not None:
+        return
+    lacks = "a reward that is not trained on (held_out_rewards)"
+    if run.prompts.held_out is None:
+        lacks = f"prompts.held_out and {lacks}"
+    yield (
+        "no judge: a reward that is hacked rises like one that is learned, and nothing else scores "
+        f"this run's samples; name {lacks}"
+    )
