@@ -8,11 +8,12 @@ from pathlib import Path
 
 from flowrl.cli.schema import read_schema
 from flowrl.errors import UserError
-from flowrl.paths import find
+from flowrl.paths import CONFIGS_FOLDER, find
 from flowrl.recipes import RECIPES
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings.arguments import Word
 from flowrl.settings.checks import check_model
+from flowrl.settings.inherit import read_tree, with_base
 from flowrl.settings.read import check_plan, run_from
 from flowrl.settings.strict_yaml import parse_yaml
 from flowrl.settings.words import unknown_name
@@ -36,11 +37,40 @@ prompts:
   per_iteration: {draws}
 rewards:                                    # their weighted sum is maximized
   - {{name: "my_reward.py:{reward}", weight: 1.0}}
+{judge}
 train: {{iterations: {iterations}, lr: {lr}, updates: {updates}}}
 evaluate: {{every: 10, samples: {samples}}}
 checkpoint: {{every: 10}}
 track: {{training: 8}}                        # samples of each iteration, in samples/training
 """
+
+KNOWN_MODEL = """\
+# yaml-language-server: $schema=run.schema.json
+# `flowrl train run.yaml` starts it. Model, recipe and training are those of the base, which this
+# file replaces where it names the same.
+base: {base}
+{recipe}{model}prompts:
+  train: prompts.txt                        # txt, jsonl, csv, parquet, a folder, a hub name
+  held_out: held_out.txt
+rewards:                                    # their weighted sum is maximized
+  - {{name: "my_reward.py:{reward}", weight: 1.0}}
+{judge}
+checkpoint: {{best: null}}
+track: {{training: 8}}                        # samples of each iteration, in samples/training
+"""
+
+# a judge that training never sees: without one a run cannot tell a hacked reward from a learned one
+SHAPES_JUDGE = """\
+held_out_rewards:                           # judges: never trained on
+  - {name: shapes, kind: strict}"""
+NUMBER_JUDGE = """\
+held_out_rewards:                           # judges: never trained on
+  - {name: format, kind: number}"""
+IMAGE_JUDGE = """\
+held_out_rewards: []                        # a judge, not trained on: [{name: pickscore}], 4 GB"""
+TEXT_JUDGE = """\
+held_out_rewards:                           # judges: never trained on
+  - {name: "my_reward.py:mentions"}"""
 
 IMAGE_MODEL = """\
   pipeline: {model}
@@ -176,8 +206,13 @@ def write_new_run(given: New) -> None:
     if (recipe in TEXT_RECIPES) != text:
         why = "--text asks for" if given.text else f"{given.model} is"
         raise UserError(f"new: recipe {recipe} is for images, and {why} a language model")
-    files = text_files(given.model, recipe) if text else image_files(given.model, recipe)
-    run = run_from(parse_yaml(files["run.yaml"], "new"), "new")
+    known = None if given.model is None or text else known_model(given.model)
+    if known is not None:
+        files = known_files(given.model or "", given.recipe, known)
+    else:
+        files = text_files(given.model, recipe) if text else image_files(given.model, recipe)
+    tree, _ = with_base(parse_yaml(files["run.yaml"], "new"), given.folder / "run.yaml")
+    run = run_from(tree, "new")
     check_plan(run)
     check_model(run.model)
     schema = json.dumps(read_schema()["run"], indent=2)
@@ -196,7 +231,9 @@ def write_new_run(given: New) -> None:
     print("  flowrl plan run.yaml      # what an iteration does and costs")
     print("  flowrl train run.yaml     # rewards are in my_reward.py, prompts in prompts.txt")
     print(f'  flowrl sample runs/run-0001 "{example}"')
-    if given.model is not None and not text and not find(given.model).is_dir():
+    if known is not None:
+        print(f"the model's settings are those of {known}: see that file, and `flowrl plan`")
+    elif given.model is not None and not text and not find(given.model).is_dir():
         print(f"{given.model} is taken for a diffusers pipeline; --text is for language models")
 
 
@@ -208,11 +245,37 @@ def _is_language_model(model: str | None) -> bool:
     return (folder / "config.json").is_file() or bool(list(folder.glob("*.gguf")))
 
 
-def image_files(model: str | None, recipe: str) -> dict[str, str]:
-    """The files of a run of images or videos, by their names."""
+def known_model(model: str) -> str | None:
+    """The file of flowrl, `configs/models/...`, of a hub name or of a folder that is called like
+    it."""
+    folder = find(model)
+    name = folder.resolve().name if folder.is_dir() else model
+    for path in sorted((CONFIGS_FOLDER / "models").glob("*.yaml")):
+        tree, _ = read_tree(path)
+        source = tree["model"].get("pipeline", "")
+        if name.lower() in (source.lower(), source.rpartition("/")[2].lower()):
+            return f"configs/models/{path.name}"
+    return None
+
+
+def known_files(model: str, recipe: str | None, base: str) -> dict[str, str]:
+    """The files of a run of a model whose settings come with flowrl."""
+    own = "" if recipe is None else f"recipe: {{name: {recipe}{_group(recipe)}}}\n"
+    place = f"model: {{pipeline: {_source(model)}}}\n" if find(model).is_dir() else ""
+    graded = recipe is not None and RECIPES[recipe]().reward_gradient
+    reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
+    body = KNOWN_MODEL.format(base=base, recipe=own, model=place, reward=reward, judge=IMAGE_JUDGE)
+    return _files(body, code, example_prompts())
+
+
+def example_prompts() -> list[str]:
     pairs = [(a, b) for a in EXAMPLE_COLOURS for b in EXAMPLE_SHAPES]
     prompts = [f"a {a} {b}" for a, b in pairs]
-    prompts += [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
+    return prompts + [f"a {a} {b} above a green square" for a, b in pairs if a != "green"]
+
+
+def image_files(model: str | None, recipe: str) -> dict[str, str]:
+    """The files of a run of images or videos, by their names."""
     lora = "null" if model is None else "{rank: 16, alpha: 32}"
     body = IMAGE_MODEL.format(model=_source(model or "flowrl/demo/shapes-sd3"), lora=lora)
     if model is None:
@@ -225,8 +288,11 @@ def image_files(model: str | None, recipe: str) -> dict[str, str]:
     body += TEACHERS if recipe == "opd" else ""
     graded = RECIPES[recipe]().reward_gradient
     reward, code = ("Warmth", GRADED_REWARD) if graded else ("warmth", IMAGE_REWARD)
-    tail = TAIL.format(reward=reward, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64)
-    return _files(head + body + tail, code, prompts)
+    judge = SHAPES_JUDGE if model is None else IMAGE_JUDGE
+    tail = TAIL.format(
+        reward=reward, judge=judge, draws=8, iterations=20, lr="3.0e-4", updates=1, samples=64
+    )
+    return _files(head + body + tail, code, example_prompts())
 
 
 def text_files(model: str | None, recipe: str) -> dict[str, str]:
@@ -246,8 +312,9 @@ def text_files(model: str | None, recipe: str) -> dict[str, str]:
         recipe=recipe, settings=f", length: {length}{_group(recipe)}{_at(recipe, length)}{kl}"
     )
     tail = TAIL.format(
-        reward="near_length", draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4",
-        updates=2, samples=samples,
+        reward="near_length", judge=NUMBER_JUDGE if model is None else TEXT_JUDGE,
+        draws=_whole(recipe, draws), iterations=iterations, lr="3.0e-4", updates=2,
+        samples=samples,
     )  # fmt: skip
     reward = TEXT_REWARD.replace("LETTERS", str(letters))
     return _files(head + body + tail, reward, prompts)

@@ -24,11 +24,11 @@ def read_tree(path: Path) -> tuple[Any, str]:
     the file itself. UserError, in one sentence that names every file on the way, for a base that
     cannot be read and for a circle of files.
     """
-    return _read(path, ())
+    return with_base(read_yaml(path), path)
 
 
-def _read(path: Path, above: tuple[Path, ...]) -> tuple[Any, str]:
-    tree = read_yaml(path)
+def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, str]:
+    """Lay the settings of a file, which may not be written yet, over those of its base."""
     if not isinstance(tree, Mapping) or BASE_KEY not in tree:
         return tree, str(path)
     own = {key: value for key, value in tree.items() if key != BASE_KEY}
@@ -39,7 +39,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[Any, str]:
         names = " -> ".join(str(each) for each in (*chain[seen.index(base.resolve()) :], base))
         raise UserError(f"{path}: base: the files name each other in a circle, {names}: drop one")
     try:
-        under, names = _read(base, chain)
+        under, names = with_base(read_yaml(base), base, chain)
         if not isinstance(under, Mapping):
             raise UserError(f"{base}: expected settings, not {short_repr(under)}")
     except UserError as error:

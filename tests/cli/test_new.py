@@ -8,9 +8,11 @@ import torch
 
 from flowrl.cli.new import New, image_files, text_files, write_new_run
 from flowrl.errors import UserError
-from flowrl.paths import PROJECT
+from flowrl.paths import CONFIGS_FOLDER, PROJECT
 from flowrl.recipes import RECIPES, TEXT_RECIPES
 from flowrl.run.start import start
+from flowrl.run.state.session import load_rewards
+from flowrl.run.watch.judges import judges, no_judge
 from flowrl.settings.gradients import check_own_gradients
 from flowrl.settings.read import check_plan, check_run, override, read_run, run_from
 from flowrl.settings.strict_yaml import parse_yaml
@@ -132,3 +134,45 @@ def test_a_function_without_a_gradient_is_refused_before_weights_load(tmp_path: 
     tree["rewards"] = [{"name": f"{tmp_path}/plain.py:warmth"}]
     with pytest.raises(UserError, match=r"rewards: reward warmth: it offers no gradient"):
         check_own_gradients(run_from(tree, "new"))
+
+
+@pytest.mark.parametrize(("model", "text"), [(None, False), (None, True), ("sums-lm", True)])
+def test_a_new_run_has_a_judge_that_works_offline(tmp_path, monkeypatch, model, text) -> None:
+    monkeypatch.chdir(tmp_path)
+    if model is not None:
+        shutil.copytree(PROJECT / "flowrl" / "demo" / model, tmp_path / model)
+    write_new_run(New(Path("mine"), model=model, text=text))
+    monkeypatch.chdir(tmp_path / "mine")
+    run = read_run(Path("run.yaml"))
+    assert len(judges(run)) == 1 and not [*no_judge(run)]
+    load_rewards(run.judges)
+
+
+def test_an_own_image_model_gets_a_line_on_judges() -> None:
+    assert (
+        "# a judge, not trained on: [{name: pickscore}], 4 GB"
+        in (image_files(str(PROJECT / "flowrl/demo/shapes-sd3"), "nft")["run.yaml"])
+    )
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS_FOLDER / "models").glob("*.yaml")))
+def test_a_known_model_starts_from_its_own_settings(path, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("flowrl.cli.new.check_model", lambda _: None)  # it asks the hub
+    known = read_run(path)
+    write_new_run(New(tmp_path / "mine", model=known.model.pipeline))
+    run = read_run(tmp_path / "mine" / "run.yaml")
+    assert f"configs/models/{path.name}" in capsys.readouterr().out
+    assert (run.model, run.recipe, run.train) == (known.model, known.recipe, known.train)
+    assert [spec.label for spec in run.rewards] == ["warmth"] and not run.held_out_rewards
+    check_plan(run)
+
+
+def test_a_folder_that_is_called_like_a_known_model_is_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("flowrl.cli.new.check_model", lambda _: None)
+    folder = tmp_path / "FLUX.1-dev"
+    shutil.copytree(PROJECT / "flowrl" / "demo" / "shapes-sd3", folder)
+    write_new_run(New(tmp_path / "mine", model=str(folder), recipe="flow_grpo"))
+    run = read_run(tmp_path / "mine" / "run.yaml")
+    assert run.model.pipeline == str(folder) and run.model.offload
+    assert run.train.gradient_checkpointing and run.model.guidance.sample == 3.5
+    assert run.recipe.name == "flow_grpo"
