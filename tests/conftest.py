@@ -10,6 +10,7 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 torch.set_num_threads(1)  # several test processes on few cores: one thread each is fastest
 
+os.environ["FLOWRL_STATE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # folders that were begun
 os.environ["FLOWRL_CACHE"] = tempfile.mkdtemp(prefix="flowrl-tests-")  # of processes that stay
 
 

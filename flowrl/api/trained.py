@@ -1,6 +1,7 @@
 """A run, from Python: its metrics, its best weights, samples and evaluations."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,16 +48,19 @@ class TrainedRun:
     live: Live = NOTHING_LIVE
 
     @classmethod
-    def open(cls, folder: str | Path, rewards: Sequence[GivenReward] = ()) -> "TrainedRun":
+    def open(
+        cls, folder: str | Path, rewards: Sequence[GivenReward] = (), trust: bool = False
+    ) -> "TrainedRun":
         """Open the folder of a run that was trained before. `rewards` are objects that its file
-        cannot name. UserError for a folder without a run."""
-        run_of(Path(folder))
+        cannot name; `trust` runs code that the folder names, though it was not begun here.
+        UserError for a folder without a run."""
+        run_of(Path(folder), trust, rewards=False)
         return cls(Path(folder), Live(GivenRewards.of(rewards, "rewards").objects))
 
     @property
     def settings(self) -> Run:
         """All settings, as run.yaml has them."""
-        return run_of(self.folder)
+        return run_of(self.folder, rewards=False)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -85,7 +89,8 @@ class TrainedRun:
             return None
         run, iteration = self.settings, int(folder.name)
         key = f"held_out/{run.checkpoint.best or run.judges[0].label}"
-        score = next(line[key] for line in self.metrics if line["iteration"] == iteration)
+        line = next(line for line in self.metrics if line["iteration"] == iteration)
+        score = line.get(key, math.nan)  # another reward decides since then
         return Best(iteration, score, folder)
 
     def sample(
@@ -150,7 +155,7 @@ class TrainedRun:
     def judges(self, given: Sequence[GivenReward] = ()) -> dict[str, Reward]:
         """The rewards of evaluations by label, loaded: the given ones, or those of the run."""
         if not given:
-            return load_rewards(self.settings.judges, self.live)
+            return load_rewards(run_of(self.folder).judges, self.live)
         read = GivenRewards.of(given, "rewards")
         specs = tuple(RewardSpec.model_validate(spec) for spec in read.specs)
         return load_rewards(specs, Live(read.objects))

@@ -85,7 +85,7 @@ class Given:
             _section(tree, "model")["lora"] = self.lora
         _section(tree, "train").update(self.train)
 
-    def resume(self, folder: Path) -> tuple[Run, dict[str, Any]]:
+    def resume(self, folder: Path, trust: bool) -> tuple[Run, dict[str, Any]]:
         """Return the settings of a resumed run, and its rewards that are passed as objects."""
         for name in ("model", "tokenizer", "prompts", "held_out", "recipe", "lora", "samples"):
             if getattr(self, name) is not None:
@@ -94,7 +94,7 @@ class Given:
                     f"{PLACE}: a resumed run has its {name} already: leave {name} out, or begin a "
                     "new run"
                 )
-        tree = dump(run_of(folder))
+        tree = dump(run_of(folder, trust))
         _merge(tree, _tree(self.settings))
         self._lay_over(tree)
         objects = dict[str, Any]()
@@ -162,6 +162,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     callbacks: Sequence[Callback] = (),
     folder: str | Path | None = None,
     resume: str | Path | None = None,
+    trust: bool = False,
 ) -> TrainedRun:
     """Train a model by its rewards, or resume a run. Returns the finished run.
 
@@ -186,6 +187,7 @@ def train(  # noqa: PLR0913 one call has all of a run
     folder            the new run's folder; by default the next free one in `runs`
     resume            the folder of a run to resume; it takes rewards that no file can name,
                       iterations, lr, settings and callbacks
+    trust             run code that the folder to resume names, though it was not begun here
 
     UserError, in one sentence, for settings that cannot work, before any weights load; Stopped for
     a run that ended early and can be resumed. Ctrl-C ends a run after its iteration, saves, and
@@ -207,7 +209,7 @@ def train(  # noqa: PLR0913 one call has all of a run
         else:
             if folder is not None:
                 raise UserError(f"{PLACE}: a resumed run has a folder: leave `folder` out")
-            run, objects = arguments.resume(Path(resume))
+            run, objects = arguments.resume(Path(resume), trust)
             live = Live(objects, tuple(callbacks))
             check_given(run)
             check_run(run, objects)

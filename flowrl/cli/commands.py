@@ -23,15 +23,16 @@ from flowrl.settings.arguments import (
 )
 from flowrl.settings.read import check_plan, override, read_run, run_of
 
-NO_CACHE = "--no-cache"
+NO_CACHE, TRUST = "--no-cache", "--trust"
 
 
 def train_command(arguments: list[str]) -> int:
     """`train CONFIG [overrides]` or `train --resume RUN`."""
     cache = NO_CACHE not in arguments
-    own, rest = _split([w for w in arguments if w != NO_CACHE], ("--resume", "--folder"))
+    words = [word for word in arguments if word not in (NO_CACHE, TRUST)]
+    own, rest = _split(words, ("--resume", "--folder"))
     if "--resume" in own:
-        return _resume(Path(own["--resume"]), rest, cache)
+        return _resume(Path(own["--resume"]), rest, cache, TRUST in arguments)
     if not rest or rest[0].startswith("-"):
         raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
@@ -46,10 +47,10 @@ def train_command(arguments: list[str]) -> int:
     return _finish(start(run, path.stem, folder, cache))
 
 
-def _resume(folder: Path, rest: Sequence[str], cache: bool) -> int:
+def _resume(folder: Path, rest: Sequence[str], cache: bool, trust: bool) -> int:
     if rest and not rest[0].startswith("-"):
         raise UserError(f"train --resume takes a run's folder and options, not {rest[0]}")
-    run = override(run_of(folder), rest)
+    run = override(run_of(folder, trust), rest)
     check_start(run)
     quiet()
     from flowrl.cli.run_start import resume

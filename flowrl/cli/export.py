@@ -34,7 +34,7 @@ MERGED = "merged"  # the folder of the whole model
 
 def export_run(given: ExportArguments) -> None:
     """Write the files, upload them where asked, and print where they are."""
-    run = run_of(given.run)
+    run = run_of(given.run, given.trust, rewards=False)
     weights = _weights(given)
     if given.push_to_hub is not None:
         check_upload(given.push_to_hub)

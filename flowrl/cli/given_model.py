@@ -16,10 +16,10 @@ from flowrl.models.policy import EvaluationSampler, Policy
 from flowrl.paths import find
 from flowrl.run.save import checkpoint
 from flowrl.run.state.learner import load_policy
-from flowrl.settings import ModelSettings, Run
+from flowrl.settings import ModelSettings, RewardSpec, Run
 from flowrl.settings.arguments import EvaluateArguments, SampleArguments
 from flowrl.settings.checks import check_hub
-from flowrl.settings.read import check_plan, override, run_from, run_of
+from flowrl.settings.read import check_plan, opens_rewards, override, run_from, run_of
 
 WEIGHT_FOLDERS = ("adapter", "pipeline", "model")  # of the last weights
 TEXT_ADAPTER = "adapter_config.json"  # peft's name
@@ -70,12 +70,14 @@ class GivenModel:
     folder   the run's; None for a model without a run
     weights  a folder; None for the base's
     name     of the weights, in titles
+    judges   rewards of the run's evaluations; none of a run from elsewhere, or without a run
     """
 
     run: Run
     folder: Path | None
     weights: Path | None
     name: str
+    judges: tuple[RewardSpec, ...] = ()
 
     @classmethod
     def of(
@@ -97,10 +99,15 @@ class GivenModel:
                 f"{command}: --adapter belongs to --model; a run takes --weights FOLDER"
             )
         folder = Path(given.run or "")
-        run = override(run_of(folder), [*options, *words])
+        needs = command == "evaluate" and not given.rewards
+        run = override(run_of(folder, given.trust, needs), [*options, *words])
+        opens = opens_rewards(folder)
+        if not opens and not given.rewards:
+            print(f"{folder} was not begun here, so its rewards are not opened (--trust)")
         check_plan(run)
         weights = None if given.weights == "base" else weights_folder(folder, given.weights)
-        return cls(run, folder, weights, f"{folder.name}, {given.weights} weights")
+        judges = run.judges if opens else ()
+        return cls(run, folder, weights, f"{folder.name}, {given.weights} weights", judges)
 
     def steps(self, policy: Policy, given: int | None) -> int:
         """The given number of steps, the run's, or the pipeline's own default."""

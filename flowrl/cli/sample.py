@@ -1,6 +1,8 @@
 """Samples of prompts, with a run's weights or with a model that no run has trained."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from flowrl.run.evaluate.evaluate import Trial, TrialSamples, draw_trial, score_
 from flowrl.run.state.session import load_rewards
 from flowrl.settings import Run
 from flowrl.settings.arguments import SampleArguments
-from rewards import Samples
+from rewards import Reward, Samples
 from rewards.perception.files import open_image_file
 
 
@@ -39,7 +41,7 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
     run = chosen.run
     prompts = with_rows(run, given.prompts, given.image)
     out = out or numbered((chosen.folder or Path()) / "samples", "sample")
-    specs = specs or (() if chosen.folder is None else run.judges)
+    specs = specs or chosen.judges
     _refuse(given, bool(specs))
     rewards = load_rewards(specs)
     base, policy = chosen.open()
@@ -64,17 +66,33 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
         samples, summary = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))
         print(summary)
-    shown: list[float | None] = [None] * len(result.samples.prompts)
-    title = chosen.name
+    page = Page(result.samples, [None] * len(result.samples.prompts), chosen.name)
+    page.save_each(out)  # before a reward is asked, which may fail
     if rewards:
-        scores = score_trial(rewards, result).scores
-        column = zip(scores.values[:, 0].tolist(), scores.scored[:, 0].tolist(), strict=True)
-        shown = [value if ok else None for value, ok in column]
-        title = f"{title}: {scores.names[0]}"
-    page = Page(result.samples, shown, title)
-    page.save_each(out)
+        page = _scored(page, rewards, run)
     whole = page.save(out, "grid")
-    print(f"{len(shown)} samples in {out}; all on one page: {whole}")
+    print(f"{len(page.scores)} samples in {out}; all on one page: {whole}")
+
+
+def _scored(page: Page, rewards: Mapping[str, Reward], run: Run) -> Page:
+    """The page with the scores of the first reward. Rows of the run's prompt files stand for their
+    prompts. What a reward raises is printed, and the samples stay unscored."""
+    prompts, known = page.samples.prompts, dict[str, Mapping[str, Any]]()
+    try:
+        known = _rows_by_prompt(run)
+        rows = page.samples.meta or [{}] * len(prompts)
+        meta = [{**known.get(str(p), {}), **row} for p, row in zip(prompts, rows, strict=True)]
+        samples = replace(page.samples, meta=meta)
+        scores = score_trial(rewards, TrialSamples(samples, Statistics({}, {}))).scores
+    except Exception as error:  # a reward's own code
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        lacks = any(str(text) not in known for text in prompts)
+        hint = " (prompts that are in no prompt file of the run have no columns)" if lacks else ""
+        print(f"unscored: {', '.join(rewards)} raised {why}{hint}", file=sys.stderr)
+        return page
+    column = zip(scores.values[:, 0].tolist(), scores.scored[:, 0].tolist(), strict=True)
+    shown = [value if ok else None for value, ok in column]
+    return Page(page.samples, shown, f"{page.title}: {scores.names[0]}")
 
 
 def _improved(scorer: SampleScorer, given: SampleArguments) -> tuple[Samples, str]:
@@ -118,15 +136,21 @@ def with_rows(
 
 
 def _rows_of_run(run: Run, texts: Sequence[str], environment: str) -> list[dict[str, Any]]:
-    known: dict[str, Mapping[str, Any]] = {}
-    for place in run.prompts.given:
-        if run.prompts.on_disk(place):
-            read = run.prompts.read(place)
-            known |= dict(zip(read.texts[::-1], read.meta[::-1], strict=True))
+    known = _rows_by_prompt(run)
     for text in dict.fromkeys(texts):
         if text not in known:
             print(f"{text!r} is in no prompt file of the run: {environment} gets only the prompt")
     return [dict(known.get(text, {"prompt": text})) for text in texts]
+
+
+def _rows_by_prompt(run: Run) -> dict[str, Mapping[str, Any]]:
+    """The first row of each prompt in the run's files that are here."""
+    known: dict[str, Mapping[str, Any]] = {}
+    for place in run.prompts.given:
+        if run.prompts.on_disk(place):
+            read = run.prompts.read(place)
+            known |= dict(zip(map(str, read.texts[::-1]), read.meta[::-1], strict=True))
+    return known
 
 
 def _absolute(image: str) -> str:

@@ -13,6 +13,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,9 @@ from flowrl.errors import UserError
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
 LOCK = ".lock"
+EXPORTED = ("adapter", "pipeline", "model")  # folders of the last weights
+WRITTEN = {"checkpoints", "best", "samples", "report", "given", *EXPORTED}
+WRITTEN |= {f"{name}_raw" for name in EXPORTED}
 # what file systems of networks and of user space answer to a lock, and to a sync, that they lack
 NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -188,8 +192,9 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
     leaves the owner's process and host in the file, which `warn` says. UserError if another process
     holds it.
     """
+    check_plain(folder)
     try:
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {reason(error)}") from error
     own = f"process {os.getpid()} on {socket.gethostname()}"
@@ -213,6 +218,27 @@ def held(folder: Path, warn: Callable[[str], None] = print) -> Iterator[str | No
         os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+def check_plain(folder: Path) -> None:
+    """UserError for links, pipes and devices among what a run writes, replaces and removes: a link
+    would lead out of the folder. Trackers' own folders have some."""
+    for path in _entries(folder):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "no plain file"
+            raise UserError(
+                f"{path} is {kind}, and a run writes and removes plain files and folders alone: "
+                "replace it by what belongs there, or remove it"
+            )
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        yield path
+        if path.name in WRITTEN and path.is_dir() and not path.is_symlink():
+            for parent, folders, files in os.walk(path):
+                yield from (Path(parent) / name for name in (*folders, *files))
 
 
 def _locked(file: int, folder: Path) -> bool:

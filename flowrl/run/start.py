@@ -25,6 +25,7 @@ from flowrl.run.train import Result, train_session
 from flowrl.run.watch import record
 from flowrl.settings import Run
 from flowrl.settings.read import dump
+from flowrl.settings.trust import remember
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ def reserve(run: Run, folder: Path | None, name: str, live: Live = NOTHING_LIVE)
 
     try:
         appear(chosen, write)
+        remember(chosen)
     except FileExistsError as error:
         if folder is None:
             return reserve(run, None, name, live)  # another run took the number in between

@@ -31,6 +31,8 @@ class TrainArguments:
     """Continue this run from its last checkpoint."""
     no_cache: bool = False
     """Prove the model at the start though a proof is kept."""
+    trust: bool = False
+    """Run code that the run's folder names, though it was not begun here."""
 
 
 @dataclasses.dataclass
@@ -60,6 +62,8 @@ class SampleArguments:
     image: str | None = None
     """An image for all prompts: what is edited, or a video's first frame. FILE, or a piece of it,
     FILE#xywh=0,0,64,64."""
+    trust: bool = False
+    """Run code that the run's folder names, though it was not begun here."""
     seed: int = 0
     out: Path | None = None
     """A new or empty folder for the samples; RUN/samples/sample-0001 if absent."""
@@ -103,6 +107,8 @@ class EvaluateArguments:
     """A prompt set with its own rewards instead: see `flowrl suites`."""
     weights: str = "last"
     """last, best, base, or a folder: of an adapter, or one of RUN/checkpoints."""
+    trust: bool = False
+    """Run code that the run's folder names, though it was not begun here."""
     alone: bool = False
     """Leave the base out."""
     rewards: tuple[str, ...] = ()
@@ -173,6 +179,8 @@ class ExportArguments:
 
     run: Word[Path]
     """The run's folder."""
+    trust: bool = False
+    """Run code that the run's folder names, though it was not begun here."""
     out: Path | None = None
     """A new or empty folder; RUN/export-0001 if absent."""
     weights: str = "last"

@@ -30,6 +30,7 @@ from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
 from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import short_repr
+from flowrl.settings.trust import check_trusted, remember, trusted
 
 _NAME = "--recipe.name"
 PART_SETTINGS = ("kernel", "solver", *PARTS)
@@ -44,12 +45,26 @@ def read_run(path: Path) -> Run:
     return run_from(*read_tree(path))
 
 
-def run_of(folder: Path) -> Run:
-    """The settings of a run's folder."""
+def run_of(folder: Path, trust: bool = False, rewards: bool = True) -> Run:
+    """The settings of a run's folder. UserError for one from elsewhere that names code, unless
+    `trust` says to run it; code of rewards counts if the caller opens `rewards`."""
+    tree, source = _tree_of(folder)
+    if trust:
+        remember(folder)
+    check_trusted(folder, tree, rewards)
+    return run_from(tree, source)
+
+
+def opens_rewards(folder: Path) -> bool:
+    """Whether the rewards of a run's folder may be opened."""
+    return trusted(folder, _tree_of(folder)[0])
+
+
+def _tree_of(folder: Path) -> tuple[Any, str]:
     file = folder / "run.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
-    return read_run(file)
+    return read_tree(file)
 
 
 def run_from(tree: Any, source: str) -> Run:

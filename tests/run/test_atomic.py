@@ -181,3 +181,58 @@ def test_encodings_find_a_folder_without_locks(tmp_path, monkeypatch, code):
     assert (folder / encoding_cache.LOCK).exists()
     file.close()
     shutil.rmtree(folder)
+
+
+PLANTED = ["best", "checkpoints", "samples", ".lock", "metrics.jsonl", "adapter", "run.yaml"]
+INSIDE = ["best/000007", "checkpoints/000009", "checkpoints/000001/state.json", "report/a.json"]
+
+
+@pytest.fixture(scope="module")
+def trained(pipeline, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("linked")
+    config = runs.write(small(pipeline, place), place)
+    words = ("--train.iterations", "1")
+    assert runs.flowrl("train", config, "--folder", place / "run", *words) == 0
+    return place / "run"
+
+
+@pytest.mark.parametrize("name", [*PLANTED, *INSIDE])
+def test_links_in_a_run_folder_are_refused_and_nothing_outside_is_touched(
+    trained, tmp_path, capsys, name
+):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    shutil.copytree(trained, run)
+    (outside / "000007").mkdir(parents=True)
+    (outside / "000007" / "file").write_text("mine")
+    (outside / "file").write_text("mine")
+    place, folder = run / name, "." not in Path(name).name[1:] and name != ".lock"
+    if name == "run.yaml":
+        shutil.copy(place, outside / "file")
+    before = {path: path.read_bytes() for path in outside.rglob("file")}
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(outside if folder else outside / "file")
+    assert runs.flowrl("train", "--resume", run, "--train.iterations", "2") == 2
+    said = capsys.readouterr().err
+    assert f"{place} is a link" in said and said.count("\n") == 1
+    assert {path: path.read_bytes() for path in outside.rglob("file")} == before
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "checkpoints/000001/state.json"])
+def test_pipes_in_a_run_folder_are_refused(trained, tmp_path, capsys, name):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert runs.flowrl("train", "--resume", run, "--train.iterations", "2") == 2
+    assert "is no plain file" in capsys.readouterr().err
+
+
+def test_a_run_folder_may_itself_be_reached_by_a_link_and_trackers_have_links(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "latest").symlink_to(tmp_path / "run")
+    (tmp_path / "run" / "wandb").mkdir()
+    (tmp_path / "run" / "wandb" / "latest-run").symlink_to(tmp_path)
+    words = ("--train.iterations", "2")
+    assert runs.flowrl("train", "--resume", tmp_path / "latest", *words) == 0

@@ -140,7 +140,7 @@ def check(finished: Path, run: Path, path: str, value: Any, capsys) -> None:
     shutil.copytree(finished / "run", run)
     before = yaml.safe_load((run / "run.yaml").read_text())
     (run / "run.yaml").write_text(yaml.safe_dump(edited(before, path, value)))
-    code = flowrl("train", "--resume", run)
+    code = flowrl("train", "--resume", run, "--trust")
     said = capsys.readouterr()
     text = said.out + said.err
     assert "Traceback" not in text and "was not renewed" not in text, text
@@ -160,16 +160,16 @@ def test_settings_that_are_refused_stay_out_of_run_yaml(finished, tmp_path, caps
     run = tmp_path / "run"
     shutil.copytree(finished / "run", run)
     before = (run / "run.yaml").read_bytes()
-    assert flowrl("train", "--resume", run, "--model.height", "7") == 2
+    assert flowrl("train", "--resume", run, "--model.height", "7", "--trust") == 2
     assert (run / "run.yaml").read_bytes() == before
-    assert flowrl("train", "--resume", run) == 0
+    assert flowrl("train", "--resume", run, "--trust") == 0
 
 
 def test_another_judge_decides_anew_on_the_best_weights(finished, tmp_path, capsys):
     """JPEG sizes are above 1 here and brightness below it: no score of it would be a new best."""
     run = tmp_path / "run"
     shutil.copytree(finished / "run", run)
-    assert flowrl("train", "--resume", run, "--checkpoint.best", "bright") == 0
+    assert flowrl("train", "--resume", run, "--checkpoint.best", "bright", "--trust") == 0
     assert "another held-out reward decides" in capsys.readouterr().out
     assert [path.name for path in (run / "best").glob("[0-9]*")] == ["000003"]
 
@@ -178,7 +178,7 @@ def test_a_new_evaluation_is_not_compared_with_the_old_ones(finished, tmp_path, 
     run = tmp_path / "run"
     shutil.copytree(finished / "run", run)
     options = ("--prompts.held_out", str(finished / "other.jsonl"), "--train.iterations", "4")
-    assert flowrl("train", "--resume", run, *options) == 0
+    assert flowrl("train", "--resume", run, *options, "--trust") == 0
     said = capsys.readouterr().out
     assert "the evaluation has changed" in said
     assert "held-out after 3: jpeg" in said and "held-out after 4 (against the base)" in said

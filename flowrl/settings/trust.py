@@ -1,0 +1,78 @@
+"""Run folders from elsewhere: their run.yaml may name code, which runs with the user's rights.
+
+A folder that this user began on this machine, or has trusted, is remembered by its path. Of another
+one nothing is imported, unless `--trust` is given. A file of settings that is named on the command
+line is trusted: see SECURITY.md.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.paths import CONFIGS_FOLDER, PROJECT, find
+
+STATE_VARIABLE = "FLOWRL_STATE"
+CODE = re.compile(r"(.+\.py)(:\w+)?")
+REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards", "way_rewards")
+_OWN = (PROJECT / "flowrl", PROJECT / "rewards", CONFIGS_FOLDER)
+_remembered: set[Path] = set()  # also where the user's folder cannot be written
+
+
+def code_named(value: Any) -> Iterator[str]:
+    """Names FILE.py or FILE.py:NAME at any depth, but for files that come with flowrl."""
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from code_named(each)
+    elif isinstance(value, str) and (match := CODE.fullmatch(value)) is not None:
+        path = find(match[1]).resolve()
+        if not any(path.is_relative_to(folder.resolve()) for folder in _OWN):
+            yield value
+
+
+def trusted(folder: Path, tree: Any) -> bool:
+    """Whether a run's folder was begun here or trusted, or names no code."""
+    return known(folder) or next(code_named(tree), None) is None
+
+
+def check_trusted(folder: Path, tree: Any, rewards: bool) -> None:
+    """UserError for a folder from elsewhere whose settings name code, with or without that of its
+    rewards, which is not imported before they are opened."""
+    if not rewards and isinstance(tree, Mapping):
+        tree = {key: value for key, value in tree.items() if key not in REWARDS}
+    names = [] if known(folder) else list(dict.fromkeys(code_named(tree)))
+    if names:
+        raise UserError(
+            f"{folder} was not begun here, and its run.yaml names code of its own "
+            f"({', '.join(names)[:300]}), which would run with your rights: read it, then add "
+            "--trust (from Python trust=True)"
+        )
+
+
+def known(folder: Path) -> bool:
+    """Whether `remember` was called for a folder at this place."""
+    path = folder.resolve()
+    return path in _remembered or _mark(path).is_file()
+
+
+def remember(folder: Path) -> None:
+    """Note that a folder was begun here, or is trusted."""
+    path = folder.resolve()
+    _remembered.add(path)
+    mark = _mark(path)
+    with suppress(OSError):  # then `--trust` is asked for
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(f"{path}\n")
+
+
+def _mark(path: Path) -> Path:
+    place = os.environ.get(STATE_VARIABLE)
+    home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    folder = Path(place) if place else Path(home) / "flowrl"
+    return folder / "runs" / hashlib.sha256(str(path).encode()).hexdigest()[:32]
