@@ -66,7 +66,7 @@ def unbroken(warm: Warm, config: Path) -> Path:
 def go_on(warm: Warm, folder: Path, unbroken: Path) -> str:
     """Resume to the end, which must be that of the unbroken run; gives what was said."""
     out = folder.parent / "resumed.txt"
-    assert warm.run("train", "--resume", folder, out=out) == 0, out.read_text()
+    assert warm.run("train", "--resume", folder, "--trust", out=out) == 0, out.read_text()
     agree(folder, unbroken)
     return out.read_text()
 
@@ -133,7 +133,7 @@ def test_a_loss_that_is_not_a_number_is_skipped_counted_and_the_third_stops(
     assert [line.get("skipped") for line in lines(folder)] == [None, 2]
     kept = runs.load_file(folder / "checkpoints" / "000001" / "policies.safetensors")
     assert all(bool(weight.isfinite().all()) for weight in kept.values())
-    assert flowrl("train", "--resume", folder) == 0
+    assert flowrl("train", "--resume", folder, "--trust") == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
     assert [line.get("skipped") for line in lines(folder)] == [None, 2, 0, 0, 0]
 
@@ -169,7 +169,7 @@ def test_a_resumed_run_has_not_forgotten_the_steps_before_it(
     seen: list[float] = []
     step = update.optimizer_step
     monkeypatch.setattr(update, "optimizer_step", lambda *given: seen.append(0.0) or step(*given))
-    assert flowrl("train", "--resume", folder) == 3
+    assert flowrl("train", "--resume", folder, "--trust") == 3
     assert len(seen) == 1
     assert "no finite gradient in three optimizer steps" in capsys.readouterr().err
 
@@ -198,7 +198,7 @@ def test_a_run_that_its_alarms_stop_has_the_line_of_its_last_checkpoint(
         assert flowrl("train", runs.write(tree, tmp_path), "--folder", folder) == 3
     assert "the moon is full" in capsys.readouterr().err
     assert [line["iteration"] for line in lines(folder)] == [0, 1]
-    assert flowrl("train", "--resume", folder) == 0
+    assert flowrl("train", "--resume", folder, "--trust") == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]
     assert lines(folder)[1].keys() == lines(folder)[3].keys()
 
@@ -277,11 +277,11 @@ def test_one_process_at_a_time_trains_in_a_folder(unbroken, tmp_path, capsys):
     shutil.copytree(unbroken, folder)
     with held(folder) as before:
         assert before is None
-        assert flowrl("train", "--resume", folder) == 2
+        assert flowrl("train", "--resume", folder, "--trust") == 2
         said = capsys.readouterr().err
         assert f"is being trained by process {os.getpid()}" in said and said.count("\n") == 1
     (folder / ".lock").write_text("process 999999 on elsewhere")  # a killed process leaves it
-    assert flowrl("train", "--resume", folder) == 0
+    assert flowrl("train", "--resume", folder, "--trust") == 0
     assert "process 999999 on elsewhere held this run's lock and is gone" in capsys.readouterr().out
     with held(folder) as before:
         assert before is None
@@ -297,7 +297,7 @@ def test_folders_that_cannot_be_written_and_settings_that_cannot_be_read(
     shutil.copytree(unbroken, folder)
     for damaged in (b"recipe: {name: nft", b"\xff\xfe\x00", b"", b"recipe: {name: nft}\n"):
         (folder / "run.yaml").write_bytes(damaged)
-        assert flowrl("train", "--resume", folder) == 2
+        assert flowrl("train", "--resume", folder, "--trust") == 2
         said = capsys.readouterr().err
         assert "run.yaml" in said and said.count("\n") == 1
 
@@ -307,7 +307,7 @@ def test_a_disk_that_is_read_only(config, unbroken, tmp_path, capsys):
         shutil.copytree(unbroken, disk / "run")
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         assert flowrl("train", config, "--folder", disk / "new") == 2
-        assert flowrl("train", "--resume", disk / "run") == 2
+        assert flowrl("train", "--resume", disk / "run", "--trust") == 2
         said = capsys.readouterr().err
         assert said.count("ead-only") == 2 and said.count("\n") == 2
 
@@ -330,5 +330,5 @@ def test_a_run_killed_between_its_first_line_and_its_first_checkpoint(
         broken.setattr(train.checkpoint, "save_checkpoint", lambda *_: sys.exit(9))
         assert flowrl("train", config, "--folder", folder) == 9
     assert [line["iteration"] for line in lines(folder)] == [0]
-    assert flowrl("train", "--resume", folder) == 0
+    assert flowrl("train", "--resume", folder, "--trust") == 0
     assert [line["iteration"] for line in lines(folder)] == [0, 1, 2, 3, 4]

@@ -63,7 +63,7 @@ def open_trackers(run: Run, folder: Path, accelerator: Accelerator, first: int) 
 
     Runs on the main process. UserError for a tracker that does not start.
     """
-    path, track, mirror = folder / IDS, run.track, Mirror(Terminal(True, 0).warn)
+    path, track, mirror = folder / IDS, run.track, Mirror(Terminal(True).warn)
     before: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     fresh_id = secrets.token_hex(4)
 
