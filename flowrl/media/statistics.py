@@ -1,7 +1,7 @@
 """Cheap statistics of samples, to see how they change during training."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,10 +17,25 @@ class Statistics(NamedTuple):
     means: dict[str, float]
     columns: dict[str, Tensor]  # [n]
 
+    @property
+    def count(self) -> int:
+        """Number of the samples."""
+        return len(next(iter(self.columns.values()), ()))
+
     def named(self, prefix: str) -> "Statistics":
         """Put a prefix before all names."""
         means = {f"{prefix}{name}": value for name, value in self.means.items()}
         return Statistics(means, {f"{prefix}{name}": c for name, c in self.columns.items()})
+
+
+def merged_means(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Means over the samples of all processes, of each process's means and number of samples. All
+    groups have one size, so that pairs within groups are weighted like samples."""
+    if len(parts) == 1:
+        return dict(parts[0][0])
+    total = sum(count for _, count in parts)
+    names = dict.fromkeys(name for means, _ in parts for name in means)
+    return {name: sum(means[name] * n for means, n in parts) / total for name in names}
 
 
 def image_statistics(media: Tensor, group: Tensor) -> Statistics:

@@ -1,7 +1,12 @@
 import pytest
 import torch
 
-from flowrl.media.statistics import image_statistics
+from flowrl.media.statistics import (
+    Statistics,
+    image_statistics,
+    merged_means,
+    text_statistics,
+)
 
 GROUP = torch.tensor([0, 0, 1, 1])
 
@@ -48,3 +53,22 @@ def test_columns_are_the_statistics_of_each_sample():
     assert whole.columns["diversity"][3:].tolist() == pytest.approx(torch.stack(away).tolist())
     first = [(media[0] - media[k]).square().mean().sqrt() for k in (1, 2)]
     assert float(whole.columns["diversity"][0]) == pytest.approx(float(sum(first)) / 2)
+
+
+@pytest.mark.parametrize("shares", [(2, 1), (1, 2), (1, 1, 1)])
+def test_means_of_processes_are_those_of_all_samples(shares):
+    """Three groups of two samples on processes that have unequal shares of them."""
+    media, group = torch.rand(6, 3, 8, 8), torch.arange(3).repeat_interleave(2)
+    texts, lengths = ["a", "b", "a", "a", "", "c"], torch.arange(6)
+
+    def made(rows: slice) -> tuple[Statistics, Statistics]:
+        words = texts[rows], group[rows], lengths[rows], (lengths % 2)[rows]
+        return image_statistics(media[rows], group[rows]), text_statistics(*words)
+
+    whole, at, parts = made(slice(None)), 0, []
+    for share in shares:
+        parts.append(made(slice(at, at := at + 2 * share)))
+    for kind in (0, 1):
+        merged = merged_means([(part[kind].means, part[kind].count) for part in parts])
+        assert merged == pytest.approx(whole[kind].means, rel=1e-6)
+    assert merged_means([(whole[0].means, 6)]) == whole[0].means

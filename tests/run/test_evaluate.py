@@ -1,10 +1,14 @@
 """Spreads and paired errors of held-out scores."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from flowrl.media.statistics import Statistics
+from flowrl.run.evaluate import evaluate
 from flowrl.run.evaluate.evaluate import HeldOutResult, TrialSamples, merged_trial
+from flowrl.run.experience import collect
 from rewards import Samples, Scores
 
 
@@ -37,3 +41,39 @@ def test_unscored_samples_have_no_part_in_them():
 def test_other_counts_of_samples_are_not_compared():
     found = evaluated([0.0, 1.0, 0.0, 1.0]).spreads({"strict": [0.0, 1.0]})
     assert set(found) == {"held_out_std/strict", "held_out_std/image/brightness"}
+
+
+def test_statistics_of_unequal_shares_are_weighted_by_their_samples(monkeypatch):
+    """Two samples on one process and one on the other; a third has none and keeps company."""
+    parts = [
+        Statistics({"x": mean}, {"x": torch.full((n,), mean)}) for n, mean in ((2, 0.5), (1, 2.0))
+    ]
+    samples = Samples(torch.zeros(1, 3, 2, 2), ["a"], torch.tensor([0]))
+    scores = Scores(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), ("strict",))
+
+    def gather(mine):
+        return [*parts, None] if isinstance(mine[0], Statistics) else mine
+
+    monkeypatch.setattr(evaluate, "gather_object", gather)
+    merged = merged_trial(TrialSamples(samples, parts[1]), scores)
+    assert merged.metrics["x"] == pytest.approx(1.0)
+
+
+def test_company_counts_as_no_scored_sample(monkeypatch):
+    """The second process had no draw of its own, and ran the first one beside."""
+    part = SimpleNamespace(rollout=SimpleNamespace(prompt=[0] * 5))
+    monkeypatch.setattr(collect, "looks_of", lambda _: 0)
+    monkeypatch.setattr(collect, "reports", lambda _: {})
+    counts = []
+    for own in (True, False):
+        made = SimpleNamespace(
+            counts=own, parts=[part], lookaheads=0,
+            batch=SimpleNamespace(meter=SimpleNamespace(total=lambda _: 0.0)),
+            statistics=Statistics({"x": 1.0}, {"x": torch.ones(5)}),
+        )  # fmt: skip
+        other = [({"x": 1.0}, 5)]
+        every = SimpleNamespace(every=lambda mine, other=other: other if mine is None else [mine])
+        session = SimpleNamespace(parallel=every, rewards={})
+        rounds = SimpleNamespace(first=made, each=[made])
+        counts.append(collect._descriptions(session, rounds)["count/scored"])
+    assert counts == [5.0, 0.0]

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.media.statistics import Statistics
+from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler
 from flowrl.prompts import DATA_SET, PromptSet
@@ -154,8 +154,7 @@ def merged_trial(
         else float("nan")
         for i, name in enumerate(scores.names)
     }
-    for name in statistics[0].means:
-        metrics[name] = sum(s.means[name] for s in statistics) / len(statistics)
+    metrics |= merged_means([(part.means, part.count) for part in statistics])
     columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
     known = values.double().masked_fill(~scored, torch.nan)
     columns |= dict(zip(scores.names, known.unbind(1), strict=True))

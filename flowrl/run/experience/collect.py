@@ -10,6 +10,7 @@ from flowrl.budget.groups import Groups, samples_of
 from flowrl.credit.values import Context, ReferenceRatios, SampleTurns
 from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Rows
+from flowrl.media.statistics import merged_means
 from flowrl.run.experience.intermediate_scores import intermediate_metrics
 from flowrl.run.experience.reference_kl import turns_of
 from flowrl.run.experience.reward_gradient import RewardPath
@@ -84,15 +85,21 @@ def collect(session: Session, iteration: int) -> Experience:
 def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     """Statistics of the first round's samples, reports of rewards, and counts of all rounds."""
     every = session.parallel.every
-    statistics = rounds.first.statistics.means if rounds.first.counts else {}
-    metrics = _mean(every({**statistics, **_guided(rounds)})) | _mean(
-        every(reports(session.rewards))
-    )
+    statistics = rounds.first.statistics
+    own_means = (statistics.means, statistics.count) if rounds.first.counts else None
+    metrics = merged_means([each for each in every(own_means) if each is not None])
+    metrics |= _mean(every(_guided(rounds))) | _mean(every(reports(session.rewards)))
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)
-    own = sum(len(p.rollout.prompt) for r in rounds.each for p in r.parts)
-    own += sum(r.looked for r in rounds.each)
+    own = scored_samples(rounds.each)
     metrics["count/scored"] = float(sum(every(own)))
     return metrics
+
+
+def scored_samples(rounds: Sequence[Any]) -> int:
+    """Samples and clean images of this process that rewards were asked for. A round without draws
+    of its own only keeps the others company."""
+    counted = [each for each in rounds if each.counts]
+    return sum(r.looked + sum(len(p.rollout.prompt) for p in r.parts) for r in counted)
 
 
 def _guided(rounds: Rounds) -> dict[str, float]:
