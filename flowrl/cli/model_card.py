@@ -76,7 +76,7 @@ def write_card(subject: CardSubject, out: Path, files: Sequence[str]) -> Path:
         "results": results, "last": last, "alarms": f"{folder.raised:.0f}",
         "unseen": unseen.sentence, "no_judge": unseen.no_judge,
         "curves": CURVES if charts else "", "samples": samples,
-        "settings": _settings(run), "rewards": _rewards(run.rewards),
+        "settings": _settings(subject), "rewards": _rewards(run.rewards),
         "held_out": _rewards(run.held_out_rewards),
         "prompts": _prompts(subject), "examples": _examples(run),
     }  # fmt: skip
@@ -169,12 +169,21 @@ def _page(samples: Path) -> Path | None:
     return next((path for path in names if path.is_file()), None)
 
 
-def _settings(run: Run) -> CardRows:
-    tree = dump(run)
+def _settings(subject: CardSubject) -> CardRows:
+    tree = _public(dump(subject.run), subject)
     rows = [(f"recipe.{key}", value) for key, value in tree["recipe"].items()]
     rows += [(f"train.{k}", tree["train"][k]) for k in ("iterations", "lr", "updates")]
     rows += [(f"model.{k}", tree["model"][k]) for k in ("dtype", "guidance", "lora")]
     return [(Markup(name), code_span(value)) for name, value in rows]
+
+
+def _public(value: Any, subject: CardSubject) -> Any:
+    """A tree of settings whose texts name sources as the card does."""
+    if isinstance(value, dict):
+        return {key: _public(each, subject) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_public(each, subject) for each in value]
+    return subject.public(value) if isinstance(value, str) else value
 
 
 def _rewards(specs: Sequence[Any]) -> CardRows:

@@ -21,6 +21,8 @@ from flowrl.settings.arguments import Word
 
 Column = Float[np.ndarray, " n"]
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # begin a formula in a spreadsheet
+
 
 @dataclass
 class ScoreArguments:
@@ -100,9 +102,14 @@ def write(
     table["problem"] = [broken.get(item.source.name, "") for item in items]
     with (out / "scores.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(table)
-        rows.writerows(zip(*table.values(), strict=True))
+        rows.writerow([_plain(name) for name in table])
+        rows.writerows([_plain(cell) for cell in row] for row in zip(*table.values(), strict=True))
     parquet.write_table(pyarrow.table(table), out / "scores.parquet")
+
+
+def _plain(cell: Any) -> Any:
+    """A text that a spreadsheet would take for a formula, with a quotation mark before it."""
+    return f"'{cell}" if isinstance(cell, str) and cell[:1] in FORMULA and cell else cell
 
 
 def _cell(value: Any) -> str | None:

@@ -192,3 +192,14 @@ def test_a_sheet_keeps_both_ends_and_some_between():
     at = kept(1000, 96)
     assert len(at) == len(set(at)) == 96 and at[:32] == list(range(32))
     assert at[-32:] == list(range(968, 1000)) and all(np.diff(at) > 0)
+
+
+def test_cells_that_a_spreadsheet_takes_for_formulas_are_text(tmp_path):
+    save(tmp_path / "=cmd.png", 51)
+    rows = [{"file_name": "=cmd.png", "text": "=1+1", "note": "@SUM(A1)", "plain": "a = b"}]
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert runs.flowrl("score", tmp_path, "--rewards", "brightness") == 0
+    (row,) = table(tmp_path / "scores")
+    assert [cell for cell in row.values() if cell[:1] in ("=", "@", "+", "-")] == []
+    assert "'=cmd.png" in row.values() and "'@SUM(A1)" in row.values() and row["plain"] == "a = b"
+    assert float(row["brightness"]) == pytest.approx(0.2, abs=1e-6)
