@@ -59,21 +59,9 @@ def test_statistics_of_unequal_shares_are_weighted_by_their_samples(monkeypatch)
     assert merged.metrics["x"] == pytest.approx(1.0)
 
 
-def test_company_counts_as_no_scored_sample(monkeypatch):
+def test_company_counts_as_no_scored_sample():
     """The second process had no draw of its own, and ran the first one beside."""
     part = SimpleNamespace(rollout=SimpleNamespace(prompt=[0] * 5))
-    monkeypatch.setattr(collect, "looks_of", lambda _: 0)
-    monkeypatch.setattr(collect, "reports", lambda _: {})
-    counts = []
-    for own in (True, False):
-        made = SimpleNamespace(
-            counts=own, parts=[part], lookaheads=0,
-            batch=SimpleNamespace(meter=SimpleNamespace(total=lambda _: 0.0)),
-            statistics=Statistics({"x": 1.0}, {"x": torch.ones(5)}),
-        )  # fmt: skip
-        other = [({"x": 1.0}, 5)]
-        every = SimpleNamespace(every=lambda mine, other=other: other if mine is None else [mine])
-        session = SimpleNamespace(parallel=every, rewards={})
-        rounds = SimpleNamespace(first=made, each=[made])
-        counts.append(collect._descriptions(session, rounds)["count/scored"])
-    assert counts == [5.0, 0.0]
+    made = [SimpleNamespace(counts=own, parts=[part], looked=2) for own in (True, False)]
+    assert collect.scored_samples(made[:1]) == 7
+    assert collect.scored_samples(made[1:]) == 0
