@@ -1,6 +1,7 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
 from dataclasses import dataclass
+from typing import Any
 from operator import itemgetter
 
 import torch
