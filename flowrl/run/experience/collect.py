@@ -1,8 +1,9 @@
 """Sample, score, credit: one iteration's experience. No gradients here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
