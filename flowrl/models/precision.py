@@ -2,7 +2,7 @@
 
 A step of 1e-5 on a weight of 1 is lost in bfloat16, which has 8 binary digits. So the optimizer
 steps a float32 copy, gradients are summed over chunks in float32, and the network has the
-rounded copy. Adapters are float32 to begin with and need none of this.
+rounded copy. Adapters are float32 unless `lora.dtype` says otherwise.
 """
 
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from flowrl.algorithm import Average, Decay
+from flowrl.errors import UserError
 from flowrl.run.experience.collect import collect
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
@@ -17,6 +18,7 @@ from flowrl.run.train import iterate
 from flowrl.run.update import minibatches as assignment
 from flowrl.run.update import update
 from flowrl.run.watch.alarms import Alarms
+from flowrl.settings.read import run_from
 from tests.support import runs
 
 
@@ -93,6 +95,33 @@ def test_a_run_of_half_weights_keeps_masters_and_resumes_to_the_bit(pipeline, tm
     assert whole.keys() == resumed.keys() and f"{EVALUATION}/{next(iter(masters))}" in whole
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert all(torch.equal(network[n], again.learner.policies.network[n]) for n in network)
+
+
+@pytest.mark.parametrize("recipe", [runs.FLOW_GRPO, runs.NFT], ids=["grpo", "nft"])
+def test_adapters_compute_in_bfloat16_and_step_in_float32(pipeline, tmp_path, recipe):
+    tree = runs.tree(pipeline, tmp_path, recipe, lr=1e-5)
+    tree["model"] |= {"dtype": "bfloat16", "lora": {"rank": 4, "alpha": 8, "dtype": "bfloat16"}}
+    kept, progress = runs.opened(tree, tmp_path), Progress()
+    policies = kept.learner.policies
+    assert {p.dtype for p in policies.network.values()} == {torch.bfloat16}
+    assert {p.dtype for p in policies.parameters.values()} == {torch.float32}
+    before = {name: p.detach().clone() for name, p in policies.parameters.items()}
+    metrics = iterate(kept, progress, Alarms())
+    assert metrics["ratio_max"] == metrics["ratio_min"] == 1 if "ratio" in metrics else True
+    moved = [name for name, p in policies.parameters.items() if not torch.equal(p, before[name])]
+    assert any(".lora_B." in name for name in moved)
+    for name, p in policies.network.items():
+        assert torch.equal(p, policies.parameters[name].bfloat16())
+    half = ["weight", "bias"]
+    seen = kept.learner.policy.denoisers[0].named_parameters()
+    assert {p.dtype for name, p in seen if name.split(".")[-1] in half} == {torch.bfloat16}
+
+
+def test_bfloat16_adapters_want_a_bfloat16_model(pipeline, tmp_path):
+    tree = runs.tree(pipeline, tmp_path, runs.NFT)
+    tree["model"] |= {"lora": {"rank": 4, "alpha": 8, "dtype": "bfloat16"}}
+    with pytest.raises(UserError, match=r"lora\.dtype: bfloat16 adapters of a float32 model"):
+        run_from(tree, "test")
 
 
 @pytest.mark.parametrize(

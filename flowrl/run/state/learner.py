@@ -84,6 +84,9 @@ def load_policy(run: Run, device: torch.device, folder: Path | None = None) -> P
         policy.add_lora(
             rank=m.lora.rank, alpha=m.lora.alpha, targets=m.lora.targets, seed=run.train.seed
         )
+        if m.lora.dtype == "bfloat16":  # `Policies` makes the float32 masters
+            for adapter in policy.trainable().values():
+                adapter.data = adapter.data.bfloat16()
     if run.train.gradient_checkpointing:
         policy.checkpoint_gradients()
     return policy
