@@ -26,7 +26,7 @@ from samplers import Plan
 GIB = 2**30
 UNITS = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-# (adapters, half precision): adapters keep their inputs in float32, full weights also the others'
+# (float32 adapters, half precision): these keep their inputs in float32, others in the model's type
 KEPT_SHARE = {(False, False): 1.35, (True, False): 1.05, (False, True): 1.6, (True, True): 1.9}
 BETWEEN = 1.7
 LAYERS = 3
@@ -156,6 +156,8 @@ def _weights(run: Run, model: Sizes) -> dict[str, int]:
     for _ in range(start + teachers):
         kept += trained * (wide if m.lora is None else fine)
     own = fine * trained if m.lora is not None or wide < 4 else 0  # adapters, or float32 masters
+    if m.lora is not None and m.lora.dtype == "bfloat16":
+        own += BYTES["bfloat16"] * trained  # beside their masters
     return {
         "trained model": model.trained * wide + model.buffers,
         "adapters" if m.lora is not None else "masters": own,
@@ -206,7 +208,8 @@ def _activations(run: Run, model: Sizes, rows: int) -> int:
     tokens, text = model.tokens or 0, model.text if model.tokens else 0
     each = model.rows * rows * wide / m.context_parallel
     seen = tokens * model.inside + text * model.text_inside
-    whole = each * seen * KEPT_SHARE[m.lora is not None, wide < 4]
+    precise = m.lora is not None and m.lora.dtype == "float32"
+    whole = each * seen * KEPT_SHARE[precise, wide < 4]
     if run.train.gradient_checkpointing:
         between = tokens * model.between + text * model.text_between
         whole = each * between * BETWEEN + whole / max(1, model.blocks)
