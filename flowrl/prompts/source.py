@@ -102,6 +102,9 @@ def _has_cell(row: Mapping[str, Any], name: str) -> bool:
     return name in row or bool(dot and isinstance(inner, Mapping) and _has_cell(inner, rest))
 
 
+PROMPT_NAMES = ("prompt", "prompts", "text", "caption", "question", "instruction")
+
+
 def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> None:
     """UserError with the columns that there are, if no row has a column or nested column;
     `setting` names it."""
@@ -110,7 +113,22 @@ def check_column(rows: Sequence[Row], name: str, at: str, setting: str = "") -> 
     names = [str(key)[:50] for key in rows[0]]
     names += [f"{key}.{k}"[:50] for key, v in rows[0].items() if isinstance(v, Mapping) for k in v]
     wanted = f"{name!r} ({setting})" if setting else repr(name)
-    raise UserError(f"{at} has no column {wanted}; it has {', '.join(names[:20]) or 'no columns'}")
+    there = ", ".join(names[:20]) or "no columns"
+    raise UserError(f"{at} has no column {wanted}; it has {there}{_remedy(rows[0], name)}")
+
+
+def _remedy(row: Row, name: str) -> str:
+    """The likely way out for a missing column of prompts: another name, another separator, or a
+    first line that is a prompt already."""
+    names = [str(key) for key in row]
+    likely = [key for key in names if key.strip().lower() in (name.lower(), *PROMPT_NAMES)]
+    if likely:
+        return f": set column: {likely[0]}"
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        return ": its cells are not separated by commas; save it with commas, or as jsonl"
+    if len(names) == 1 and " " in names[0].strip():
+        return f": its first line has no names of columns; add the line {name!r} above it"
+    return ""
 
 
 def _matches(value: Any, wanted: Any) -> bool:

@@ -15,6 +15,7 @@ from PIL import Image
 from flowrl.errors import UserError
 from flowrl.prompts import Chat, PromptSet, on_hub
 from flowrl.run.state.start_record import StartRecord
+from flowrl.run.watch.judges import seen_in_training
 from flowrl.settings import RECIPE_SETTINGS
 from flowrl.settings.checks import check_texts
 from flowrl.settings.data import PromptFiles
@@ -298,3 +299,30 @@ def test_a_piece_of_an_image_is_relative_to_the_file(tmp_path):
     read = PromptSet.read(str(tmp_path / "rows.jsonl"), "prompt", "train.prompts")
     sheet, whole = (str(tmp_path / name) for name in ("sheet.png", piece))
     assert [row["image"] for row in read.meta] == [whole, missing, [sheet, whole]]
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("Prompt\na cat\na dog\n", "set column: Prompt"),
+        ("text,side\na cat,left\n", "set column: text"),
+        ("prompt;side\na cat;left\n", "not separated by commas"),
+        ("a red cat\na blue dog\n", "add the line 'prompt' above it"),
+    ],
+)
+def test_a_table_without_the_column_names_the_remedy(tmp_path, text, remedy):
+    (tmp_path / "prompts.csv").write_text(text)
+    with pytest.raises(UserError, match="has no column 'prompt'") as error:
+        PromptSet.read(str(tmp_path / "prompts.csv"), "prompt", "prompts.train")
+    assert remedy in str(error.value)
+
+
+def test_held_out_prompts_that_training_sees_are_named(tmp_path):
+    sets = {}
+    for name, text in (("train", "a\nb\n"), ("seen", "b\n"), ("new", "b\nc\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+        sets[name] = PromptSet.read(str(tmp_path / f"{name}.txt"), "prompt", "prompts")
+    assert not [*seen_in_training(sets["train"], sets["new"])]
+    assert not [*seen_in_training(sets["train"], None)]
+    (said,) = seen_in_training(sets["train"], sets["seen"])
+    assert "every prompt of prompts.held_out is in prompts.train" in said

@@ -12,7 +12,7 @@ from flowrl.run.experience.reward_gradient import prove_gradients
 from flowrl.run.model_proof import StartProof
 from flowrl.run.state.session import Session, prove_rewards
 from flowrl.run.state.start_record import source_digests
-from flowrl.run.watch.judges import no_judge
+from flowrl.run.watch.judges import no_judge, seen_in_training
 from flowrl.run.watch.text_facts import text_length
 from flowrl.settings import Run
 from rewards.types import Kind
@@ -23,7 +23,11 @@ def prove_pipeline(session: Session, proof: StartProof) -> None:
     """Check the model, the processes and the rewards with this run's settings and prompts."""
     check_same_sources(session.run)
     proof.prove()
-    for sentence in (*no_judge(session.run), *text_length(session.run, session.prompts)):
+    for sentence in (
+        *no_judge(session.run),
+        *seen_in_training(session.prompts, session.held_out),
+        *text_length(session.run, session.prompts),
+    ):
         session.terminal.say(sentence)
     check_levels(session)
     for sentence in counts_on_levels(session):

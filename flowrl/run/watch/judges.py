@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from flowrl.prompts import PromptSet
 from flowrl.settings import Run
 
 CANNOT_TELL = (
@@ -29,3 +30,13 @@ def no_judge(run: Run) -> Iterator[str]:
         "no judge: a reward that is hacked rises like one that is learned, and nothing else scores "
         f"this run's samples; name {lacks}"
     )
+
+
+def seen_in_training(prompts: PromptSet, held_out: PromptSet | None) -> Iterator[str]:
+    """A sentence if training sees every held-out prompt."""
+    seen = {str(text) for text in prompts.texts}
+    if held_out is not None and all(str(text) in seen for text in held_out.texts):
+        yield (
+            "warning: every prompt of prompts.held_out is in prompts.train too, so held-out scores "
+            "say nothing of new prompts"
+        )
