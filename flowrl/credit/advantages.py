@@ -5,8 +5,8 @@ helpers that all transforms share, are in `flowrl/credit/values.py`. Everything 
 honours the mask.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -207,14 +207,20 @@ class Estimator:
     transforms: tuple[Transform, ...]
     fusion: Fusion = "mean"
 
-    @property
+    @cached_property
     def chain(self) -> tuple[Transform, ...]:
         summed = any(isinstance(t, Sum) for t in self.transforms)
         return self.transforms if summed else (Sum(), *self.transforms)
 
-    @staticmethod
-    def _behind_sum(chain: Sequence[Transform]) -> int:
-        return 1 + next(i for i, each in enumerate(chain) if isinstance(each, Sum))
+    @cached_property
+    def _behind_sum(self) -> int:
+        return 1 + next(i for i, each in enumerate(self.chain) if isinstance(each, Sum))
+
+    @cached_property
+    def _own(self) -> tuple[Transform, ...]:
+        """The transforms up to the sum that read the samples' own scores alone."""
+        first = self.chain[: self._behind_sum]
+        return tuple(each for each in first if not reads_intermediate((each,)))
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses groups without differences, trees that `path` cannot weigh, and what its
@@ -249,10 +255,8 @@ class Estimator:
         """Node values after the weighted sum of the rewards, by the samples' own scores alone. Its
         mask has the samples with enough scores for an advantage: later transforms may mask more."""
         credit = node_values(scores, context, self.fusion)
-        chain = self.chain
-        for transform in chain[: self._behind_sum(chain)]:
-            if not reads_intermediate((transform,)):
-                credit = transform(credit, context)
+        for transform in self._own:
+            credit = transform(credit, context)
         return credit
 
     def __call__(
@@ -262,12 +266,11 @@ class Estimator:
 
         `summed`: what the method of that name has found of these scores, if that is known.
         """
-        context, chain = replace(context, way=scores.way), self.chain
-        first = self._behind_sum(chain)
-        if summed is None or reads_intermediate(chain[:first]):
+        context, first = replace(context, way=scores.way), self._behind_sum
+        if summed is None or len(self._own) < first:
             summed, first = node_values(scores, context, self.fusion), 0
         credit = summed
-        for transform in chain[first:]:
+        for transform in self.chain[first:]:
             credit = transform(credit, context)
         credit = existing(credit, context)
         return credit.value[..., 0], credit.mask[..., 0]

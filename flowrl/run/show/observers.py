@@ -13,7 +13,7 @@ from flowrl.run.show.page_records import (
     record_tree,
     renew_page,
 )
-from flowrl.run.show.sample_pages import SamplePages
+from flowrl.run.show.sample_pages import HeldOutPages, TrainingPages
 from flowrl.run.show.track import show_histograms, shows_histograms
 from flowrl.run.state.session import Session
 
@@ -21,8 +21,10 @@ from flowrl.run.state.session import Session
 def open_observers(session: Session, progress: Progress) -> list[Observer]:
     """Make them, in the order in which they are called."""
     observers: list[Observer] = []
-    if session.parallel.main and (session.run.track.training or session.run.track.images):
-        observers.append(SamplePages(session, progress))
+    if session.parallel.main and session.run.track.training:
+        observers.append(TrainingPages(session))
+    if session.parallel.main and session.run.track.images:
+        observers.append(HeldOutPages(session, progress))
     observers.append(RunPage(session, progress))
     if shows_histograms(session.run):
         observers.append(Histograms(session))

@@ -26,14 +26,21 @@ KEPT_ITERATIONS = 100  # the newest: older pages and lines are removed
 TABLE = "table.jsonl"
 
 
-class SamplePages(Observer):
-    """Pages of samples, on the main process."""
+class TrainingPages(Observer):
+    """Pages of training samples (`track.training`), on the main process."""
 
-    def __init__(self, session: Session, progress: Progress) -> None:
-        self.session, self.progress = session, progress
+    def __init__(self, session: Session) -> None:
+        self.session = session
 
     def on_iteration(self, made: Iteration) -> None:
         save_training_samples(self.session, made.experience, made.number)
+
+
+class HeldOutPages(Observer):
+    """Pages of evaluations' samples (`track.images`), on the main process."""
+
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self.session, self.progress = session, progress
 
     def on_evaluation(self, made: Evaluated) -> None:
         done = self.progress.iteration
