@@ -8,7 +8,8 @@ from pydantic import Field
 
 from flowrl.errors import UserError
 from flowrl.settings.base import Settings
-from flowrl.settings.own_parts import OWN_NAME, own_error
+from flowrl.settings.own_parts import OWN_NAME
+from flowrl.settings.part_trials import own_error
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 from rewards.load import user_function_of

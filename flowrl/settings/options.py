@@ -16,10 +16,12 @@ from flowrl.settings.data import RewardSpec
 from flowrl.settings.older_names import older_option
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import settings_at
+from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import list_entries, parse_yaml
 from flowrl.settings.words import suggestion
 
 _LISTS = (tuple, list, dict)
+SHORT = ("model", "prompts")  # sections that a name or a file may stand for
 _NULLS = ("null", "None")
 
 
@@ -100,7 +102,17 @@ def with_options(tree: dict[str, Any], recipe: type[BaseModel], words: Sequence[
             if not isinstance(node.get(part), dict):
                 node[part] = {}
             node = node[part]
-        node[last] = False if negated else option.value(values, f"--{name}")
+        value = False if negated else option.value(values, f"--{name}")
+        if option.path == (last,) and isinstance(value, str | list) and last in SHORT:
+            value = _beside(node, last, value)
+        node[last] = value
+
+
+def _beside(tree: dict[str, Any], section: str, value: Any) -> dict[str, Any]:
+    """A section whose name or file an option gives, with its other settings."""
+    new = spelled_out({section: value}, tree.get("recipe"))[section]
+    old = {k: v for k, v in tree.get(section, {}).items() if k not in ("pipeline", "language")}
+    return old | new
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -16,11 +16,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from traceback import extract_tb
 from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
-import torch
 from pydantic import BeforeValidator
 from typing_extensions import get_protocol_members, is_protocol
 
@@ -30,44 +27,17 @@ from flowrl.credit.values import Transform
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Objective
 from flowrl.settings.part_names import item_of, part_name, parts_of, written
+from flowrl.settings.part_trials import try_kernel, try_solver
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
 from rewards.load import own_settings, user_function_of
 from rewards.types import function_parameters
-from samplers import Gaussian, Kernel, Planner, Solver
+from samplers import Kernel, Planner, Solver
 from samplers.completions import TextPlanner
-from samplers.solvers import Point
 
 OWN_NAME = re.compile(r".+\.py:\w+")
 FILE_AND_NAME = "FILE.py:NAME"
 OwnPart = Annotated[str | dict[str, Any], FILE_AND_NAME]
-_LEVELS = (1.0, 0.8, 0.6, 0.0)  # of the trial of a kernel
-
-
-def own_error(name: str, error: Exception) -> str:
-    """The sentence on an exception of the user's function `FILE.py:NAME`, with the file's line."""
-    file = Path(name.rpartition(":")[0])
-    frames = [f for f in extract_tb(error.__traceback__) if Path(f.filename).name == file.name]
-    where = f" ({file}, line {frames[-1].lineno})" if frames else ""
-    return f"{name} raised {type(error).__name__}: {error}{where}"
-
-
-def _try_kernel(kernel: Any) -> str | None:
-    x, v = torch.zeros(2, 3), torch.ones(2, 3)
-    at, to = (torch.full((2,), sigma) for sigma in _LEVELS[1:3])
-    step = kernel.bound(_LEVELS)(x, v, at, to)
-    if not isinstance(step, Gaussian) or step.mean.shape != x.shape or step.std.shape != (2,):
-        return "must return samplers.Gaussian(mean [n *d], std [n])"
-    return None
-
-
-def _try_solver(solver: Any) -> str | None:
-    x, v = torch.zeros(2, 3), torch.ones(2, 3)
-    at = Point(x, v, 0.8, 0.6, lambda x, _: x, lambda: torch.zeros(2, 3))
-    match solver(at, ()):
-        case (torch.Tensor() as end, _) if end.shape == x.shape:
-            return None
-    return "must return (the next state [n *d], what it remembers or None)"
 
 
 @dataclass(frozen=True)
@@ -206,12 +176,12 @@ KINDS = (
     PartKind(
         "kernel", Kernel,
         "a frozen dataclass with __call__(x, v, sigma, sigma_next) -> Gaussian and bound(sigmas)",
-        _try_kernel,
+        try_kernel,
     ),
     PartKind(
         "solver", Solver,
         "a frozen dataclass with memory, random, evaluations(sigma_next) and __call__(at, past)",
-        _try_solver,
+        try_solver,
     ),
     PartKind("plan", AnyPlanner, _PLANNER),
     PartKind("planner", Planner, _PLANNER),

@@ -27,11 +27,11 @@ from flowrl.settings.own_parts import (
     PARTS,
     checked_part,
     named_part,
-    own_error,
     part_kind,
     part_setting,
     with_part,
 )
+from flowrl.settings.part_trials import own_error
 from flowrl.settings.words import unknown_name
 from rewards.load import user_function_of
 from rewards.types import function_parameters

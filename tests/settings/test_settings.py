@@ -210,3 +210,6 @@ def test_a_scalar_lies_over_a_base(tmp_path):
 def test_scalars_on_the_command_line(tree):
     run = override(run_from(tree, "x"), ["--model.lora", "8", "--model.guidance", "3.5"])
     assert run.model.lora.rank == 8 and run.model.guidance.train == 3.5
+    other = override(run, ["--model", "a/b", "--prompts", "p.jsonl"])
+    assert other.model.pipeline == "a/b" and other.model.lora.rank == 8
+    assert other.prompts.train[0].source == "p.jsonl" and other.prompts.per_iteration == 2
