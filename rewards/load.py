@@ -32,7 +32,7 @@ from rewards.types import Judge, Reward, call_with, function_parameters, setting
 from rewards.user_function import function_settings, user_reward
 
 REWARD_FOLDERS = [str(Path(__file__).parent / "catalogue")]
-ALIASES = {  # names elsewhere, without separators
+NAMES_ELSEWHERE = {  # names elsewhere, without separators
     "hpsv2": "hps", "hpsv21": "hps", "hpsscore": "hps", "clipscore": "clip", "pick": "pickscore",
     "aestheticscore": "aesthetic", "vlm": "judge", "compressibility": "jpeg",
 }  # fmt: skip
@@ -286,7 +286,7 @@ def _guess(wrong: str, known: Iterable[str]) -> str:
     known = list(known)
     letters = re.sub(r"[\W_]", "", wrong.lower())
     close = [name for name in known if name.replace("_", "") == letters]
-    close = close or [name for name in known if name == ALIASES.get(letters)]
+    close = close or [name for name in known if name == NAMES_ELSEWHERE.get(letters)]
     close = close or difflib.get_close_matches(wrong, known, 1)
     if close:
         return f"; did you mean {close[0]!r}?"

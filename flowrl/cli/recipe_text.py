@@ -9,7 +9,7 @@ import yaml
 from flowrl.errors import UserError
 from flowrl.recipes import RECIPES
 from flowrl.settings import recipe_function, recipe_kind
-from flowrl.settings.own_parts import FILE_AND_NAME, PARTS, parts_written
+from flowrl.settings.own_parts import FILE_AND_NAME, RECIPE_PARTS, parts_written
 from rewards.types import function_parameters
 
 FORMS = "NAME, {name: NAME, ...settings} or FILE.py:NAME"
@@ -49,7 +49,7 @@ def recipe_rows(name: str, parts: bool = False) -> list[tuple[str, str, str]]:
         for key, field in recipe_kind(name).model_fields.items()
         if key in own
     ]
-    return rows + [(key, FORMS, "null") for key in PARTS if parts and key not in own]
+    return rows + [(key, FORMS, "null") for key in RECIPE_PARTS if parts and key not in own]
 
 
 def readable(kind: Any) -> str:

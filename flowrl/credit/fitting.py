@@ -22,12 +22,12 @@ from flowrl.credit.turns import (
 from flowrl.credit.values import Transform
 from flowrl.errors import UserError
 
-WHOLE = (
+_WHOLE = (
     MaxRL, PassAtK, BestGap, BetaNormalize, RiskPO, LengthBaseline, WhitenTokens, Baseline,
     GreedyBaseline, Augmented, BestWorst, Turns, States, Discount, WhitenTurns,
 )  # fmt: skip
-OF_PARENTS = (ParentDifference, GlobalLocal, TwoLevel)
-TRACKED = (Baseline, Augmented)
+_OF_PARENTS = (ParentDifference, GlobalLocal, TwoLevel)
+_TRACKED = (Baseline, Augmented)
 
 
 def check_credit(transforms: Sequence[Transform], choices: Choices) -> None:
@@ -36,18 +36,18 @@ def check_credit(transforms: Sequence[Transform], choices: Choices) -> None:
     branched = any(plan.forking or len(set(plan.columns.nodes)) > 1 for plan in plans)
     for each in transforms:
         name = type(each).__name__
-        if branched and isinstance(each, WHOLE):
+        if branched and isinstance(each, _WHOLE):
             raise UserError(
                 f"{name} compares whole completions, and this plan branches them; take the plan "
                 "completions, or an advantage of nodes (standardize, leave_one_out, "
                 "parent_difference, global_local, two_level)"
             )
-        if plans and not branched and isinstance(each, OF_PARENTS):
+        if plans and not branched and isinstance(each, _OF_PARENTS):
             raise UserError(
                 f"{name} compares a node with its parent, and independent completions have none; "
                 "take the plan segments or forks"
             )
-        if choices.tracker is NoTracker and isinstance(each, TRACKED):
+        if choices.tracker is NoTracker and isinstance(each, _TRACKED):
             raise UserError(
                 f"{name} reads the expected score of each prompt, which a tracker keeps; set "
                 "tracker: prompt_values"

@@ -30,14 +30,14 @@ from samplers.completions import Completions, TextPlanner
 Cut = Literal["train", "mask"]
 KlPlace = Literal["loss", "reward"]
 GROUP = Standardize("group", correction=1)
-MEAN = Standardize(scale=None)
+GROUP_MEAN = Standardize(scale=None)
 OVER_BATCH = Standardize("batch", correction=1, centre="batch")
 
 
-def sampled(
-    temperature: float = 1.0, top_p: float = 1.0
+def sampling_settings(
+    temperature: float = 1.0, top_p: float = 1.0, name: str | None = None
 ) -> Callable[[Callable[..., Algorithm]], Callable[..., Algorithm]]:
-    """Give a recipe the settings of sampling: temperature, top_p, top_k and min_p."""
+    """Give a recipe the settings of sampling, temperature, top_p, top_k and min_p, and a name."""
     rule = {"temperature": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0}
 
     def decorate(recipe: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
@@ -48,6 +48,7 @@ def sampled(
             return replace(made, plan=replace(plan, **chosen))
 
         update_wrapper(whole, recipe)
+        whole.__name__ = name or recipe.__name__
         own = signature(recipe)
         more = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=value, annotation=type(value))
@@ -77,8 +78,8 @@ def penalty(kl: float, place: KlPlace, each: bool = False) -> tuple[Transform, .
     return (Penalize(kl, each),)
 
 
-@sampled()
-def text(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Algorithm:
+@sampling_settings(name="text")
+def text_mixture(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Algorithm:
     """A plain start for a mixture of your own; the numbers are ours. Like every recipe it takes
     `plan`, `advantage`, `likelihood` and `loss` by name: GSPO's ratio (arXiv:2507.18071) with the
     advantage of Dr. GRPO (arXiv:2503.20783) and DAPO's range is
@@ -93,7 +94,7 @@ def text(*, length: int = 1024, group: int = 16, kl: float = 0.0) -> Algorithm:
     return texts(length, group, (GROUP,), Surrogate(0.2, 0.2, anchors=anchors(kl)))
 
 
-@sampled()
+@sampling_settings()
 def text_grpo(
     *, length: int = 1024, group: int = 64, clip: float = 0.2, kl: float = 0.04, cut: Cut = "train"
 ) -> Algorithm:
@@ -106,7 +107,7 @@ def text_grpo(
     return texts(length, group, (GROUP,), loss, Token(cut=cut))
 
 
-@sampled()
+@sampling_settings()
 def text_rloo(
     *, length: int = 512, group: int = 4, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss",
@@ -125,14 +126,14 @@ def text_rloo(
     return texts(length, group, credit, loss, Token("product"))
 
 
-@sampled()
+@sampling_settings()
 def text_dr_grpo(*, length: int = 3000, group: int = 8, clip: float = 0.2) -> Algorithm:
     """Dr. GRPO, arXiv:2503.20783: no division by the group's std, sums over tokens divided by
     the constant `length`, no KL. 8 completions per prompt, 3,000 tokens."""
-    return texts(length, group, (MEAN,), Surrogate(clip, clip, denominator=length))
+    return texts(length, group, (GROUP_MEAN,), Surrogate(clip, clip, denominator=length))
 
 
-@sampled()
+@sampling_settings()
 def text_dapo(
     *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
     cut: Cut = "mask",
@@ -147,7 +148,7 @@ def text_dapo(
     return texts(length, group, (DropFlat(), GROUP), Surrogate(low, high), Token(cut=cut))
 
 
-@sampled()
+@sampling_settings()
 def text_gspo(
     *, length: int = 4096, group: int = 16, low: float = 3e-4, high: float = 4e-4,
     ratio: Literal["sequence", "sequence_token"] = "sequence",
@@ -160,7 +161,7 @@ def text_gspo(
     return texts(length, group, (GROUP,), loss, Token(ratio))
 
 
-@sampled()
+@sampling_settings()
 def text_cispo(*, length: int = 4096, group: int = 16, high: float = 5.0) -> Algorithm:
     """CISPO of MiniMax-M1, arXiv:2506.13585, with the bound 5 on the ratio of ScaleRL,
     arXiv:2510.13786: no token's gradient is lost, only its weight is bounded.
@@ -169,7 +170,7 @@ def text_cispo(*, length: int = 4096, group: int = 16, high: float = 5.0) -> Alg
     return texts(length, group, (GROUP,), CISPO(high))
 
 
-@sampled()
+@sampling_settings()
 def text_forking(
     *, length: int = 20480, group: int = 16, low: float = 0.2, high: float = 0.28,
     share: float = 0.2, entropy: float = 0.0, off_policy: float | None = None,
@@ -186,7 +187,7 @@ def text_forking(
     return texts(length, group, (GROUP,), loss, Token(entropy=True))
 
 
-@sampled()
+@sampling_settings()
 def text_sapo(
     *, length: int = 4096, group: int = 16, positive: float = 1.0, negative: float = 1.05
 ) -> Algorithm:
@@ -194,13 +195,13 @@ def text_sapo(
     return texts(length, group, (GROUP,), SAPO(positive, negative))
 
 
-@sampled()
+@sampling_settings()
 def text_vespo(*, length: int = 4096, group: int = 16) -> Algorithm:
     """VESPO, arXiv:2602.10693: a smooth function of its whole ratio weighs a completion."""
     return texts(length, group, (GROUP,), VESPO())
 
 
-@sampled()
+@sampling_settings()
 def text_gmpo(
     *, length: int = 3000, group: int = 8, clip: float = 0.4, kl: float = 0.0
 ) -> Algorithm:
@@ -209,7 +210,7 @@ def text_gmpo(
     return texts(length, group, (GROUP,), GMPO(clip, clip, anchors=anchors(kl)))
 
 
-@sampled()
+@sampling_settings()
 def text_gppo(
     *, length: int = 4096, group: int = 8, low: float = 0.2, high: float = 0.28,
     keep_low: float = 1.0, keep_high: float = 1.0,
@@ -219,7 +220,7 @@ def text_gppo(
     return texts(length, group, (GROUP,), GPPO(low, high, keep_low, keep_high))
 
 
-@sampled()
+@sampling_settings()
 def text_luspo(
     *, length: int = 4096, group: int = 16, low: float = 2e-3, high: float = 2.5e-3
 ) -> Algorithm:

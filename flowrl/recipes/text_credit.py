@@ -26,12 +26,20 @@ from flowrl.likelihoods.token import Token
 from flowrl.losses.ratio import Preference, Surrogate
 from flowrl.losses.token import Reinforce
 from flowrl.recipes.grpo import anchors
-from flowrl.recipes.text import GROUP, MEAN, OVER_BATCH, KlPlace, penalty, sampled, texts
+from flowrl.recipes.text import (
+    GROUP,
+    GROUP_MEAN,
+    OVER_BATCH,
+    KlPlace,
+    penalty,
+    sampling_settings,
+    texts,
+)
 from samplers.completions import Completions, Forks, Segments
 from samplers.forks import Forking
 
 
-@sampled()
+@sampling_settings()
 def text_tree(
     *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
     clip: float = 0.2, credit: Literal["depth", "local"] = "depth",
@@ -47,7 +55,7 @@ def text_tree(
     return texts(length, Segments(roots, branch, at), (rule,), Surrogate(clip, clip))
 
 
-@sampled()
+@sampling_settings()
 def text_reinforce(
     *, length: int = 1024, group: int = 8, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss", baseline: bool = True,
@@ -60,27 +68,27 @@ def text_reinforce(
            reward  as in the paper: `kl` times log(policy / start) of a token and of all after
                    it is taken off the outcome, so that each token has credit of its own, and
                    then whitened with it; with `baseline`, after the group's mean"""
-    mean = (MEAN,) if baseline else ()
+    mean = (GROUP_MEAN,) if baseline else ()
     loss = Surrogate(clip, clip, anchors=anchors(kl if kl_in == "loss" else 0.0))
     credit = (*mean, *penalty(kl, kl_in, each=True), WhitenTokens())
     return texts(length, group, credit, loss, Token(kl_form="k2"))
 
 
-@sampled(temperature=0.6)
+@sampling_settings(temperature=0.6)
 def text_opo(*, length: int = 4096, group: int = 16) -> Algorithm:
     """OPO, arXiv:2505.23585: one exact on-policy step, the baseline weighed by length, no clip,
     no KL. Set `train.updates: 1`, which its proof requires."""
     return texts(length, group, (LengthBaseline(),), Reinforce())
 
 
-@sampled()
+@sampling_settings()
 def text_maxrl(*, length: int = 4096, group: int = 16, clip: float = 0.2) -> Algorithm:
     """MaxRL, arXiv:2602.02710: advantages are divided by the group's mean, the gradient of the
     likelihood of success, so that hard prompts weigh more. Rewards are at least 0."""
     return texts(length, group, (MaxRL(),), Surrogate(clip, clip))
 
 
-@sampled()
+@sampling_settings()
 def text_pass_at_k(
     *, length: int = 4096, group: int = 16, k: int = 4,
     form: Literal["leave_one_out", "analytic"] = "analytic", clip: float = 0.2,
@@ -92,7 +100,7 @@ def text_pass_at_k(
     return texts(length, group, (PassAtK(k, form),), Surrogate(clip, clip))
 
 
-@sampled()
+@sampling_settings()
 def text_bnpo(
     *, length: int = 1024, group: int = 16, most: float = 10.0, clip: float = 0.2
 ) -> Algorithm:
@@ -104,7 +112,7 @@ def text_bnpo(
     return texts(length, group, (BetaNormalize(most),), loss)
 
 
-@sampled()
+@sampling_settings()
 def text_riskpo(
     *, length: int = 1024, group: int = 8, bundle: int = 5, low: float = 0.2, high: float = 0.8,
     mix: float = 1.5, clip: float = 0.2,
@@ -121,7 +129,7 @@ def text_riskpo(
     return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
 
 
-@sampled()
+@sampling_settings()
 def text_stream(
     *, length: int = 1024, group: int = 1, keep: float = 0.9, uncertain: bool = True,
     clip: float = 0.2,
@@ -137,14 +145,14 @@ def text_stream(
     return texts(length, group, credit, Surrogate(clip, clip), tracker=tracker)
 
 
-@sampled()
+@sampling_settings()
 def text_dpo(*, length: int = 512, group: int = 8, beta: float = 0.1) -> Algorithm:
     """Online DPO, arXiv:2305.18290 on own samples: the group's best against its worst, beta
     0.1. A group that ties has no pair."""
     return texts(length, group, (BestWorst(),), Preference(beta), Token(paired=True))
 
 
-@sampled()
+@sampling_settings()
 def text_spo_tree(
     *, length: int = 1024, roots: int = 6, branch: int = 6, at: tuple[int, ...] = (256, 512),
     clip: float = 0.2,
@@ -157,7 +165,7 @@ def text_spo_tree(
     return texts(length, plan, (ParentDifference(),), Surrogate(clip, clip))
 
 
-@sampled()
+@sampling_settings()
 def text_tempo(
     *, length: int = 1024, roots: int = 4, branch: int = 2, at: tuple[int, ...] = (256,),
     clip: float = 0.2,
@@ -170,7 +178,7 @@ def text_tempo(
     return texts(length, Segments(roots, branch, at), credit, Surrogate(clip, clip))
 
 
-@sampled()
+@sampling_settings()
 def text_remax(
     *, length: int = 512, group: int = 1, clip: float = 0.2, kl: float = 0.0,
     kl_in: KlPlace = "loss",
@@ -191,7 +199,7 @@ def text_remax(
     return texts(length, Completions(group, greedy=True), credit, loss, Token("product"))
 
 
-@sampled(temperature=1.2, top_p=0.95)
+@sampling_settings(temperature=1.2, top_p=0.95)
 def text_treerl(
     *, length: int = 4096, roots: int = 6, top: int = 2, rounds: int = 1, branch: int = 2,
     by: Literal["entropy", "surprise"] = "surprise", clip: float = 0.2, kl: float = 0.0,
@@ -214,7 +222,7 @@ def text_treerl(
     return texts(length, plan, (GlobalLocal(first=True),), loss)
 
 
-@sampled()
+@sampling_settings()
 def text_gigpo(
     *, length: int = 4096, group: int = 8, weight: float = 1.0, gamma: float = 0.95,
     scale: bool = False, clip: float = 0.2, kl: float = 0.01,
@@ -235,7 +243,7 @@ def text_gigpo(
     return texts(length, group, (States(weight, gamma, scale),), loss)
 
 
-@sampled()
+@sampling_settings()
 def text_turns(
     *, length: int = 4096, group: int = 8, clip: float = 0.2, kl: float = 0.0
 ) -> Algorithm:
@@ -250,7 +258,7 @@ def text_turns(
     return texts(length, group, (Turns(), GROUP), loss)
 
 
-@sampled()
+@sampling_settings()
 def text_rebn(
     *, length: int = 4096, group: int = 8, gamma: float = 0.9, clip: float = 0.2, kl: float = 0.0
 ) -> Algorithm:

@@ -17,7 +17,7 @@ from flowrl.settings.own_parts import is_own
 
 RENAMED = {"way_rewards": "intermediate_rewards"}
 RENAMED_IN_RECIPES = {"draws": "levels_per_sample"}
-TEXT = {  # the flat settings of the recipe `text`, with their defaults
+FLAT_TEXT = {  # the flat settings of the recipe `text`, with their defaults
     "plan": {"roots": 4, "branch": 2, "at": [256], "top": 2, "rounds": 1, "by": "surprise"},
     "advantage": {
         "drop_flat": False, "blend": 0.0, "k": 4, "form": "analytic", "most": 10.0, "bundle": 5,
@@ -34,7 +34,7 @@ TEXT = {  # the flat settings of the recipe `text`, with their defaults
 _CHOSEN = {
     "plan": "completions", "advantage": "group", "likelihood": "token", "loss": "surrogate",
 }  # fmt: skip
-_FLAT = {name: value for part in TEXT.values() for name, value in part.items()}
+_FLAT = {name: value for part in FLAT_TEXT.values() for name, value in part.items()}
 _said = set[str]()
 
 
@@ -81,7 +81,7 @@ def _nested(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe `text` with its flat settings inside its parts. UserError for one beside a part
     that is written out already, and for one that no part reads."""
     new = _converted(recipe)
-    for part, flat in TEXT.items():
+    for part, flat in FLAT_TEXT.items():
         for name in [n for n, value in flat.items() if _plain(recipe.get(n, value)) != value]:
             if not _bare(recipe.get(part)):
                 raise UserError(
@@ -197,7 +197,7 @@ def _advantage(given: Mapping[str, Any]) -> Any:
 
 
 def _likelihood(given: Mapping[str, Any]) -> Any:
-    default = TEXT["likelihood"]
+    default = FLAT_TEXT["likelihood"]
     changed = {name: given[name] for name in default if given[name] != default[name]}
     if given["share"] is not None or given["entropy"]:
         changed["entropy"] = True
@@ -205,7 +205,7 @@ def _likelihood(given: Mapping[str, Any]) -> Any:
 
 
 def _loss(given: Mapping[str, Any]) -> Any:
-    name, default = given["loss"], TEXT["loss"]
+    name, default = given["loss"], FLAT_TEXT["loss"]
     settings = {
         "surrogate": ("low", "high"), "gmpo": ("low", "high"), "sapo": ("positive", "negative"),
         "gppo": ("low", "high", "keep_low", "keep_high"), "preference": ("beta",),

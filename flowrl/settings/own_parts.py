@@ -3,7 +3,7 @@
 NAME is a part of flowrl (`flowrl.settings.part_names`), FILE.py:NAME one of a user's file: a frozen
 dataclass, whose fields are its settings, or an object that the file has made; a transform may be a
 plain function too. A recipe's parameter that is annotated with one of the protocols below, such as
-`Kernel | None`, takes such a part; and every recipe takes those of `PARTS` in place of its own.
+`Kernel | None`, takes such a part; every recipe takes those of `RECIPE_PARTS` in place of its own.
 
 A part that replaces one of the recipe keeps what both have in common: all settings of its own kind,
 those of the same name, type and default (the anchors of losses), and required ones of the same name
@@ -26,7 +26,7 @@ from flowrl.credit.trackers import NoTracker, Tracker
 from flowrl.credit.values import Transform
 from flowrl.likelihoods.transition import Likelihood
 from flowrl.losses.base import Objective
-from flowrl.settings.part_names import item_of, part_name, parts_of, written
+from flowrl.settings.part_names import item_of, part_name, parts_named, written_part
 from flowrl.settings.part_trials import try_kernel, try_solver
 from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.words import unknown_name
@@ -63,7 +63,7 @@ class PartKind:
     def resolved(self, value: Any, old: Any = None) -> tuple[Any, dict[str, Any]]:
         """The class that a value names, or a user's object, and the settings of the class."""
         name, given = self._split(value)
-        known = parts_of(self.protocol)
+        known = parts_named(self.protocol)
         if name is None and not dataclasses.is_dataclass(old) and len(known) != 1:
             raise ValueError(f"{self._forms()}, not {short_repr(value)}")
         found: Any = self._named(name) if name else next(iter(known.values()))
@@ -100,7 +100,7 @@ class PartKind:
 
     def _named(self, name: str) -> Any:
         if not is_own(name):
-            known = parts_of(self.protocol)
+            known = parts_named(self.protocol)
             if name not in known:
                 own = f"a {self.word} of your own is {FILE_AND_NAME}"
                 raise ValueError(f"{unknown_name(name, list(known))} ({own})")
@@ -159,9 +159,9 @@ def _nested(kind: type, given: Mapping[str, Any], old: Any) -> dict[str, Any]:
 
 def _setting(annotation: Any, value: Any, old: Any) -> Any:
     item = item_of(annotation)
-    if item is not None and parts_of(item) and isinstance(value, list | tuple):
+    if item is not None and parts_named(item) and isinstance(value, list | tuple):
         return tuple(_setting(item, each, old) for each in value)
-    if value is None or not parts_of(annotation) or not isinstance(value, str | Mapping):
+    if value is None or not parts_named(annotation) or not isinstance(value, str | Mapping):
         return value
     if value in _names(get_args(annotation)) if isinstance(value, str) else False:
         return value
@@ -204,7 +204,7 @@ KINDS = (
     ),
 )  # fmt: skip
 _BY_PROTOCOL = {kind.protocol: kind for kind in KINDS}
-PARTS = {
+RECIPE_PARTS = {
     "plan": _BY_PROTOCOL[AnyPlanner],
     "advantage": _BY_PROTOCOL[Transform],
     "likelihood": _BY_PROTOCOL[Likelihood],
@@ -257,8 +257,8 @@ def _names(members: Sequence[Any]) -> tuple[Any, ...]:
 def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any) -> Any:
     if (value is None and nullable) or (isinstance(value, str) and value in names):
         return value
-    value = written(value)
-    known = (*names, *parts_of(kind.protocol))
+    value = written_part(value)
+    known = (*names, *parts_named(kind.protocol))
     if isinstance(value, str) and value not in known and not is_own(value):
         own = f"a {kind.word} of your own is {FILE_AND_NAME}"
         raise ValueError(f"{unknown_name(value, known)} ({own})")
@@ -269,18 +269,18 @@ def _checked(kind: PartKind, names: tuple[str, ...], nullable: bool, value: Any)
 def checked_part(name: str, value: Any) -> Any:
     """A value of `plan`, `advantage`, `likelihood`, `loss` or `tracker` of any recipe, as far as it
     can be checked without the recipe's own part. ValueError, in one sentence, for others."""
-    value = written(value)
+    value = written_part(value)
     listed = isinstance(value, list) and name == "advantage"
     for each in value if listed else (() if value is None else (value,)):
-        PARTS[name].check(each)
+        RECIPE_PARTS[name].check(each)
     return value
 
 
 def parts_written(algorithm: Any) -> dict[str, Any]:
     """The parts of an algorithm as a run's file has them; no tracker where nothing is tracked."""
-    parts = {name: getattr(algorithm, name) for name in PARTS}
+    parts = {name: getattr(algorithm, name) for name in RECIPE_PARTS}
     parts["advantage"] = parts["advantage"].transforms
-    return {name: written(part) for name, part in parts.items() if part is not NoTracker}
+    return {name: written_part(part) for name, part in parts.items() if part is not NoTracker}
 
 
 def with_part(name: str, value: Any, old: Any) -> Any:
@@ -288,10 +288,10 @@ def with_part(name: str, value: Any, old: Any) -> Any:
     if name == "advantage":
         each = value if isinstance(value, list) else [value]
         return dataclasses.replace(
-            old, transforms=tuple(PARTS[name].build(one, old.transforms) for one in each)
+            old, transforms=tuple(RECIPE_PARTS[name].build(one, old.transforms) for one in each)
         )
     if name == "tracker":
-        found, settings = PARTS[name].resolved(value)
+        found, settings = RECIPE_PARTS[name].resolved(value)
         found(**settings)
         return partial(found, **settings)
-    return PARTS[name].build(value, old)
+    return RECIPE_PARTS[name].build(value, old)

@@ -22,7 +22,7 @@ import flowrl.losses
 import samplers
 from rewards.types import function_parameters
 
-PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
+_PACKAGES = (samplers, flowrl.credit, flowrl.likelihoods, flowrl.losses)
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -35,7 +35,7 @@ def part_name(kind: type) -> str:
 def part_classes() -> tuple[type, ...]:
     """Every dataclass of the four packages that can be made, in the order of their files."""
     found = list[type]()
-    for package in PACKAGES:
+    for package in _PACKAGES:
         for info in pkgutil.iter_modules(package.__path__):
             module = import_module(f"{package.__name__}.{info.name}")
             found += [
@@ -49,7 +49,7 @@ def part_classes() -> tuple[type, ...]:
     return tuple(found)
 
 
-def fits(kind: type, protocol: Any) -> bool:
+def has_members(kind: type, protocol: Any) -> bool:
     """Whether a class has the members of a protocol, and its call the same parameters."""
     members = get_protocol_members(protocol)
     if not members <= {*dir(kind), *(field.name for field in dataclasses.fields(kind))}:
@@ -61,7 +61,7 @@ def _call(kind: Any) -> list[str]:
     return list(inspect.signature(kind.__call__).parameters)
 
 
-def parts_of(annotation: Any) -> Mapping[str, type]:
+def parts_named(annotation: Any) -> Mapping[str, type]:
     """The parts that a setting of this annotation takes, by name: those of a protocol, or the
     dataclasses that it names. None for numbers, texts and lists."""
     if isinstance(annotation, type):
@@ -70,12 +70,12 @@ def parts_of(annotation: Any) -> Mapping[str, type]:
         return {part_name(annotation): annotation} if dataclasses.is_dataclass(annotation) else {}
     if get_origin(annotation) in (Literal, tuple):
         return {}
-    return {name: kind for each in get_args(annotation) for name, kind in parts_of(each).items()}
+    return {name: kind for each in get_args(annotation) for name, kind in parts_named(each).items()}
 
 
 @functools.cache
 def _by_protocol(protocol: Any) -> Mapping[str, type]:
-    return {part_name(kind): kind for kind in part_classes() if fits(kind, protocol)}
+    return {part_name(kind): kind for kind in part_classes() if has_members(kind, protocol)}
 
 
 def item_of(annotation: Any) -> Any:
@@ -84,11 +84,11 @@ def item_of(annotation: Any) -> Any:
     return inner[0] if get_origin(annotation) is tuple and inner[1:] == (...,) else None
 
 
-def written(part: Any, annotation: Any = Any) -> Any:
+def written_part(part: Any, annotation: Any = Any) -> Any:
     """A part as a run's file has it: its name, or a mapping with the settings that differ from its
     own defaults. The name is left out where the annotation leaves no choice."""
     if isinstance(part, tuple | list):
-        return [written(each, item_of(annotation) or Any) for each in part]
+        return [written_part(each, item_of(annotation) or Any) for each in part]
     if isinstance(part, functools.partial):  # of a tracker
         bound = inspect.signature(part.func).bind_partial(*part.args, **part.keywords)
         return _mapping(part_name(part.func), bound.arguments)  # type: ignore[arg-type]
@@ -96,11 +96,11 @@ def written(part: Any, annotation: Any = Any) -> Any:
         return part_name(part) if isinstance(part, type) else part
     kinds = function_parameters(type(part))
     settings = {
-        field.name: written(value, kinds[field.name].annotation)
+        field.name: written_part(value, kinds[field.name].annotation)
         for field in dataclasses.fields(part)
         if field.init and (value := getattr(part, field.name)) != _default(field)
     }
-    only = list(parts_of(annotation).values()) == [type(part)]
+    only = list(parts_named(annotation).values()) == [type(part)]
     return settings if only else _mapping(part_name(type(part)), settings)
 
 

@@ -24,7 +24,7 @@ from flowrl.settings.gradients import check_gradients, check_own_gradients
 from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.older_names import renewed
 from flowrl.settings.options import with_options
-from flowrl.settings.own_parts import PARTS, takes
+from flowrl.settings.own_parts import RECIPE_PARTS, takes
 from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
@@ -33,7 +33,7 @@ from flowrl.settings.strict_yaml import short_repr
 from flowrl.settings.trust import check_trusted, remember, trusted
 
 _NAME = "--recipe.name"
-PART_SETTINGS = ("kernel", "solver", *PARTS)
+PART_SETTINGS = ("kernel", "solver", *RECIPE_PARTS)
 
 
 def read_run(path: Path) -> Run:

@@ -24,7 +24,7 @@ from flowrl.recipes import RECIPES
 from flowrl.settings.base import OnResume, Settings
 from flowrl.settings.own_parts import (
     OWN_NAME,
-    PARTS,
+    RECIPE_PARTS,
     checked_part,
     named_part,
     part_kind,
@@ -54,7 +54,7 @@ class RecipeSettings(Settings):
     loss: Part = None
     tracker: Part = None
 
-    @field_validator(*PARTS, mode="before", check_fields=False)
+    @field_validator(*RECIPE_PARTS, mode="before", check_fields=False)
     @classmethod
     def _part(cls, value: Any, info: Any) -> Any:
         return checked_part(info.field_name, value)
@@ -112,7 +112,7 @@ class RecipeSettings(Settings):
     @property
     def _replaced(self) -> Sequence[str]:
         """The parts that the run names, other than those that the recipe has names for."""
-        named = [name for name in PARTS if getattr(self, name) is not None]
+        named = [name for name in RECIPE_PARTS if getattr(self, name) is not None]
         for name, parameter in function_parameters(recipe_function(self.name)).items():
             value = getattr(self, name)
             if part_kind(parameter.annotation) is not None and named_part(value, parameter):
@@ -136,7 +136,7 @@ class RecipeSettings(Settings):
                 f"{type(algorithm).__name__}"
             )
         parts = dict[str, Any]()
-        for name in PARTS:
+        for name in RECIPE_PARTS:
             if name not in parameters and (value := getattr(self, name)) is not None:
                 try:
                     parts[name] = with_part(name, value, getattr(algorithm, name))

@@ -8,7 +8,7 @@ from flowrl.errors import UserError
 from flowrl.paths import find
 from flowrl.recipes import RECIPES, TEXT_RECIPES
 
-PIPELINE_FILE, LANGUAGE_FILE = "model_index.json", "config.json"
+_PIPELINE, _LANGUAGE = "model_index.json", "config.json"
 REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards")
 
 
@@ -32,7 +32,7 @@ def model_named(source: str, recipe: Any) -> dict[str, str]:
     recipe is for."""
     folder = find(source)
     if folder.is_dir():
-        image = (folder / PIPELINE_FILE).is_file() or not (folder / LANGUAGE_FILE).is_file()
+        image = (folder / _PIPELINE).is_file() or not (folder / _LANGUAGE).is_file()
         return {"pipeline" if image else "language": source}
     name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
     if isinstance(name, str) and name in RECIPES:

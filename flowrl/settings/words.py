@@ -161,7 +161,7 @@ class WordRow:
         return {folded(name.rpartition(".")[2]) for name in cells if name}
 
 
-ALIASES = {  # further names: of Flow-Factory, and of habit
+WORDS_OF_HABIT = {  # further names: of Flow-Factory, and of habit
     "model_name": ("model.pipeline", "model.language"),
     "epochs": ("train.iterations",),
     "steps": ("recipe.steps", "evaluate.steps", "train.iterations"),
@@ -201,7 +201,7 @@ def _letters(name: str) -> str:
 def flowrl_words(name: str) -> list[str]:
     """The settings that other libraries call `name`, in the order of the table."""
     last = folded(name.rpartition(".")[2])
-    return [w.setting for w in WORDS if last in w.names] or list(ALIASES.get(last, ()))
+    return [w.setting for w in WORDS if last in w.names] or list(WORDS_OF_HABIT.get(last, ()))
 
 
 def suggestion(name: Any, known: Sequence[str], prefix: str = "") -> str:

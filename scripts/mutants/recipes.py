@@ -95,7 +95,7 @@ ROWS = (
      "credit = (*mean, *penalty(kl, kl_in, each=True), WhitenTokens())",
      "credit = (*penalty(kl, kl_in, each=True), *mean, WhitenTokens())",
      "language/test_kl_in_reward.py"),
-    ("recipes-trees", "flowrl/credit/fitting.py", "if branched and isinstance(each, WHOLE):",
+    ("recipes-trees", "flowrl/credit/fitting.py", "if branched and isinstance(each, _WHOLE):",
      "if False:", "recipes/test_text_recipes.py::test_a_mixture_without_sense_is_refused"),
     ("parts-kept", "flowrl/settings/own_parts.py", "return alike or b.default is b.empty", "return False",
      "recipes/test_grammar.py"),

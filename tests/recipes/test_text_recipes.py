@@ -24,7 +24,7 @@ from flowrl.losses.token import GMPO, SAPO
 from flowrl.losses.weights import HighEntropy, OffPolicyMask
 from flowrl.recipes.table import TEXT_RECIPES
 from flowrl.settings import recipe_kind
-from flowrl.settings.part_names import parts_of
+from flowrl.settings.part_names import parts_named
 from rewards import Scores
 from samplers import Chain, FlowSDE
 from samplers.completions import Completions, TextPlan, TextRollout
@@ -344,7 +344,7 @@ def test_a_mixture_trains_or_is_refused(plan, advantage, loss):
 
 def test_every_transform_of_texts_is_mixed():
     of_images = ("flowrl.credit.intermediate", "flowrl.credit.steps")
-    rest = {n for n, kind in parts_of(Transform).items() if kind.__module__ not in of_images}
+    rest = {n for n, kind in parts_named(Transform).items() if kind.__module__ not in of_images}
     plain = {"sum", "clip", "rescale", "drop_flat", "max_variance", "uncompared", "penalize"}
     only_images = {"scale_steps", "exponential", "prune_width"}
     later = {"discount", "whiten_turns"}  # of turns: tests/language/test_turns_run.py
