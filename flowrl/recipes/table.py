@@ -104,8 +104,8 @@ IMAGE_FUNCTIONS = (
 )  # fmt: skip
 TEXT_FUNCTIONS = (
     text.text_mixture, text.text_grpo, text.text_rloo, text.text_dr_grpo, text.text_dapo,
-    text.text_gspo, text_credit.text_tree, text.text_cispo, text.text_forking, text.text_sapo, text.text_vespo,
-    text.text_gmpo, text.text_gppo, text.text_luspo, text_credit.text_reinforce,
+    text.text_gspo, text_credit.text_tree, text.text_cispo, text.text_forking, text.text_sapo,
+    text.text_vespo, text.text_gmpo, text.text_gppo, text.text_luspo, text_credit.text_reinforce,
     text_credit.text_opo, text_credit.text_maxrl, text_credit.text_pass_at_k, text_credit.text_bnpo,
     text_credit.text_riskpo, text_credit.text_stream, text_credit.text_dpo,
     text_credit.text_spo_tree, text_credit.text_tempo, text_credit.text_remax,
