@@ -27,7 +27,7 @@ PROOFS = {
     "dpg_bench": Proof("read", "TencentQQGYLab/ELLA, dpg_bench/compute_dpg_bench.py"),
     "dreamsim": Proof("authors' code run", "the ensemble with its adapter", 1.2e-7),
     "editreward": Proof("authors' code run", "Qwen2.5-VL's and MiMo-VL's chat templates", 9.6e-7),
-    "editscore": Proof("read", "VectorSpaceLab/EditScore and its reward server"),
+    "editscore": Proof("authors' code run", "both protocols on drawn answers; no model", 0.0),
     "flicker": Proof("read", "Vchitect/VBench, temporal flickering"),
     "geneval": Proof("authors' code run", "the rules, 400 drawn scenes; not the detector", 0.0),
     "hps": Proof("read", "tgxs002/HPSv2, img_score.py"),

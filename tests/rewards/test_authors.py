@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from flowrl.paths import PROJECT
 from rewards import Samples, load
 from rewards.catalogue.editreward import FOLLOWING_TEXT, QUALITY_TEXT
+from rewards.catalogue.editscore import FOLLOWING_QUESTION, QUALITY_QUESTION
 from rewards.catalogue.geneval import GenEval
 from rewards.catalogue.hpsv3 import INSTRUCTION
 from rewards.catalogue.videoalign import VIDEO_INSTRUCTION
@@ -35,6 +36,7 @@ from scripts.authors.common import (
     qwen_base,
     state_of,
 )
+from tests.support.servers import ChatServer
 
 CPU = {"device": "cpu", "dtype": "float32"}
 
@@ -234,6 +236,29 @@ def test_geneval_judges_as_the_authors(monkeypatch):
         )
         verdicts.append(bool(reward(given(np.zeros((1, 8, 8, 3), np.uint8), ["a"], [row]))))
     assert verdicts == wanted.tolist() and 50 < sum(verdicts) < 350
+
+
+@pytest.mark.parametrize("protocol", ["evaluation", "training"])
+def test_editscore_reckons_as_the_authors(protocol, tmp_path, monkeypatch):
+    theirs, tool = arrays("editscore"), script("editscore", monkeypatch)
+    files = {}
+    for name, published in (("following", FOLLOWING_QUESTION), ("quality", QUALITY_QUESTION)):
+        short(monkeypatch, published, f"{name}: <instruction>", str(theirs[name]))
+        files[name] = str(tmp_path / f"{name}.txt")
+        Path(files[name]).write_text(f"{name}: <instruction>")
+    shown = np.arange(tool.SAMPLES, dtype=np.uint8)[:, None, None, None] * 40
+    edits = np.broadcast_to(shown, (tool.SAMPLES, 4, 4, 3)).copy()
+    (source,) = png_files(tmp_path, edits[:1])
+
+    def answer(text, images) -> str:
+        sample, which = round(float(images[-1].mean()) * 255 / 40), int("quality" in text)
+        return json.dumps({"reasoning": "r", "score": tool.answers()[sample][which]})
+
+    samples = given(edits, ["make it red"] * tool.SAMPLES, [{"source": source}] * tool.SAMPLES)
+    with ChatServer(answer) as server:
+        own = {"url": server.url, "model": "tiny", "tries": 1, **files}
+        score = load("editscore", protocol=protocol, **own)(samples)
+    equal(score, theirs[protocol], 1e-6)
 
 
 def test_other_chat_templates_are_refused(tmp_path, monkeypatch):
