@@ -147,7 +147,7 @@ class ModelSettings(Settings):
         others = of["language" if self.language is None else "pipeline"]
         for name in sorted(others):
             if getattr(self, name) != type(self).model_fields[name].get_default(
-                call_default_factory=True
+                call_default_factory=True, validated_data={}
             ):
                 other = "language" if name in of["language"] else "pipeline"
                 raise ValueError(f"{name} is a setting of {other} models: leave it out")
