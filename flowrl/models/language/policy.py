@@ -11,7 +11,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    GgufConfig,
     LogitsProcessor,
 )
 
@@ -71,8 +70,12 @@ class CausalPolicy:
     ) -> "CausalPolicy":
         """Load a model from a folder, a hub name, or a GGUF file in the folder."""
         gguf = {} if gguf_file is None else {"gguf_file": gguf_file}
-        config = {} if gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
+        config: dict[str, Any] = {}
         try:
+            if gguf_file is not None:
+                from transformers import GgufConfig  # which transformers 5.0 does not have yet
+
+                config["quantization_config"] = GgufConfig(dequantize=True)
             tokenizer = AutoTokenizer.from_pretrained(source, **gguf)
             model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **gguf, **config)
         except (OSError, ValueError, ImportError) as error:
