@@ -5,13 +5,14 @@ there, so their copy on the CPU is remembered beside the tensor, until it is fre
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _CPU = torch.device("cpu")
-_known = WeakTensorKeyDictionary()  # tensor of a device -> (its copy on the CPU, its version)
+_known: Any = WeakTensorKeyDictionary()  # tensor of a device -> (its copy on the CPU, its version)
 
 
 def uploaded(here: Tensor, device: str | torch.device) -> Tensor:
@@ -54,8 +55,8 @@ def known(values: Tensor) -> Tensor | None:
     """The copy on the CPU where there is one: of a tensor of the CPU itself."""
     if values.device == _CPU:
         return values
-    here, version = _known.get(values, (None, None))
-    return here if version == values._version else None
+    found: tuple[Tensor, int] | None = _known.get(values)
+    return found[0] if found is not None and found[1] == values._version else None
 
 
 def moved(values: Tensor, device: str | torch.device) -> Tensor:

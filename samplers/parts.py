@@ -62,8 +62,11 @@ def draws_per_part(plan: Plan | TextPlan, rows_per_call: int) -> int | None:
 def placed_rollout(rollout: Rollout, part: DrawsPart) -> Rollout:
     """A part's rollout, whose `prompt` counts from the first of all draws."""
 
+    def shifted(own: Tensor) -> Tensor:
+        return own + part.first
+
     def placed(prompt: Tensor) -> Tensor:
-        return derived(lambda own: own + part.first, prompt)
+        return derived(shifted, prompt)
 
     edges = [replace(edge, prompt=placed(edge.prompt)) for edge in rollout.edges]
     return replace(rollout, prompt=placed(rollout.prompt), edges=tuple(edges))

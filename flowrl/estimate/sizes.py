@@ -148,7 +148,7 @@ def _outside(models: Iterable[nn.Module]) -> int:
     return sum(_count(model) - sum(map(_count, _blocks(model))) for model in models)
 
 
-def _work(model: nn.Module) -> dict[str, int]:
+def _work(model: nn.Module) -> dict[str, Any]:
     """The fields of `Sizes` on a model's blocks."""
     blocks = _blocks(model)
     parts = [_block_work(block) for block in blocks]

@@ -18,7 +18,7 @@ class Statistics(NamedTuple):
     columns: dict[str, Tensor]  # [n]
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Number of the samples."""
         return len(next(iter(self.columns.values()), ()))
 

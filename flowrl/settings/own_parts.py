@@ -91,9 +91,10 @@ class PartKind:
         """Name and settings of `{name: NAME, ...settings}`; no name for those of the old part."""
         if isinstance(value, str):
             return value, {}
-        if not isinstance(value, Mapping) or not isinstance(value.get("name", ""), str):
+        name = value.get("name") if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping) or not isinstance(name, str | None):
             raise ValueError(f"{self._forms()}, not {short_repr(value)}")
-        return value.get("name"), {str(k): inner for k, inner in value.items() if k != "name"}
+        return name, {str(k): inner for k, inner in value.items() if k != "name"}
 
     def _forms(self) -> str:
         return f"a {self.word} is NAME, {{name: NAME, ...settings}} or {FILE_AND_NAME}"
@@ -105,7 +106,7 @@ class PartKind:
                 own = f"a {self.word} of your own is {FILE_AND_NAME}"
                 raise ValueError(f"{unknown_name(name, list(known))} ({own})")
             return known[name]
-        found: Any = user_function_of(name)
+        found: Any = user_function_of(str(name))
         if isinstance(found, type):
             frozen = dataclasses.is_dataclass(found) and found.__dataclass_params__.frozen  # type: ignore[attr-defined]
             if not frozen and self.protocol is not Tracker:

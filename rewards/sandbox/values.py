@@ -96,7 +96,7 @@ def judged_array(dtype: str, content: Any) -> Any:
         return made
 
     class Empty(np.ndarray):
-        def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
+        def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **named: Any) -> Any:
             if ufunc.__name__ in COMPARISONS:
                 _refuse_full(inputs)
             return super().__array_ufunc__(ufunc, method, *inputs, **named)

@@ -154,7 +154,7 @@ def merged_trial(
         else float("nan")
         for i, name in enumerate(scores.names)
     }
-    metrics |= merged_means([(part.means, part.count) for part in statistics])
+    metrics |= merged_means([(part.means, part.size) for part in statistics])
     columns = {n: torch.cat([s.columns[n] for s in statistics]) for n in statistics[0].columns}
     known = values.double().masked_fill(~scored, torch.nan)
     columns |= dict(zip(scores.names, known.unbind(1), strict=True))

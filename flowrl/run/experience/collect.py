@@ -88,7 +88,7 @@ def _descriptions(session: Session, rounds: Rounds) -> dict[str, float]:
     """Statistics of the first round's samples, reports of rewards, and counts of all rounds."""
     every = session.parallel.every
     statistics = rounds.first.statistics
-    own_means = (statistics.means, statistics.count) if rounds.first.counts else None
+    own_means = (statistics.means, statistics.size) if rounds.first.counts else None
     metrics = merged_means([each for each in every(own_means) if each is not None])
     metrics |= _mean(every(_guided(rounds))) | _mean(every(reports(session.rewards)))
     metrics["count/sampling"] = sum(r.batch.meter.total(every) for r in rounds.each)

@@ -49,7 +49,7 @@ def _largest(values: list[Tensor]) -> Tensor:
     """The largest size of an entry of each tensor, NaN if it holds one. Of one device and dtype.
     A GPU reduces many tensors in one kernel."""
     if values[0].device.type != "cpu":
-        return torch.stack(list(torch._foreach_norm(values, math.inf)))
+        return torch.stack(list(torch._foreach_norm(values, math.inf)))  # type: ignore[reportPrivateImportUsage]
     ends = [torch.stack(torch.aminmax(value)) for value in values]  # needs no copy; fast on a CPU
     return torch.stack(ends).abs().amax(1)
 

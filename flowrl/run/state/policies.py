@@ -108,7 +108,7 @@ class Policies:
         for average in self.averages:
             d = average.decay(optimizer_steps)
             slow = self._weights[average.name]
-            torch._foreach_lerp_(
+            torch._foreach_lerp_(  # type: ignore[reportPrivateImportUsage]
                 list(slow.values()), [self.parameters[key].detach() for key in slow], 1 - d
             )
 
