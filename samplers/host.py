@@ -28,7 +28,7 @@ def sent(here: Tensor, device: str | torch.device) -> Tensor:
     return remembered(uploaded(here, device), here)
 
 
-def full(rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+def filled(rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device) -> Tensor:
     """The same number in every row, which `on_host` knows."""
     there, here = (torch.full((rows,), value, dtype=dtype, device=at) for at in (device, _CPU))
     return remembered(there, here)
@@ -44,14 +44,14 @@ def remembered(there: Tensor, here: Tensor) -> Tensor:
 def on_host(values: Tensor) -> Tensor:
     """The numbers on the CPU. Waits for a GPU only for those that nobody knows, once."""
     values = values.detach() if values.requires_grad else values
-    here = known(values)
+    here = host_copy(values)
     if here is None:
         here = values.cpu()
         remembered(values, here)
     return here
 
 
-def known(values: Tensor) -> Tensor | None:
+def host_copy(values: Tensor) -> Tensor | None:
     """The copy on the CPU where there is one: of a tensor of the CPU itself."""
     if values.device == _CPU:
         return values
@@ -59,7 +59,7 @@ def known(values: Tensor) -> Tensor | None:
     return found[0] if found is not None and found[1] == values._version else None
 
 
-def moved(values: Tensor, device: str | torch.device) -> Tensor:
+def on_device(values: Tensor, device: str | torch.device) -> Tensor:
     """Numbers on another device, or themselves; the host waits only for those that nobody knows."""
     return values if values.device == torch.device(device) else sent(on_host(values), device)
 
@@ -71,7 +71,7 @@ def wide(values: Tensor) -> Tensor:
 
 def derived(do: Callable[..., Tensor], *given: Tensor) -> Tensor:
     """`do(*given)`, done on the CPU too where all of these are known there."""
-    there, here = do(*given), [known(each) for each in given]
+    there, here = do(*given), [host_copy(each) for each in given]
     if there.device == _CPU or any(each is None for each in here):
         return there
     return remembered(there, do(*here))

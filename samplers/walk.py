@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.host import full, moved, sent, uploaded
+from samplers.host import filled, on_device, sent, uploaded
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.looks import Seen
 from samplers.noise import normal
@@ -69,7 +69,7 @@ class State:
         x, v = self.x[index], None if self.v is None else self.v[index]
         if self.stored is None or self.stored is self.x:
             return State(x, past, v, None if self.stored is None else x)
-        return State(x, past, v, self.stored[moved(index, self.stored.device)])
+        return State(x, past, v, self.stored[on_device(index, self.stored.device)])
 
     def children(self, times: int) -> "State":
         """Every state `times` times, copies next to each other."""
@@ -226,4 +226,4 @@ class Walk:
 def _level(x: Tensor, sigma: float) -> Float[Tensor, " n"]:
     """The level of every row, in float32 or better: bfloat16 would round it."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return full(len(x), sigma, dtype, x.device)
+    return filled(len(x), sigma, dtype, x.device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from flowrl.evaluation.agreement import MeanInterval, Resamples, Values, preferred
 from rewards.perception.media import to_pil, to_tensor
 
-WRITTEN = "best quality"
+STAMPED = "best quality"
 
 Rng = np.random.Generator
 Edit = Callable[[Image.Image, Rng], Image.Image]
@@ -62,7 +62,7 @@ def text(image: Image.Image, _rng: Rng) -> Image.Image:
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, height - band, width, height), fill=(20, 20, 20))
     font = ImageFont.load_default(max(5.0, 0.75 * band))
-    pen.text((width / 2, height - band / 2), WRITTEN, (255, 255, 255), font, anchor="mm")
+    pen.text((width / 2, height - band / 2), STAMPED, (255, 255, 255), font, anchor="mm")
     return image
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from samplers import Kernel
-from samplers.host import moved, on_host, picked, sent, uploaded
+from samplers.host import on_device, on_host, picked, sent, uploaded
 from samplers.token_support import KeptTokens, joined_column
 from samplers.untyped import distinct_rows
 
@@ -212,7 +212,7 @@ def take(rows: T, index: Int[Tensor, " m"]) -> T:
     def pick(value: Any) -> Any:
         if isinstance(value, Tensor | KeptTokens):
             if value.device not in there:
-                there[value.device] = moved(index, value.device)
+                there[value.device] = on_device(index, value.device)
             at = there[value.device]
             return value[at] if isinstance(value, KeptTokens) else picked(value, at)
         if isinstance(value, Evaluation):

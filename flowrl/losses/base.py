@@ -18,7 +18,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, Evaluations, Rows
 from flowrl.likelihoods.token import Token
 from flowrl.likelihoods.transition import Likelihood
-from samplers.host import known
+from samplers.host import host_copy
 from samplers.untyped import integers
 
 Denominator = Literal["tokens", "rows", "sequences"] | int
@@ -59,7 +59,7 @@ class Counts(NamedTuple):
     def of(cls, masks: Sequence[Tensor]) -> "Counts":
         if not masks:
             return cls(0.0, 0.0)
-        here = [known(mask) for mask in masks]
+        here = [host_copy(mask) for mask in masks]
         masks = masks if any(mask is None for mask in here) else [m for m in here if m is not None]
         counts = [torch.stack([mask.any(1).sum(), mask.sum()]) for mask in masks]
         return cls(*map(float, integers(torch.stack(counts).sum(0))))  # one transfer

@@ -69,7 +69,7 @@ def comparison_page(runs: Sequence[RunFolder]) -> str:
     return str(from_template("compare.html", values))
 
 
-def judges(named: NamedRuns) -> list[str]:
+def shared_judges(named: NamedRuns) -> list[str]:
     """Held-out rewards of at least two of the runs."""
     every = [name for run in named.values() for name in run.judges]
     return [name for name in dict.fromkeys(every) if every.count(name) > 1]
@@ -139,7 +139,7 @@ _DIFFERENCE = ("reward", "difference", "95 % interval", "prompts in both", "nois
 
 def _differences(named: NamedRuns) -> Iterator[list[Any]]:
     for first, second in _pairs(named):
-        for name in judges(named):
+        for name in shared_judges(named):
             found = [
                 [e for e in named[run].evaluations if name in e.scores] for run in (first, second)
             ]
@@ -162,7 +162,7 @@ def _cells(a: EvaluationRecord, b: EvaluationRecord, name: str) -> list[Any]:
 
 
 def _charts(named: NamedRuns) -> Iterator[Chart]:
-    for name in judges(named):
+    for name in shared_judges(named):
         lines = [held_out_line(run, name, label) for label, run in named.items()]
         yield Chart(f"held-out {name}", lines, f"held_out/{name}")
     for name, title in OTHERS:

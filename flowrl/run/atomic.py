@@ -23,10 +23,10 @@ from typing import TextIO
 from safetensors import SafetensorError
 
 from flowrl.errors import UserError
+from flowrl.pages.run_folder import EXPORTED
 
 CONTENTS = "files.json"  # what a folder should hold: name -> [bytes, CRC-32]
 LOCK = ".lock"
-EXPORTED = ("adapter", "pipeline", "model")  # folders of the last weights
 WRITTEN = {"checkpoints", "best", "samples", "report", "given", *EXPORTED}
 WRITTEN |= {f"{name}_raw" for name in EXPORTED}
 # what file systems of networks and of user space answer to a lock, and to a sync, that they lack

@@ -18,7 +18,7 @@ from flowrl.paths import CONFIGS_FOLDER, PROJECT, find
 
 STATE_VARIABLE = "FLOWRL_STATE"
 CODE = re.compile(r"(.+\.py)(:\w+)?")
-REWARDS = ("rewards", "held_out_rewards", "intermediate_rewards", "way_rewards")
+REWARD_SETTINGS = ("rewards", "held_out_rewards", "intermediate_rewards", "way_rewards")
 _OWN = (PROJECT / "flowrl", PROJECT / "rewards", CONFIGS_FOLDER)
 _remembered: set[Path] = set()  # also where the user's folder cannot be written
 
@@ -38,15 +38,15 @@ def code_named(value: Any) -> Iterator[str]:
 
 def trusted(folder: Path, tree: Any) -> bool:
     """Whether a run's folder was begun here or trusted, or names no code."""
-    return known(folder) or next(code_named(tree), None) is None
+    return begun_here(folder) or next(code_named(tree), None) is None
 
 
 def check_trusted(folder: Path, tree: Any, rewards: bool) -> None:
     """UserError for a folder from elsewhere whose settings name code, with or without that of its
     rewards, which is not imported before they are opened."""
     if not rewards and isinstance(tree, Mapping):
-        tree = {key: value for key, value in tree.items() if key not in REWARDS}
-    names = [] if known(folder) else list(dict.fromkeys(code_named(tree)))
+        tree = {key: value for key, value in tree.items() if key not in REWARD_SETTINGS}
+    names = [] if begun_here(folder) else list(dict.fromkeys(code_named(tree)))
     if names:
         raise UserError(
             f"{folder} was not begun here, and its run.yaml names code of its own "
@@ -55,7 +55,7 @@ def check_trusted(folder: Path, tree: Any, rewards: bool) -> None:
         )
 
 
-def known(folder: Path) -> bool:
+def begun_here(folder: Path) -> bool:
     """Whether `remember` was called for a folder at this place."""
     path = folder.resolve()
     return path in _remembered or _mark(path).is_file()

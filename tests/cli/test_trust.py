@@ -121,6 +121,6 @@ def test_a_folder_that_cannot_remember_asks_again(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(trust.STATE_VARIABLE, str(tmp_path / "file" / "inside"))
     trust.remember(tmp_path / "run")
-    assert trust.known(tmp_path / "run")
+    assert trust.begun_here(tmp_path / "run")
     monkeypatch.setattr(trust, "_remembered", set())
-    assert not trust.known(tmp_path / "run")
+    assert not trust.begun_here(tmp_path / "run")

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-WAITING = 256  # records; a tracker that is slower than the run loses later ones
+MOST_WAITING = 256  # records; a tracker that is slower than the run loses later ones
 DEADLINE = 60.0  # seconds for the records that wait when a run ends
 HURRIED = 5.0  # after a second Ctrl-C
 Call = tuple[str, Callable[[], object]]  # the tracker's name, and what calls it
@@ -27,7 +27,7 @@ class Mirror:
     def __init__(self, warn: Callable[[str], None]) -> None:
         self.warn = warn
         self.passed, self.lost = Counter[str](), Counter[str]()  # records by tracker
-        self._calls: queue.Queue[Call | None] = queue.Queue(WAITING)
+        self._calls: queue.Queue[Call | None] = queue.Queue(MOST_WAITING)
         self._thread = Thread(target=self._work, name="trackers", daemon=True)
         self._thread.start()
 
@@ -50,7 +50,7 @@ class Mirror:
         try:
             self._calls.put_nowait((name, do))
         except queue.Full:
-            self._lose(name, f"it is slower than the run: {WAITING} records wait")
+            self._lose(name, f"it is slower than the run: {MOST_WAITING} records wait")
 
     def end(self, calls: Sequence[Call], seconds: float) -> None:
         """Make the last calls, wait for all of them at most so many seconds, and name losses."""
