@@ -102,15 +102,20 @@ class PassAtK:
 
     def refuses(self, choices: Choices) -> str | None:
         """Refuses groups of fewer samples than k."""
+        return self._too_few(min(plan.group for plan in choices.plans))
+
+    def _too_few(self, group: int) -> str | None:
         least = self.k + (self.form == "leave_one_out")
-        if fewest := [plan.group for plan in choices.plans if plan.group < least]:
-            return (
-                f"pass@{self.k} with form {self.form} needs a group of at least {least}, not "
-                f"{fewest[0]}: raise group or lower k"
-            )
-        return None
+        if group >= least:
+            return None
+        return (
+            f"pass@{self.k} with form {self.form} needs a group of at least {least}, not {group}: "
+            "raise group or lower k"
+        )
 
     def __call__(self, credit: Credit, context: Context) -> Credit:
+        if sentence := self._too_few(context.columns.group):
+            raise UserError(sentence)
         return by_column(credit, context, self.rule)
 
     def rule(self, value: Tensor, mask: Tensor) -> Tensor:
