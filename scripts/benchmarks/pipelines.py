@@ -171,7 +171,7 @@ def proved(policy: PipelinePolicy) -> tuple[Replay, list[WholeProof]]:
                     PROMPTS[:2], steps=steps, guidance=scale, complete=False, gradient=False
                 )
             whole.append(prove_whole(policy, PROMPTS, (), each))
-            if (failure := whole[-1].failure()) is not None:
+            if (failure := whole[-1].failure() or whole[-1].unshown) is not None:
                 raise UserError(failure)
     return replay, whole
 

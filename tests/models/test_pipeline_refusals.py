@@ -268,3 +268,35 @@ def test_latents_of_the_pictures_shape_are_refused(
         made.prove(PROMPTS, steps=STEPS, guidance=4.5)
     sized = PipelinePolicy(pipe, call=SQUARE | picture | {"negative_prompt": "bad"})
     assert sized.prove(PROMPTS, steps=STEPS, guidance=4.5).way == "pinned"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["transformer", "vae"])
+def test_a_weight_that_is_not_finite_is_named(part: str, value: float) -> None:
+    pipe = sd3()
+    module = getattr(pipe, part) if part == "transformer" else pipe.vae.decoder
+    name, weight = next((n, p) for n, p in module.named_parameters() if n.endswith("weight"))
+    with torch.no_grad():
+        weight.view(-1)[0] = value
+    place = f"{part}.{name}" if part == "transformer" else f"vae.decoder.{name}"
+    with pytest.raises(UserError, match=f"tensor {place} has NaN or infinity"):
+        PipelinePolicy(pipe, call=SQUARE).prove(PROMPTS, steps=STEPS, guidance=1.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_pixel_that_is_not_finite_is_no_white(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = sd3()
+    made = PipelinePolicy(pipe, call=SQUARE)
+    conditioning, latents, real = made.encode(PROMPTS), noise(made), pipe.vae.decode
+
+    def hot(latents: Any, **named: Any) -> Any:
+        (media,) = real(latents, **named)
+        media[0, 0, 0, 0] = value
+        return (media,)
+
+    assert made.decode(latents, conditioning, steps=STEPS, guidance=1.0).isfinite().all()
+    monkeypatch.setattr(pipe.vae, "decode", hot)
+    with pytest.raises(UserError, match="decoder vae makes NaN or infinity"):
+        made.decode(latents, conditioning, steps=STEPS, guidance=1.0)

@@ -94,3 +94,38 @@ def test_the_pipeline_stays_as_it_was() -> None:
     whole.stepped()
     assert {name: id(part) for name, part in pipe.components.items()} == before
     assert "step" not in vars(pipe.scheduler)
+
+
+def test_a_loop_that_writes_into_its_latents_is_compared_from_the_same_ones() -> None:
+    """Else the next call begins at what the last one left, and nothing is shown."""
+    pipe = NAMED["SD3"].build()
+    step = type(pipe.scheduler).step
+
+    class InPlace(type(pipe.scheduler)):
+        def step(self, model_output: Any, timestep: Any, sample: Any, **named: Any) -> Any:
+            result = step(self, model_output, timestep, sample, **named)[0]
+            sample.copy_(result)
+            return (sample,)
+
+    pipe.scheduler.__class__ = InPlace
+    policy = PipelinePolicy(pipe, call=NAMED["SD3"].call)
+    batch = policy.open(THREE, (), STEPS)
+    whole = WholeSample(policy, batch, 0, 4.5)
+    assert whole.given is not None
+    before = whole.given.clone()
+    first, second = whole.own(), whole.own()
+    assert torch.equal(whole.given, before)
+    assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])
+
+
+def test_a_call_that_shows_nothing_is_no_claim() -> None:
+    family = NAMED["SD3"]
+    proof = proven(PipelinePolicy(family.build(), call=family.call))
+    assert proof.unshown is None and proof.repeated
+    rough = replace(proof, rounding=replace(proof.rounding, latents=0.5))
+    assert rough.unshown is not None and "0.5" in rough.unshown
+    assert "not shown" in deviations([rough]) and "not shown" not in deviations([proof])
+    twice = replace(proof, repeated=False).unshown
+    assert twice is not None and "differs from itself" in twice
+    nan = replace(proof, rounding=replace(proof.rounding, media=float("nan")))
+    assert nan.unshown is not None

@@ -1,12 +1,12 @@
 """Conditions on a pipeline's own call, for our samplers to stand in for its scheduler."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flowrl.errors import UserError
 from flowrl.models.diffusers.call.scheduler_standin import Received
@@ -25,6 +25,24 @@ def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, r
             f"{owner} steps {sorted(seen)} states for {rows} prompts: pipelines of several states "
             "or loops cannot be driven"
         )
+
+
+def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) -> None:
+    """UserError that names the first weight that is not finite, if a prediction is not."""
+    if all(bool(values.isfinite().all()) for values in predicted):
+        return
+    modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    for name, module in modules.items():
+        for place, weight in chain(module.named_parameters(), module.named_buffers()):
+            if weight.is_floating_point() and not bool(weight.isfinite().all()):
+                raise UserError(
+                    f"{owner}: the tensor {name}.{place} has NaN or infinity: load the model's "
+                    "files again, in another dtype if it was converted"
+                )
+    raise UserError(
+        f"{owner} predicts NaN or infinity, though its weights are finite: use model.dtype: "
+        "float32 or bfloat16"
+    )
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> None:

@@ -21,6 +21,7 @@ from flowrl.models.diffusers.call.conditioning import (
     check_constants,
     flatten,
 )
+from flowrl.models.diffusers.call.decoder import finite_decoder
 from flowrl.models.diffusers.call.driver import Driver, PipelineCall, Target
 from flowrl.models.diffusers.call.image_to_image import (
     CleanPart,
@@ -31,7 +32,7 @@ from flowrl.models.diffusers.call.image_to_image import (
 from flowrl.models.diffusers.call.missing_texts import MissingTexts
 from flowrl.models.diffusers.call.proof_checks import media_of
 from flowrl.models.diffusers.call.schedule import ModelOutput, PipelineSchedule, Start, Way
-from flowrl.models.diffusers.call.scheduler_standin import Received
+from flowrl.models.diffusers.call.scheduler_standin import Received, patched
 from flowrl.models.diffusers.call.traits import (
     TRIAL_GUIDANCE,
     UNGUIDED,
@@ -294,7 +295,9 @@ class Loop:
             each = [(x0[[i]], conditioning.take([i])) for i in range(len(x0))]
             return torch.cat([self.decode(*row, way, graded) for row in each])
         call = self._at(x0 if graded else x0.detach(), conditioning, way)
-        result = self.driver.finished(call, decodes_in_loop=way.decodes_in_loop, graded=graded)[0]
+        with patched(finite_decoder(self.pipe)):
+            loops = way.decodes_in_loop
+            result = self.driver.finished(call, decodes_in_loop=loops, graded=graded)[0]
         return media_of(result, double=graded)
 
     def record(

@@ -102,6 +102,8 @@ class Subject:
         """The pipeline's own call: its steps, its media, whether it draws no noise."""
         call = (self.prompts, self.extras, self.steps, self.guidance)
         steps, media, repeatable = self.loop.record(*call)
+        predicted = [media, *(step.output for step in steps)]
+        proof_checks.finite(self.loop.name, self.loop.pipe.components, predicted)
         if not shown(media) and self.loop.traits.form == "pt":
             self.loop.traits = replace(
                 self.loop.traits, form="np"

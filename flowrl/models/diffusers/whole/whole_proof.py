@@ -19,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from flowrl.models.diffusers.batch import MediaBatch
@@ -31,6 +32,7 @@ from flowrl.models.diffusers.replay.replay import Replay
 from flowrl.models.diffusers.whole.whole_sample import WholeSample
 
 WHOLE_FLOOR = 1e-4  # of the latents' size, and of media in 0..1: rounding in no dtype is finer
+LARGEST_ROUNDING = 0.01  # of the latents' size and of media: beyond it nothing is shown
 LEGEND = (
     "largest differences from the pipeline's own call, of latents as a share of their size, of "
     "media in 0..1: (a) its own scheduler with flowrl's velocities; (b) flowrl's steps; alone: a "
@@ -62,6 +64,7 @@ class WholeProof:
     alone     a row sampled alone, beside the same row in the batch; None for a single row
     rounding  what one unit of rounding in the first state does to the own call
     unit      that unit
+    repeated  whether the pipeline's own call, made twice, is equal to the bit
     """
 
     steps: int
@@ -72,9 +75,22 @@ class WholeProof:
     alone: Deviation | None
     rounding: Deviation
     unit: float
+    repeated: bool = True
+
+    @property
+    def unshown(self) -> str | None:
+        """The reason why neither claim is shown; None where they are."""
+        if not self.repeated:
+            return "the pipeline's own call, made twice, differs from itself"
+        worst = max(self.rounding.latents, self.rounding.media)
+        if not worst <= LARGEST_ROUNDING:
+            return f"one unit of rounding in the first state changes its own call by {worst:.2g}"
+        return None
 
     def failure(self) -> str | None:
-        """A sentence on a claim that does not hold; None where all do."""
+        """A sentence on a claim that does not hold; None where all do, or where none is shown."""
+        if self.unshown is not None:
+            return None
         claims = {"its own scheduler with flowrl's velocities makes": (self.own, 1.0)}
         if self.own_steps:  # the scheduler may round its state at every step
             claims["flowrl's own steps make"] = (self.flowrl, math.sqrt(self.steps))
@@ -98,6 +114,8 @@ class WholeProof:
                 for d in (self.own, self.flowrl, self.alone, self.rounding)
             ]
             cells[1] += "" if self.own_steps else " (stands in)"
+            if self.unshown is not None:
+                cells[:3] = ["not shown"] * 3
             made.append((str(self.steps), str(self.guidance), what, *cells))
         return made
 
@@ -121,7 +139,7 @@ def prove_whole(
         return WholeSample(policy, batch, 0, replay.guidance)
 
     whole = sample(len(prompts))
-    own, flowrl = whole.own(), whole.flowrl()
+    own, again, flowrl = whole.own(), whole.own(), whole.flowrl()
     ours = flowrl, whole.media(flowrl)
     stepped = whole.stepped() if whole.given is not None or not replay.noisy else None
     alone = None
@@ -141,6 +159,7 @@ def prove_whole(
         alone=alone,
         rounding=Deviation.between(whole.own(unit), own),
         unit=unit,
+        repeated=all(torch.equal(*pair) for pair in zip(own, again, strict=True)),
     )
 
 

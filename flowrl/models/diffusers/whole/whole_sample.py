@@ -174,7 +174,8 @@ class WholeSample:
 
         def around(*args: Any, **named: Any) -> Any:
             result = step(real, signature.bind(*args, **named), len(states) - 1)
-            states.append(result[0] if isinstance(result, tuple) else result.prev_sample)
+            state = result[0] if isinstance(result, tuple) else result.prev_sample
+            states.append(state.clone())  # some loops write into it
             return result
 
         vars(around)["__signature__"] = signature
@@ -182,7 +183,8 @@ class WholeSample:
         given = self._arguments(self.guidance)
         if self.given is not None:
             latents = nudged(self.given, unit) if unit else self.given
-            given["latents"] = latents.to(self.policy.loop.start(self.batch.steps).dtype)
+            latents = latents.to(self.policy.loop.start(self.batch.steps).dtype)
+            given["latents"] = latents.clone()  # some loops write into it
         if "generator" in self.policy.loop.driver.parameters:
             seed = self.seed if self.given is not None else 0  # 0 as in `Driver`
             given["generator"] = torch.Generator().manual_seed(seed)
