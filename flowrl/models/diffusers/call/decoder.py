@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from flowrl.errors import UserError
+from flowrl.models.diffusers.call.proof_checks import NotFinitePartError, refuse_weights
 from flowrl.models.diffusers.call.scheduler_standin import Patch
 
 
 def finite_decoder(pipe: Any) -> list[Patch]:
-    """Patches of each component's `decode` that raise UserError for NaN or infinity."""
+    """Patches of each component's `decode` that raise NotFinitePartError for NaN or infinity."""
     parts = {n: part for n, part in pipe.components.items() if isinstance(part, nn.Module)}
     decoders = {n: part for n, part in parts.items() if callable(getattr(part, "decode", None))}
     return [Patch(part, "decode", _checked(pipe, n, part)) for n, part in decoders.items()]
@@ -22,7 +22,8 @@ def _checked(pipe: Any, name: str, part: Any) -> Any:
     def decode(*args: Any, **named: Any) -> Any:
         output = real(*args, **named)
         if not all(bool(values.isfinite().all()) for values in _tensors(output)):
-            raise UserError(
+            refuse_weights(type(pipe).__name__, {name: part})
+            raise NotFinitePartError(
                 f"{type(pipe).__name__}: its decoder {name} makes NaN or infinity, which would be "
                 "white or black: lower train.lr, or decode in float32 (model.dtype: float32)"
             )

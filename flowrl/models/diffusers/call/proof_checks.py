@@ -12,6 +12,10 @@ from flowrl.errors import UserError
 from flowrl.models.diffusers.call.scheduler_standin import Received
 
 
+class NotFinitePartError(UserError):
+    """A weight, or a decoder's output, that is NaN or infinity."""
+
+
 def check_states(owner: str, own: Sequence[Received], steps: int, visits: int, rows: int) -> None:
     """Check that there is one state per prompt, and as many steps as scheduled."""
     if len(own) != visits:
@@ -31,18 +35,23 @@ def finite(owner: str, parts: Mapping[str, Any], predicted: Sequence[Tensor]) ->
     """UserError that names the first weight that is not finite, if a prediction is not."""
     if all(bool(values.isfinite().all()) for values in predicted):
         return
-    modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    for name, module in modules.items():
-        for place, weight in chain(module.named_parameters(), module.named_buffers()):
-            if weight.is_floating_point() and not bool(weight.isfinite().all()):
-                raise UserError(
-                    f"{owner}: the tensor {name}.{place} has NaN or infinity: load the model's "
-                    "files again, in another dtype if it was converted"
-                )
+    refuse_weights(owner, parts)
     raise UserError(
         f"{owner} predicts NaN or infinity, though its weights are finite: use model.dtype: "
         "float32 or bfloat16"
     )
+
+
+def refuse_weights(owner: str, parts: Mapping[str, Any]) -> None:
+    """UserError that names the first weight that is not finite, if there is one."""
+    modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    for name, module in modules.items():
+        for place, weight in chain(module.named_parameters(), module.named_buffers()):
+            if weight.is_floating_point() and not bool(weight.isfinite().all()):
+                raise NotFinitePartError(
+                    f"{owner}: the tensor {name}.{place} has NaN or infinity: load the model's "
+                    "files again, in another dtype if it was converted"
+                )
 
 
 def unbroken(owner: str, own: Sequence[Received]) -> None:

@@ -235,7 +235,7 @@ class Subject:
             try:
                 decoded = self.loop.decode(last, self.conditioning, how)
                 away = largest_difference(decoded, self.recorded[1])
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, proof_checks.NotFinitePartError):
                 raise
             except FAILURES as error:
                 reasons.append(f"fails ({type(error).__name__}: {error})")
