@@ -82,9 +82,9 @@ class WholeProof:
         """The reason why neither claim is shown; None where they are."""
         if not self.repeated:
             return "the pipeline's own call, made twice, differs from itself"
-        worst = max(self.rounding.latents, self.rounding.media)
-        if not worst <= LARGEST_ROUNDING:
-            return f"one unit of rounding in the first state changes its own call by {worst:.2g}"
+        for away in (self.rounding.latents, self.rounding.media):
+            if not away <= LARGEST_ROUNDING:  # nor where it is not a number
+                return f"one unit of rounding in the first state changes its own call by {away:.2g}"
         return None
 
     def failure(self) -> str | None:
