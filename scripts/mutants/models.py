@@ -68,7 +68,7 @@ ROWS = (
      "transformer_blocks.N.attn.to_k transformer_blocks.N.attn.to_q transformer_blocks.N.attn.to_v -> double_blocks",
      FORMATS),
     ("lora-xl-blocks", "flowrl/models/diffusers/lora/lora_keys.py", "int(match[2]) + 1}.1.", "int(match[2])}.1.", FORMATS),
-    ("painting-media", "flowrl/models/diffusers/batch.py", "self.conditioning.take(prompt.cpu())",
+    ("painting-media", "flowrl/models/diffusers/batch.py", "self.conditioning.take(on_host(prompt))",
      "self.conditioning.take([0] * len(prompt))", PAINTED),
     ("replay-euler", "flowrl/models/diffusers/replay/proof_steps.py",
      "if type(self.scheduler) is FLOW_EULER and away > self.tolerance * size:", "if False:",

@@ -9,7 +9,7 @@ SHARING = "processes/test_sharing.py"
 DEAL, INPUTS = "flowrl/run/update/minibatches.py", "run/test_shared_inputs.py"
 STATES, EXPERTS = "samplers/test_storage.py", "models/test_experts.py"
 SHARED_OLD = "run/test_shared_old.py"
-TRANSFERS = "run/test_iteration_transfers.py"
+TRANSFERS = "scripts/test_device_report.py"
 ONCE = "test_training_evaluates_each_distinct_input_once"
 
 # fmt: off
@@ -28,8 +28,8 @@ ROWS = (
     ("storage-ratio", "samplers/walk.py", "        x_next = self.rounded(plan, x_next)\n", "", STATES),
     ("storage-once", "samplers/walk.py", "after.stored = keep.put(x_next)",
      "x_next = keep.put(x_next)", STATES),
-    ("storage-restored", "flowrl/likelihoods/rows.py", "value.to(sigma.device, sigma.dtype)",
-     "value.to(sigma.device)", STATES),
+    ("storage-restored", "flowrl/likelihoods/rows.py", "uploaded(value, sigma.device).to(sigma.dtype)",
+     "uploaded(value, sigma.device)", STATES),
     ("storage-evaluations", "samplers/walk.py", "self.latents.storage.rounded(x) if trained else x",
      "self.latents.storage.rounded(x)", STATES),
     ("experts-graph", "flowrl/models/diffusers/call/experts.py", "and other.awake and not other.graded",
@@ -59,18 +59,18 @@ ROWS = (
      "        self._placed = self.inside\n", "run/test_policies.py"),
     ("old-shared", "flowrl/run/update/update.py", "before = None if share is not shares[0] else",
      "before =", SHARED_OLD),
-    ("transfers-counts", "flowrl/losses/base.py", "floats(torch.stack(counts).sum(0).double())",
-     "(float(sum(c[i] for c in counts)) for i in (0, 1))", TRANSFERS),
-    ("inputs-prompt", "flowrl/likelihoods/rows.py", "torch.stack([rows.prompt, rows.state], 1)",
-     "torch.stack([rows.state, rows.state], 1)",
+    ("transfers-counts", "flowrl/losses/base.py", "integers(torch.stack(counts).sum(0))",
+     "[float(sum(c[i] for c in counts)) for i in (0, 1)]", TRANSFERS),
+    ("inputs-prompt", "flowrl/likelihoods/rows.py", "here = [on_host(rows.prompt), on_host(rows.state)]",
+     "here = [on_host(rows.state), on_host(rows.state)]",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
     ("inputs-equal", "flowrl/likelihoods/rows.py", "flatten(1).any(1)", "flatten(1).all(1)",
      f"{INPUTS}::test_equal_neighbours_have_one_number"),
     ("inputs-selected", "flowrl/likelihoods/rows.py", "index_select(0, number)",
      "index_select(0, number.flip(0))",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
-    ("inputs-once", "flowrl/likelihoods/transition.py", "None if before == after else",
-     "None if True else",
+    ("inputs-once", "flowrl/likelihoods/transition.py", "if before == after:",
+     "if True:",
      f"{INPUTS}::test_a_replayed_sample_among_siblings_has_its_own_state"),
     ("inputs-direction", "flowrl/likelihoods/directional.py", "state=states_of(rollout, edges)",
      "state=None", f"{INPUTS}::{ONCE}[fdfo]"),
