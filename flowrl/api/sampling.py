@@ -32,6 +32,7 @@ from flowrl.run.evaluate.evaluate import Trial
 from flowrl.run.state.live import Live
 from flowrl.run.state.session import load_rewards
 from flowrl.settings import RewardSpec
+from flowrl.settings.model import GuidanceScale
 from rewards import Samples, Scores, score_all
 from samplers import Plan, Planner, Rollout
 
@@ -91,7 +92,7 @@ def sample(
     *,
     plan: Planner,
     steps: int = 10,
-    guidance: float | None = 1.0,
+    guidance: GuidanceScale = 1.0,
     seed: int = 0,
     call: Mapping[str, Any] = {},
     decode: bool = True,
@@ -103,7 +104,8 @@ def sample(
 
     model     a diffusers pipeline, which is as before afterwards; its folder; a hub name; or a
               `TrainedRun`, whose last weights sample
-    guidance  scale of classifier-free guidance; 1 is none, None the pipeline's own default
+    guidance  scale of classifier-free guidance; "none" is without, None the
+              pipeline's own default
     call      further arguments of the pipeline's own call, such as height
     decode    False leaves the media out: latents and log-probabilities alone
 
@@ -148,7 +150,7 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
     strength: float = 10.0,
     count: int = 1,
     steps: int = 10,
-    guidance: float | None = 1.0,
+    guidance: GuidanceScale = 1.0,
     seed: int = 0,
     call: Mapping[str, Any] = {},
 ) -> SteeredSamples:
@@ -165,7 +167,9 @@ def steer(  # noqa: PLR0913 the options of `flowrl sample --steer`
         judges = load_rewards(specs, Live(read.objects))
         chosen = PromptSet(texts, tuple({"prompt": text} for text in texts))
         trial = Trial(chosen, tuple(range(len(texts))), count, steps, seed)
-        scorer = SampleScorer(policy, judges, last_weights(specs), trial, guidance, policy.device)
+        scorer = SampleScorer(
+            policy, judges, last_weights(specs), trial, policy.guidance.sample, policy.device
+        )
         samples, evaluations = steered_samples(scorer, SteeredSampler(method, particles, strength))
         return SteeredSamples(samples, score_all(judges, samples), evaluations)
 
@@ -179,7 +183,7 @@ def _prompt_list(prompts: str | Sequence[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _driven(
-    model: PipelineSource, guidance: float | None, call: Mapping[str, Any]
+    model: PipelineSource, guidance: GuidanceScale, call: Mapping[str, Any]
 ) -> Iterator[PipelinePolicy]:
     """The model as a policy. A live pipeline is as before afterwards."""
     if isinstance(model, TrainedRun):
@@ -192,7 +196,7 @@ def _driven(
         with _as_before(model):
             policy = PipelinePolicy(model, call=call)
             policy.device = model.device
-            policy.guidance = Scales(guidance, guidance)
+            policy.guidance = Scales(*(policy.scale(guidance),) * 2)
             yield policy
         return
     elif isinstance(model, str | Path):
@@ -204,7 +208,7 @@ def _driven(
             "the model is a diffusers pipeline, a folder, a hub name or a TrainedRun, not "
             f"{type(model).__name__}"
         )
-    policy.guidance = Scales(guidance, guidance)
+    policy.guidance = Scales(*(policy.scale(guidance),) * 2)
     yield policy
 
 

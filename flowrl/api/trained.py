@@ -24,6 +24,7 @@ from flowrl.run.state.live import NOTHING_LIVE, Live
 from flowrl.run.state.session import load_rewards
 from flowrl.run.watch import record
 from flowrl.settings import PromptFiles, RewardSpec, Run
+from flowrl.settings.model import GuidanceScale
 from flowrl.settings.read import dump, run_from, run_of
 from rewards import Reward, Samples
 
@@ -101,7 +102,7 @@ class TrainedRun:
         weights: str = "last",
         count: int = 1,
         steps: int | None = None,
-        guidance: float | None = None,
+        guidance: GuidanceScale = None,
         seed: int = 0,
     ) -> Samples:
         """Sample `count` times per prompt. Returns images [n 3 h w], videos [n f 3 h w] or n texts

@@ -133,7 +133,7 @@ def _inference(subject: CardSubject) -> Iterator[tuple[Any, Any]]:
     sides = [run.evaluate.height or run.model.height, run.evaluate.width or run.model.width]
     own = "the pipeline's own"
     yield Markup("steps (`num_inference_steps`)"), run.evaluation_steps
-    yield "guidance", own if scale is None else f"{scale:g}"
+    yield "guidance", own if scale is None else scale if scale == "none" else f"{scale:g}"
     yield "size", " x ".join(map(str, sides)) if all(sides) else own
     yield "sampling", "deterministic (ODE), whatever noise training sampled with"
     yield "scheduler", _scheduler(run.model.pipeline) or own

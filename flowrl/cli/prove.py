@@ -79,10 +79,10 @@ def _prove(run: Run, prompts: PromptSet, held_out: PromptSet | None, cache: bool
 def _whole(run: Run, policy: PipelinePolicy, rows: PromptColumns) -> tuple[WholeProof, ...]:
     """The proofs over whole samples at the steps, guidances and sizes of the run's training and
     evaluations. UserError if one fails."""
-    scales, steps, made = run.model.guidance, run.algorithm().steps, []
+    scales, steps, made = policy.guidance, run.algorithm().steps, []
     evaluator = evaluation_policy(policy, run)
     assert isinstance(evaluator, PipelinePolicy)
-    own = run.evaluation_steps, run.evaluation_guidance
+    own = run.evaluation_steps, evaluator.guidance.sample
     sized = evaluator.loop is not policy.loop
     pairs = [(steps, scales.sample), (steps, scales.train), *(() if sized else (own,))]
     cases = [(policy, *pair) for pair in dict.fromkeys(pairs)]

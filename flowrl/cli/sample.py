@@ -59,9 +59,9 @@ def sample_prompts(given: SampleArguments, options: Sequence[str]) -> None:
             trial,
         )
     else:
-        guidance = run.evaluation_guidance
         option = "--steer" if given.optimise == "no" else "--optimise"
         weights, driven = last_weights(specs, run.train.iterations), drivable(policy, option)
+        guidance = driven.guidance.sample
         scorer = SampleScorer(driven, rewards, weights, trial, guidance, device_of(run))
         samples, summary = _improved(scorer, given)
         result = TrialSamples(samples, Statistics({}, {}))

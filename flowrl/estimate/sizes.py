@@ -15,6 +15,7 @@ from flowrl.models.description import Description, describe
 from flowrl.models.diffusers.lora.lora import OTHER, default_targets
 from flowrl.models.savings import outer_lists
 from flowrl.settings import ModelSettings
+from flowrl.settings.model import GuidanceScale
 
 PROMPT = 64  # tokens of a text's prompt, assumed
 # linears of blocks that see the prompt's tokens, which are few beside an image's
@@ -79,15 +80,15 @@ def of(m: ModelSettings, length: int) -> Sizes | None:
     return _pipeline(described, m) if m.pipeline else _language(described, length)
 
 
-def rows_per_state(described: Description, guidance: float | None) -> int:
+def rows_per_state(described: Description, guidance: GuidanceScale) -> int:
     """Rows of the denoiser for one state: two with classifier-free guidance, which a denoiser that
     takes the scale as an input does not need. None is the pipeline's own scale."""
-    if described.first.config.get("guidance_embeds"):
+    if guidance == "none" or described.first.config.get("guidance_embeds"):
         return 1
     if guidance is None and described.guided_by_part:
         return 2
     own = described.default("guidance_scale") if guidance is None else guidance
-    return 2 if isinstance(own, int | float) and own > 1 else 1
+    return 2 if isinstance(own, int | float) and described.guides_at(own) else 1
 
 
 def _language(described: Description, length: int) -> Sizes:

@@ -85,6 +85,20 @@ class Description:
         """Whether a component of the pipeline, and not an argument of its call, sets guidance."""
         return "guider" in inspect.signature(getattr(diffusers, self.pipeline or "")).parameters
 
+    def guides_at(self, scale: float) -> bool:
+        """Whether its class guides at a scale, as its own property says (above 0: Z-Image, Krea2);
+        above 1 for classes without the property, or whose property asks a component."""
+        kind = getattr(diffusers, self.pipeline or "")
+        rule = inspect.getattr_static(kind, "do_classifier_free_guidance", None)
+        if not isinstance(rule, property):
+            return scale > 1
+        bare = kind.__new__(kind)
+        vars(bare)["_guidance_scale"] = scale
+        try:
+            return bool(rule.__get__(bare))
+        except (AttributeError, TypeError):
+            return scale > 1
+
     def vae(self) -> Mapping[str, Any]:
         """Arguments of the decoder, with its class's defaults; empty without a decoder."""
         config = self.configs.get("vae", {})

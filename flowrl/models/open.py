@@ -60,7 +60,7 @@ def _pipeline(run: Run, device: torch.device) -> Policy:
         savings.attention(policy.denoisers, m.attention)
     if m.compile:
         savings.compile_blocks(policy.denoisers)
-    policy.guidance = Scales(m.guidance.sample, m.guidance.train)
+    policy.guidance = Scales(policy.scale(m.guidance.sample), policy.scale(m.guidance.train))
     policy.encoding_cache = _kept_encodings(run)
     policy.storage = _storage(run)
     return policy
@@ -99,7 +99,7 @@ def evaluation_policy(policy: Policy, run: Run) -> Policy:
 
     assert isinstance(policy, PipelinePolicy)
     twin = copy.copy(policy)
-    twin.guidance = policy.guidance._replace(sample=guidance)
+    twin.guidance = policy.guidance._replace(sample=policy.scale(guidance))
     if size:
         twin.loop = Loop(policy.pipe, {**policy.call, **size}, policy.loop.levels)
         twin.call, twin.known_proofs = twin.loop.call, {}

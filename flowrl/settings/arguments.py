@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flowrl.errors import UserError
+from flowrl.settings.model import GuidanceScale
 from flowrl.settings.options import split_by_commas
 from flowrl.settings.sentences import plain_message
 from flowrl.settings.words import suggestion
@@ -53,7 +54,7 @@ class SampleArguments:
     """Samples per prompt."""
     steps: AtLeastOne | None = None
     """Denoising steps (num inference steps) or most tokens; the evaluation's if absent."""
-    guidance: Annotated[float, Field(ge=0)] | None = None
+    guidance: GuidanceScale = None
     """Guidance scale; the evaluation's if absent."""
     height: AtLeastOne | None = None
     """Height in pixels; the evaluation's if absent."""
@@ -120,7 +121,7 @@ class EvaluateArguments:
     steps: AtLeastOne | None = None
     """Denoising steps (num inference steps) or most tokens; the run's evaluation steps if
     absent."""
-    guidance: Annotated[float, Field(ge=0)] | None = None
+    guidance: GuidanceScale = None
     """Guidance scale; the run's evaluate.guidance if absent."""
     height: AtLeastOne | None = None
     """Height in pixels; the run's evaluate.height if absent."""

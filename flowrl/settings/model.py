@@ -11,17 +11,21 @@ from flowrl.settings.levels import Sigmas, checked_sigmas
 from flowrl.settings.server import Server
 from flowrl.settings.short_forms import guidance_settings, lora_settings
 
+GuidanceScale = Annotated[float, Field(ge=0)] | Literal["none"] | None
+
 
 class Guidance(Settings):
-    """Classifier-free guidance scales: 1 is no guidance, null is the pipeline's own default (7.0
-    for StableDiffusion3Pipeline), also for pipelines without an argument for it.
+    """Classifier-free guidance scales. `none` is without guidance, at the scale that is measured
+    when the model opens: 1 of most pipelines, 0 of Z-Image and Krea2. A number is the pipeline's
+    own scale; null is its default (7.0 for StableDiffusion3Pipeline), also where its call takes no
+    scale.
 
-    A matching loss regresses the velocity itself, so AWM, NFT and DPO need `train: 1`.
+    A matching loss regresses the velocity itself, so AWM, NFT and DPO need `train: none`.
     """
 
-    sample: float | None = Field(default=1.0, ge=0)
+    sample: GuidanceScale = 1.0
     """Guidance scale of training samples and of evaluations."""
-    train: float | None = Field(default=1.0, ge=0)
+    train: GuidanceScale = 1.0
     """Guidance scale of the rows that the loss is computed on."""
 
 
@@ -90,9 +94,9 @@ class ModelSettings(Settings):
     """null trains all weights of the denoiser or of the language model. A number is the rank."""
     guidance: Annotated[
         Guidance,
-        BeforeValidator(guidance_settings, json_schema_input_type=Guidance | float | None),
+        BeforeValidator(guidance_settings, json_schema_input_type=Guidance | GuidanceScale),
     ] = Guidance()
-    """Classifier-free guidance; one number is the scale of sampling and of training."""
+    """Classifier-free guidance; one number, or none for without, is that of sampling and training."""
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as max_sequence_length."""
     sigmas: Sigmas | None = None

@@ -14,7 +14,7 @@ from flowrl.settings.data import PromptFiles, RewardSpec
 from flowrl.settings.given import GivenSettings, with_prompts
 from flowrl.settings.intermediate import check_intermediate
 from flowrl.settings.levels import levels_of
-from flowrl.settings.model import ModelSettings
+from flowrl.settings.model import GuidanceScale, ModelSettings
 from flowrl.settings.recipe import EveryRecipe, RecipeSettings, recipe_kind
 from flowrl.settings.short_forms import reward_list
 from flowrl.settings.teachers import TeacherSettings, check_teachers
@@ -160,7 +160,7 @@ class Run(Settings):
         return tuple(1 - k / steps for k in range(steps + 1))
 
     @property
-    def evaluation_guidance(self) -> float | None:
+    def evaluation_guidance(self) -> GuidanceScale:
         """Guidance scale of evaluations; None is the pipeline's own."""
         e = self.evaluate
         return self.model.guidance.sample if e.guidance is None else e.guidance

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from flowrl.settings.base import OnResume, Settings
+from flowrl.settings.model import GuidanceScale
 
 
 class ScheduleSettings(Settings):
@@ -134,8 +135,8 @@ class EvaluateSettings(Settings):
     """Denoising steps (num inference steps), or the most tokens of a text; null: the recipe's."""
     temperature: float = Field(default=1.0, ge=0)
     """Temperature of text; 0 takes the likeliest token, so all samples of a prompt are equal."""
-    guidance: float | None = Field(default=None, ge=0)
-    """Guidance scale of images and videos; null: model.guidance.sample."""
+    guidance: GuidanceScale = None
+    """Guidance scale of images and videos, none: without; null: model.guidance.sample."""
     height: int | None = Field(default=None, ge=1)
     """Height of images and videos in pixels; null: model.height."""
     width: int | None = Field(default=None, ge=1)

@@ -30,9 +30,9 @@ model.lora.alpha: scale of the adapters, relative to the rank
     | lora_alpha | model.lora_alpha | lora_alpha | lora_alpha
 model.lora.targets: linear layers that get an adapter
     | | model.target_modules | lora_target_modules | target_modules
-model.guidance.sample: scale of classifier-free guidance in sampling; 1 is none
+model.guidance.sample: scale of classifier-free guidance in sampling; `none` is without
     sample.guidance_scale | cfg_infer | train.guidance_scale | | guidance_scale, true_cfg_scale
-model.guidance.train: scale of classifier-free guidance in training; 1 is none
+model.guidance.train: scale of classifier-free guidance in training; `none` is without
     train.cfg | | | |
 model.height: height of a sample in pixels
     resolution | h | train.resolution | | height

@@ -16,6 +16,7 @@ from flowrl.estimate.time import duration, estimate_time
 from flowrl.models.public_configs import PUBLIC_MODELS
 from flowrl.settings import Run
 from flowrl.settings.inherit import read_tree
+from flowrl.settings.model import GuidanceScale
 from flowrl.settings.read import read_run
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -97,11 +98,16 @@ def row(path: Path) -> tuple[str, ...]:
     return (*settings(path, run), *memory_cells(run), time_cell(run), sources(path))
 
 
+def _scale(scale: GuidanceScale) -> str:
+    own = {None: "own", "none": "none"}
+    return own[scale] if scale is None or scale == "none" else f"{scale:g}"
+
+
 def settings(path: Path, run: Run) -> tuple[str, ...]:
     m, name = run.model, str(run.recipe.name)  # type: ignore[attr-defined]
     sides = [str(side) for side in (m.height, m.width, m.call.get("num_frames")) if side]
     scales = (m.guidance.sample, m.guidance.train, run.evaluation_guidance)
-    said = " / ".join("own" if scale is None else f"{scale:g}" for scale in scales)
+    said = " / ".join(_scale(scale) for scale in scales)
     adapters = "all weights" if m.lora is None else f"rank {m.lora.rank}"
     link = f"[models/{path.stem}](../configs/models/{path.name})"
     recipe = f"[{name}](recipes.md#{name})"

@@ -18,10 +18,12 @@ from flowrl.models import savings
 from flowrl.models.call_sizes import CallKind, CallSizes, SamplingRows
 from flowrl.models.diffusers.batch import MediaBatch, Scales
 from flowrl.models.diffusers.call import checks, columns
+from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import LONG_PROMPT, SHORT_PROMPT, Conditioning
 from flowrl.models.diffusers.call.driver import DENOISERS
 from flowrl.models.diffusers.call.experts import RestingExperts
+from flowrl.models.diffusers.call.neutral import neutral_scale
 from flowrl.models.diffusers.call.offload import OffloadedParts, placed_parts
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Start, Way
 from flowrl.models.diffusers.call.signature import Loop
@@ -29,6 +31,7 @@ from flowrl.models.diffusers.call.user_levels import UserLevels
 from flowrl.models.diffusers.encoding_cache import EncodingCache, encoded_in_calls
 from flowrl.models.diffusers.lora import lora
 from flowrl.models.diffusers.replay import proof
+from flowrl.settings.model import GuidanceScale
 from samplers import Begin, Ode, Velocity
 from samplers.host import on_host, picked, sent
 from samplers.storage import Storage
@@ -127,6 +130,15 @@ class PipelinePolicy:
             for scale in scales
         ]
         return list(map(str, found))
+
+    def scale(self, guidance: GuidanceScale) -> float | None:
+        """The pipeline's own scale for a setting: `none` is the one at which it does not guide."""
+        if guidance != "none":
+            return guidance
+        with its_own(self.name, self.call):
+            found = neutral_scale(self.loop.driver, self.loop.traits)
+        self.frozen.rest()
+        return found
 
     @property
     def arithmetic(self) -> torch.dtype:

@@ -22,6 +22,7 @@ from flowrl.models.diffusers.call import proof_checks
 from flowrl.models.diffusers.call.checks import its_own
 from flowrl.models.diffusers.call.columns import Extra
 from flowrl.models.diffusers.call.conditioning import Conditioning
+from flowrl.models.diffusers.call.neutral import counted_rows
 from flowrl.models.diffusers.call.proof_checks import largest_difference, shown
 from flowrl.models.diffusers.call.schedule import PipelineSchedule, Way
 from flowrl.models.diffusers.call.scheduler_standin import FAILURES, Received
@@ -87,6 +88,7 @@ class Subject:
             user_levels=self.loop.levels is not None,
             video=self.recorded[1].ndim == 5,
             together=together,
+            evaluations=self._evaluations(way),
         )
 
     @cached_property
@@ -253,6 +255,15 @@ class Subject:
             f"{self.loop.name}: decoding its own last state {reasons[0]}, and after a loop that "
             f"moves nothing it {reasons[1]}"
         )
+
+    def _evaluations(self, way: Way) -> float:
+        """Evaluations of the network for a row's velocity, at the first step or in the middle."""
+        counts = []
+        for step in dict.fromkeys((0,) if way.forward else (0, len(self.own) // 2)):
+            with torch.no_grad(), counted_rows(self.loop.driver.denoisers) as rows:
+                self.loop.received(self.state(step), self.sigma(step), self.conditioning, way)
+            counts.append(sum(rows) / len(self.prompts))
+        return max(counts)
 
     def _check_guidance(self, way: Way) -> None:
         """Refuse guidance without effect (a missing negative prompt): it is a mistake."""

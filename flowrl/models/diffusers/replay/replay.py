@@ -35,6 +35,7 @@ class Replay:
     padding: float | None = None  # share of a prediction due to prompts encoded beside its own
     user_levels: bool = False  # the call was made at the levels of model.sigmas
     video: bool = False  # the pipeline makes videos, not images
+    evaluations: float = 1.0  # of the network, for a row's velocity; more than 1: guided
     together: tuple[str, ...] = ()  # columns: rows with images of one size share a call, to the bit
 
     @property
@@ -58,11 +59,12 @@ class Replay:
             f"; a prompt's prediction depends by {self.padding:.1%} on the prompts encoded with it "
             "(the pipeline pads them without a mask)"
         )  # fmt: skip
+        guided = f" (guided: {self.evaluations:g} evaluations per row)" * (self.evaluations > 1)
         images = "; rows with images of one size share a call" if self.together else ""
         return (
             f"{self.pipeline}, {self.dtype}, {self.steps} steps"
             f"{' at the levels of model.sigmas' if self.user_levels else ''}, "
-            f"guidance {self.guidance}: "
+            f"guidance {self.guidance}{guided}: "
             f"{what} and decoder equal the pipeline's own call to the bit ({way}), the first state "
             f"to rounding; rows of several sigmas {rows}{images}; {self.solver}{padding}"
         )

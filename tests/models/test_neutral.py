@@ -1,0 +1,92 @@
+"""The scale without guidance, measured: 1 of most pipelines, 0 of those that count from there."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from flowrl.errors import UserError
+from flowrl.estimate.sizes import rows_per_state
+from flowrl.models.description import public_model
+from flowrl.models.diffusers.batch import Scales
+from flowrl.models.diffusers.policy import PipelinePolicy
+from flowrl.models.public_configs import PUBLIC_MODELS
+from flowrl.paths import PROJECT
+from flowrl.settings import ModelSettings
+from flowrl.settings.model import GuidanceScale
+from flowrl.settings.read import read_run
+from tests.support.driving import PROMPTS, STEPS
+from tests.support.tiny_pipelines import NAMED
+
+torch.set_num_threads(1)
+SCALES = {"SD1.5": 1.0, "SD3": 1.0, "FLUX.1": 1.0, "Qwen-Image": 1.0, "Z-Image": 0.0}
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES.items())
+def test_the_scale_without_guidance_is_measured(name: str, scale: float) -> None:
+    family = NAMED[name]
+    policy = PipelinePolicy(family.build(), call=family.call)
+    assert policy.scale("none") == scale
+    assert policy.scale(3.0) == 3.0 and policy.scale(None) is None
+    policy.guidance = Scales(policy.scale("none"), policy.scale("none"))
+    (line,) = policy.proofs(PROMPTS, STEPS)
+    assert f"guidance {scale}:" in line and "guided" not in line
+
+
+def test_one_of_z_image_is_guided_and_the_proof_says_so() -> None:
+    family = NAMED["Z-Image"]
+    policy = PipelinePolicy(family.build(), call=family.call)
+    proof = policy.prove(PROMPTS, steps=STEPS, guidance=1.0, complete=False, gradient=False)
+    assert "guidance 1.0 (guided: 2 evaluations per row)" in str(proof)
+
+
+def test_a_pipeline_that_guides_at_every_scale_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    family = NAMED["SD3"]
+    pipe = family.build()
+    always: Any = property(lambda self: True)
+    mixed: Any = property(lambda self: self._guidance_scale + 1)
+    monkeypatch.setattr(type(pipe), "do_classifier_free_guidance", always)
+    policy = PipelinePolicy(pipe, call=family.call)
+    assert policy.scale("none") == 1.0  # two evaluations, of which the negative one has no weight
+    monkeypatch.setattr(type(pipe), "guidance_scale", mixed)
+    assert policy.scale("none") == 0.0
+    three: Any = property(lambda self: 3.0)
+    monkeypatch.setattr(type(pipe), "guidance_scale", three)
+    with pytest.raises(UserError, match="guides at the scales 1 and 0 too"):
+        policy.scale("none")
+
+
+def test_settings_take_the_word_for_both_scales_or_one() -> None:
+    both = ModelSettings.model_validate({"pipeline": "x", "guidance": "none"}).guidance
+    assert (both.sample, both.train) == ("none", "none")
+    one = ModelSettings.model_validate({"pipeline": "x", "guidance": {"train": "none"}}).guidance
+    assert (one.sample, one.train) == (1.0, "none")
+    own = ModelSettings.model_validate({"pipeline": "x", "guidance": None}).guidance
+    assert (own.sample, own.train) == (None, None)
+    with pytest.raises(ValidationError):
+        ModelSettings.model_validate({"pipeline": "x", "guidance": {"train": "nothing"}})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "scale", "rows"),
+    [
+        ("ZImagePipeline", 1.0, 2), ("ZImagePipeline", 0.0, 1), ("ZImagePipeline", "none", 1),
+        ("Krea2Pipeline", 1.0, 2), ("StableDiffusion3Pipeline", 1.0, 1),
+        ("StableDiffusion3Pipeline", 4.5, 2), ("StableDiffusion3Pipeline", "none", 1),
+    ],
+)  # fmt: skip
+def test_a_plan_counts_guidance_as_the_class_does(
+    pipeline: str, scale: GuidanceScale, rows: int
+) -> None:
+    any_model = public_model(next(name for name in PUBLIC_MODELS if "stable-diffusion-3" in name))
+    described = replace(any_model, pipeline=pipeline)
+    assert rows_per_state(described, scale) == rows
+
+
+@pytest.mark.parametrize("name", ["z_image", "z_image_turbo"])
+def test_files_that_say_without_guidance_have_none(name: str) -> None:
+    run = read_run(PROJECT / f"configs/models/{name}.yaml")
+    assert (run.model.guidance.sample, run.model.guidance.train) == ("none", "none")
+    assert run.evaluation_guidance == (4.0 if name == "z_image" else "none")
