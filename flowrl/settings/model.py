@@ -96,7 +96,7 @@ class ModelSettings(Settings):
         Guidance,
         BeforeValidator(guidance_settings, json_schema_input_type=Guidance | GuidanceScale),
     ] = Guidance()
-    """Classifier-free guidance; one number, or none for without, is that of sampling and training."""
+    """Classifier-free guidance; one number, or none, is that of sampling and of training."""
     call: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the pipeline's own call, such as max_sequence_length."""
     sigmas: Sigmas | None = None

@@ -72,6 +72,6 @@ def lora_settings(value: Any) -> Any:
 
 
 def guidance_settings(value: Any) -> Any:
-    """Guidance scales: one number for sampling and training; null is the pipeline's own."""
+    """Guidance scales: one, or none, for sampling and training; null is the pipeline's own."""
     scalar = value is None or isinstance(value, int | float | str)
     return {"sample": value, "train": value} if scalar else value
