@@ -89,7 +89,7 @@ def _unguided_rows(driver: Driver, traits: Traits, scale: float) -> int | None:
 
 
 def _first_velocity(driver: Driver, traits: Traits, scale: float | None) -> tuple[Tensor, int]:
-    """What the first step of one row receives, and the evaluations that it took."""
+    """Return the prediction at the first step of one row, and its number of evaluations."""
     prompts, extras = [SHORT_PROMPT], traits.blank.extras
     given = traits.arguments(prompts, traits.steps, scale, extras)
     call = PipelineCall(given, driver.encoded(given), stubs=traits.stubs)
