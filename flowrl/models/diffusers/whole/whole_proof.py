@@ -88,7 +88,7 @@ class WholeProof:
         return None
 
     def failure(self) -> str | None:
-        """A sentence on a claim that does not hold; None where all do, or where none is shown."""
+        """A sentence on a claim that does not hold; None where all do, or none can be shown."""
         if self.unshown is not None:
             return None
         claims = {"its own scheduler with flowrl's velocities makes": (self.own, 1.0)}
