@@ -300,3 +300,9 @@ def test_a_pixel_that_is_not_finite_is_no_white(
     monkeypatch.setattr(pipe.vae, "decode", hot)
     with pytest.raises(UserError, match="decoder vae makes NaN or infinity"):
         made.decode(latents, conditioning, steps=STEPS, guidance=1.0)
+
+
+def test_encodings_in_place_of_prompts_are_refused_without_their_numbers() -> None:
+    with pytest.raises(UserError, match="would stand for every prompt") as refused:
+        policy(SQUARE | {"prompt_embeds": torch.randn(1, 7, 32)})
+    assert "tensor([[" not in str(refused.value)

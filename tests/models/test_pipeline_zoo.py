@@ -5,6 +5,7 @@ from typing import Any
 import diffusers
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowrl.errors import UserError
@@ -282,3 +283,18 @@ def test_a_driven_call_leaves_its_modules_as_they_were() -> None:
     module = diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3_img2img
     assert vars(module)["randn_tensor"] is drawn
     assert own(sd3(), latents, SQUARE).shape == (2, 3, 16, 16)
+
+
+def test_images_of_a_size_that_no_argument_sets_are_refused_or_given() -> None:
+    """Image to image makes latents of its image's shape, which a placeholder cannot know."""
+    pipe = zoo("StableDiffusionImg2ImgPipeline").pipe
+    (small, wide) = (Image.new("RGB", size, "red") for size in ((48, 48), (96, 48)))
+    made = PipelinePolicy(pipe, call={"strength": 0.8})
+    with pytest.raises(UserError, match=r"of the batch: .*no height and width.*model.call.image"):
+        made.check_rows([{"image": small}, {"image": small}])
+    sized = PipelinePolicy(pipe, call={"strength": 0.8, "image": small})
+    rows = [{"image": small}, {"image": small.copy()}]
+    sized.check_rows(rows)
+    sized.prove(PROMPTS, steps=STEPS, guidance=4.5, meta=rows)
+    with pytest.raises(UserError, match="prompt 2 of the batch"):
+        sized.check_rows([{"image": small}, {"image": wide}])

@@ -160,6 +160,7 @@ class PipelinePolicy:
     def check_rows(self, meta: Sequence[Mapping[str, Any]]) -> None:
         """Raise UserError for rows of prompt files that could not be in one batch."""
         self.loop.missing.check(self.loop.traits, meta)
+        self.loop.check_image_sizes(meta)
         self.frozen.rest()
 
     def encode(

@@ -177,6 +177,11 @@ def arguments(
                 f"{owner}: {key!r} leaves a part of the noise levels to another pipeline, and "
                 "flowrl samples all of them: leave it out of `call`"
             )
+        if key.startswith(("prompt_embeds", "pooled_prompt_embeds")) and call[key] is not None:
+            raise UserError(
+                f"{owner}: {key!r} of `call` would stand for every prompt: leave it out, and give "
+                "the prompts themselves"
+            )
         if "ip_adapter" in key:
             raise UserError(f"{owner}: conditioning on {key!r} is not supported")
     for key, parameter in parameters.items():

@@ -130,6 +130,30 @@ class Loop:
             raise UserError(f"{self.name} needs {names}: add a prompt column, or set it in `call`")
         return whole if whole and whole[0] else ()
 
+    def check_image_sizes(self, meta: Sequence[Mapping[str, Any]]) -> None:
+        """UserError for a row whose image makes latents of another shape than the placeholder's,
+        of a pipeline whose call takes no size (image to image)."""
+        names = columns.images(self.driver.parameters)
+        if {"height", "width"} & set(self.driver.parameters) or not names:
+            return
+        seen: set[Any] = set()
+        for extra, place in zip(
+            self.extras(meta, [""] * len(meta)), columns.places(meta), strict=False
+        ):
+            form = tuple(columns.image_form(extra[name]) for name in columns.images(extra))
+            if not form or form in seen:
+                continue
+            seen.add(form)
+            begun = self.encode([SHORT_PROMPT], (extra,))
+            steps = self.traits.steps
+            own, known = tuple(self.first(begun, steps).shape[1:]), self.start(steps).shape
+            if own != known:
+                raise UserError(
+                    f"{place}: {self.name} takes no height and width, and makes latents "
+                    f"{list(own)} of this image, {list(known)} of others: give all images one "
+                    "size, and one of them as model.call.image too, which sets it"
+                )
+
     def tried(self, extras: Sequence[Extra]) -> tuple[Extra, ...]:
         """Two rows with the first one's images and own texts; without any, with placeholders."""
         if not extras:
