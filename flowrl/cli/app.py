@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from flowrl.cli.help import COMMANDS, command_help, overview
 from flowrl.cli.importing import collection_paused
 from flowrl.cli.installed import check_torchvision
+from flowrl.cli.restarts import supervised
 from flowrl.cli.schema import schema_command
 from flowrl.errors import Stopped, UserError
 from flowrl.paths import find
@@ -63,6 +64,10 @@ def _run(words: list[str]) -> int:
     if set(rest) & set(_HELP[:2]):
         print(command_help(name))
         return 0
+    if name == "train":
+        rest, code = supervised(rest)
+        if code is not None:
+            return code
     return command(name)(rest)
 
 

@@ -9,6 +9,7 @@ from flowrl.cli.app import path_command
 from flowrl.cli.calibrate import calibrate_command
 from flowrl.cli.completion import completion_command
 from flowrl.cli.recipe_text import recipes_command
+from flowrl.cli.restarts import FOLDER, RESUME, TRUST, resumed_by_launcher, split_keys
 from flowrl.cli.schema import schema_command
 from flowrl.cli.start_check import check_start
 from flowrl.errors import UserError
@@ -23,22 +24,24 @@ from flowrl.settings.arguments import (
 )
 from flowrl.settings.read import check_plan, override, read_run, run_of
 
-NO_CACHE, TRUST = "--no-cache", "--trust"
+NO_CACHE = "--no-cache"
 
 
 def train_command(arguments: list[str]) -> int:
     """`train CONFIG [overrides]` or `train --resume RUN`."""
     cache = NO_CACHE not in arguments
     words = [word for word in arguments if word not in (NO_CACHE, TRUST)]
-    own, rest = _split(words, ("--resume", "--folder"))
-    if "--resume" in own:
-        return _resume(Path(own["--resume"]), rest, cache, TRUST in arguments)
+    own, rest = split_keys(words, (RESUME, FOLDER))
+    if RESUME in own:
+        return _resume(Path(own[RESUME]), rest, cache, TRUST in arguments)
     if not rest or rest[0].startswith("-"):
         raise UserError("train: name a file first, such as `flowrl train configs/demo.yaml`")
     path = run_file(rest[0])
+    if FOLDER in own and resumed_by_launcher(Path(own[FOLDER])):
+        return _resume(Path(own[FOLDER]), rest[1:], cache, TRUST in arguments)
     run = override(read_run(path), rest[1:])
     check_start(run)
-    folder = Path(own["--folder"]) if "--folder" in own else None
+    folder = Path(own[FOLDER]) if FOLDER in own else None
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists; set another --folder, or --resume {folder}")
     quiet()
@@ -129,7 +132,7 @@ def compare_command(arguments: list[str]) -> int:
 def plan(arguments: list[str]) -> int:
     """`plan CONFIG ... [overrides]`. Exit code 1 if a run does not fit into the memory."""
     keys = ("--svg", "--iteration", "--memory", "--devices", "--utilisation")
-    own, rest = _split(arguments, keys)
+    own, rest = split_keys(arguments, keys)
     count = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     words = [*rest[:count], *(word for pair in own.items() for word in pair)]
     given = parse_arguments(PlanArguments, words, "plan")
@@ -166,7 +169,7 @@ def _plan_one(path: Path, given: PlanArguments, options: Sequence[str], index: i
 
 def prove(arguments: list[str]) -> int:
     """`prove CONFIG [overrides]` or `prove --model PIPELINE`. Exit code 1 if it is refused."""
-    own, rest = _split([word for word in arguments if word != NO_CACHE], ("--model",))
+    own, rest = split_keys([word for word in arguments if word != NO_CACHE], ("--model",))
     named = [] if not rest or rest[0].startswith("-") else rest[:1]
     words = [*named, *(word for pair in own.items() for word in pair)]
     given = parse_arguments(ProveArguments, words, "prove")
@@ -284,18 +287,3 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
-
-
-def _split(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `--key value` and `--key=value` of `own` from the other arguments."""
-    values, rest = dict[str, str](), list[str]()
-    words = iter(arguments)
-    for word in words:
-        key, _, value = word.partition("=")
-        if key in own:
-            values[key] = value or next(words, "")
-            if not values[key] or values[key].startswith("--"):
-                raise UserError(f"{key}: missing its value")
-        else:
-            rest.append(word)
-    return values, rest

@@ -30,6 +30,8 @@ class TrainArguments:
     """A new folder for the run; runs/CONFIG-0001 if absent."""
     resume: Path | None = None
     """Continue this run from its last checkpoint."""
+    restarts: Annotated[int, Field(ge=0)] = 0
+    """Resume by itself, at most this often without a new checkpoint, where the training dies."""
     no_cache: bool = False
     """Prove the model at the start though a proof is kept."""
     trust: bool = False

@@ -37,6 +37,11 @@ def bright(samples):
     calls += 1
     if calls == int(os.environ.get("RAISE_AT", 0)):
         raise KeyError("colour")
+    if calls == int(os.environ.get("KILL_AT", 0)):
+        deaths = Path(os.environ["DEATHS"])
+        if len(deaths.read_text()) < int(os.environ["MOST"]):
+            deaths.write_text(deaths.read_text() + "x")
+            os.kill(os.getpid(), 9)
     if calls == int(os.environ.get("FILL_AT", 0)):
         with open(os.environ["FILL"], "wb", buffering=0) as file:
             try:
@@ -95,6 +100,60 @@ def test_sigterm_saves_and_says_how_to_go_on(warm, config, unbroken, tmp_path):
     assert 0 < done < 4 and f"flowrl train --resume {folder}" in out.read_text()
     assert (folder / "checkpoints" / f"{done:06d}" / "state.json").is_file()
     go_on(warm, folder, unbroken)
+
+
+def restarted(
+    warm: Warm, config: Path, folder: Path, restarts: int, **env: str
+) -> tuple[int, str, int]:
+    """A run with --restarts that kills itself: exit code, what was said, how often it died."""
+    out, deaths = folder.parent / "said.txt", folder.parent / "deaths.txt"
+    deaths.write_text("")
+    words = ("train", config, "--restarts", str(restarts), "--folder", folder)
+    code = warm.run(*words, out=out, env=env | {"DEATHS": str(deaths)})
+    return code, out.read_text(), len(deaths.read_text())
+
+
+def test_a_killed_training_resumes_by_itself_to_the_same_bits(warm, config, unbroken, tmp_path):
+    folder = tmp_path / "run"
+    code, said, died = restarted(warm, config, folder, 1, KILL_AT="10", MOST="2")
+    assert (code, died) == (0, 2), said
+    assert said.count("ended by SIGKILL; it resumes from checkpoint 00000") == 2
+    assert said.count("(restart 1 of 1)") == 2  # counted from the newest checkpoint
+    agree(folder, unbroken)
+
+
+def test_restarts_end_without_a_new_checkpoint(warm, config, tmp_path):
+    code, said, died = restarted(warm, config, tmp_path / "run", 1, KILL_AT="9", MOST="9")
+    assert (code, died) == (137, 2), said
+    assert "begins again (restart 1 of 1)" in said
+    assert "all of --restarts 1 are used before the first checkpoint" in said
+
+
+def test_a_mistake_and_a_signal_are_no_deaths(warm, config, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "said.txt"
+    words = ("train", config, "--restarts", "3", "--folder", folder)
+    assert warm.run(*words, "--train.updates", "99", out=out) == 2
+    assert "train.updates" in out.read_text() and "restart 1" not in out.read_text()
+    pid = warm.start(*words, out=out)
+    while not (folder / "checkpoints").is_dir():
+        assert warm.poll(pid) is None, out.read_text()
+    os.kill(pid, 15)
+    assert warm.wait(pid) == 143, out.read_text()
+    assert f"flowrl train --resume {folder}" in out.read_text()
+    assert "restart 1" not in out.read_text()
+
+
+def test_a_launcher_restarts_its_own_processes(warm, config, unbroken, tmp_path):
+    folder, out = tmp_path / "run", tmp_path / "said.txt"
+    words, env = ("train", config, "--folder", folder), {"TORCHELASTIC_RUN_ID": "x"}
+    assert warm.run(*words, "--restarts", "2", out=out, env=env) == 2
+    assert "give the launcher `--max_restarts 2`" in out.read_text()
+    assert not folder.exists()
+    killed = {"KILL_AT": "10", "MOST": "1", "DEATHS": str(tmp_path / "deaths.txt")}
+    (tmp_path / "deaths.txt").write_text("")
+    assert warm.run(*words, out=out, env=killed) == -9
+    assert warm.run(*words, out=out, env=env | {"TORCHELASTIC_RESTART_COUNT": "1"}) == 0
+    agree(folder, unbroken)
 
 
 def test_a_reward_that_raises_after_its_self_test(warm, config, unbroken, tmp_path):

@@ -1,0 +1,139 @@
+"""`flowrl train --restarts N`: a parent that imports no torch, and the training as its child.
+
+A launcher has its own: `accelerate launch --max_restarts N` starts its processes again with the
+same words, and `resumed_by_launcher` says that such a start is a resume.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from flowrl.errors import UserError
+from flowrl.paths import numbered, run_path
+
+RESTARTS, FOLDER, RESUME, TRUST = "--restarts", "--folder", "--resume", "--trust"
+ENDS = {0, 2, *(128 + s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE))}  # no restart
+_LAUNCHED, _AGAIN = ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"), "TORCHELASTIC_RESTART_COUNT"
+
+
+def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split `--key value` and `--key=value` of `own` from the other arguments."""
+    values, rest = dict[str, str](), list[str]()
+    words = iter(arguments)
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in own:
+            values[key] = value or next(words, "")
+            if not values[key] or values[key].startswith("--"):
+                raise UserError(f"{key}: missing its value")
+        else:
+            rest.append(word)
+    return values, rest
+
+
+def resumed_by_launcher(folder: Path) -> bool:
+    """Whether a launcher starts this run again, in a folder that it has begun."""
+    return os.environ.get(_AGAIN, "0") != "0" and (folder / "run.yaml").is_file()
+
+
+def supervised(arguments: Sequence[str]) -> tuple[list[str], int | None]:
+    """Fork a training of these words of `train`, again and again while it dies.
+
+    Returns, in the child, its words and None; in the parent its words and the last exit code.
+    UserError under a launcher and for a count that is none.
+    """
+    own, words = split_keys(arguments, (RESTARTS,))
+    if RESTARTS not in own:
+        return words, None
+    if not own[RESTARTS].isdecimal():
+        raise UserError(f"{RESTARTS}: {own[RESTARTS][:100]!r} is not a number of restarts")
+    if any(name in os.environ for name in _LAUNCHED):
+        raise UserError(
+            f"{RESTARTS} restarts a run of one process; this one has a launcher: give the launcher "
+            f"`--max_restarts {own[RESTARTS]}` instead, and the run a {FOLDER}"
+        )
+    words, folder = _with_folder(words)
+    return _Parent(int(own[RESTARTS]), folder).run(words)
+
+
+def _with_folder(words: list[str]) -> tuple[list[str], Path]:
+    """The words with the run's folder named, and that folder."""
+    own, rest = split_keys(words, (FOLDER, RESUME))
+    if own:
+        return words, Path(own.get(RESUME) or own[FOLDER])
+    config = run_path(rest[0]) if rest and not rest[0].startswith("-") else None
+    if config is None:  # the child has the sentence
+        return words, Path()
+    folder = numbered(Path("runs"), config.stem)
+    return [*words, FOLDER, str(folder)], folder
+
+
+class _Parent:
+    """Waits for one child at a time, and hands on the signals that end a run."""
+
+    def __init__(self, restarts: int, folder: Path) -> None:
+        self.restarts, self.folder = restarts, folder
+        self.child: int | None = None
+        self.asked = False  # to stop
+
+    def run(self, words: list[str]) -> tuple[list[str], int | None]:
+        left, reached = self.restarts, _newest(self.folder)
+        known = {n: signal.signal(n, self._pass_on) for n in (signal.SIGINT, signal.SIGTERM)}
+        while True:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.child = os.fork()
+            if self.child == 0:
+                os.setsid()  # Ctrl-C in a terminal reaches the parent alone, which hands it on
+                for number, handler in known.items():
+                    signal.signal(number, handler)
+                return words, None
+            code = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+            self.child = None
+            ended = code if code >= 0 else 128 - code
+            if ended in ENDS or self.asked:
+                return words, ended
+            if (newest := _newest(self.folder)) != reached:
+                left, reached = self.restarts, newest
+            if not left:
+                _say(f"{_cause(code)}; all of {RESTARTS} {self.restarts} are used {_since(newest)}")
+                return words, ended
+            left -= 1
+            words = self._again(words)
+            at = f"resumes from checkpoint {newest}" if newest else "begins again"
+            _say(f"{_cause(code)}; it {at} (restart {self.restarts - left} of {self.restarts})")
+
+    def _again(self, words: list[str]) -> list[str]:
+        if not (self.folder / "run.yaml").is_file() or split_keys(words, (RESUME,))[0]:
+            return words  # options of a resume are part of it; without a folder nothing was begun
+        return [
+            RESUME,
+            str(self.folder),
+            *(word for word in words if word in ("--no-cache", TRUST)),
+        ]
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+        if self.child:  # 0 in a child that has just begun
+            os.kill(self.child, number)
+
+
+def _newest(folder: Path) -> str:
+    return max((p.name for p in (folder / "checkpoints").glob("[0-9]*")), default="")
+
+
+def _since(newest: str) -> str:
+    return f"since checkpoint {newest}" if newest else "before the first checkpoint"
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        return f"the training was ended by {signal.Signals(-code).name}"
+    return f"the training ended with code {code}"
+
+
+def _say(what: str) -> None:
+    print(f"flowrl: {what}", file=sys.stderr, flush=True)
