@@ -2,11 +2,14 @@
 
 python scripts/house.py            counts of files, imports, lines and words
 python scripts/house.py --traced   also what a plain Flow-GRPO iteration enters (a minute)
+python scripts/house.py --sample 7 100 texts to read: docstrings, messages and paragraphs
 """
 
 import argparse
 import ast
 import os
+import random
+import re
 import sys
 import tempfile
 import threading
@@ -23,6 +26,7 @@ PACKAGES = ("samplers", "rewards", "flowrl")
 ROOMS = ("flowrl/run", "flowrl/models/diffusers", "rewards")
 GENERATED = ("recipes.md", "files.md", "pipelines.md", "models.md")
 OTHERS_CODE = ("rewards/judging", "rewards/sandbox", "rewards/catalogue/unigenbench.py")
+MESSAGES = ("UserError", "ValueError", "warn", "say")  # called with a sentence
 TRACED = 3  # the iteration: by then everything is loaded, and no page or tree is due
 
 # by measure: the tree f96ccc9, and the goal
@@ -93,6 +97,39 @@ def words(generated: bool) -> int:
     pages = (PROJECT / "docs").rglob("*.md")
     chosen = [path for path in pages if (path.name in GENERATED) == generated]
     return sum(len(path.read_text().split()) for path in chosen)
+
+
+def texts(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Public docstrings and messages of a file: their kind, place and text."""
+    place = path.relative_to(PROJECT)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            if text := ast.get_docstring(node):
+                yield "docstring", f"{place}:{node.lineno} {node.name}", text
+        elif isinstance(node, ast.Call) and node.args:
+            called, first = ast.unparse(node.func).split(".")[-1], node.args[0]
+            if called in MESSAGES and isinstance(first, ast.JoinedStr | ast.Constant):
+                if len(re.sub(r"\{.*?\}", "", text := ast.unparse(first)).split()) > 2:
+                    yield "message", f"{place}:{node.lineno}", text
+
+
+def paragraphs() -> Iterator[tuple[str, str, str]]:
+    """Paragraphs of at least 20 words on pages written by hand, without code, tables and titles."""
+    for path in sorted((PROJECT / "docs").rglob("*.md")):
+        page = re.sub("```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for part in page.split("\n\n") if path.name not in GENERATED else ():
+            if len(part.split()) >= 20 and not part.startswith(("|", "#", "<")):
+                yield "paragraph", str(path.relative_to(PROJECT)), part
+
+
+def sample(seed: int) -> Iterator[str]:
+    """40 docstrings, 40 messages and 20 paragraphs, chosen by the seed, as a person reads them."""
+    files = sorted(path for name in PACKAGES for path in (PROJECT / name).rglob("*.py"))
+    found = [*(text for path in files for text in texts(path)), *paragraphs()]
+    chance = random.Random(seed)
+    for kind, count in (("docstring", 40), ("message", 40), ("paragraph", 20)):
+        for _, place, text in chance.sample([each for each in found if each[0] == kind], count):
+            yield f"{kind} {place}\n{text}\n"
 
 
 class Trace:
@@ -177,7 +214,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traced", action="store_true", help="trace an iteration, too")
     parser.add_argument("--functions", action="store_true", help="print each function entered")
+    parser.add_argument("--sample", type=int, metavar="SEED", help="print 100 texts to read")
     chosen = parser.parse_args()
+    if chosen.sample is not None:
+        return print(*sample(chosen.sample), sep="\n")
     trace = traced() if chosen.traced or chosen.functions else None
     if chosen.functions and trace is not None:
         for (file, name), count in sorted(trace.functions.items()):
