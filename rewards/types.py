@@ -140,9 +140,10 @@ class Waits(Protocol):
 
 @runtime_checkable
 class Concurrent(Protocol):
-    """A reward whose `concurrent` is True may be called in several threads at once. It bounds what
-    it asks of a server at a time by itself. A composite reward says so for its own code: its parts
-    must be concurrent too."""
+    """A reward whose `concurrent` is True may be called from several threads at once.
+
+    It limits its own requests in flight. A composite reward declares its own code alone: each of
+    its parts must be concurrent too."""
 
     @property
     def concurrent(self) -> bool: ...

@@ -247,8 +247,8 @@ class TextRollout:
 
     @property
     def point(self) -> Int[Tensor, "n t"]:
-        """The segment, node or turn, so the decision point, that a position belongs to. What an
-        environment replies belongs to the turn that follows."""
+        """Index of each position's decision point: its segment, node or turn. An environment's
+        reply belongs to the turn after it."""
         if self.common is not None:
             return points(self.common, self.ids.shape[1])
         if self.from_environment is not None:

@@ -139,7 +139,7 @@ class WanSDE:
     Formula: x' = x - h (v + g^2 noise_hat / (2 sigma)) + g sqrt(h) noise,
     noise_hat = x + (1 - sigma) v, g = sigma_max sigma
 
-    There is no noise level to set. Unbound (`sigma_max=None`) it raises an error.
+    There is no noise level to set. A call raises a ValueError before `bound` has set `sigma_max`.
     """
 
     sigma_max: float | None = None

@@ -21,7 +21,7 @@ class Looks:
 
     def __post_init__(self) -> None:
         if list(self.at) != sorted(set(self.at)):
-            raise ValueError(f"looks are at different steps in rising order, got {self.at}")
+            raise ValueError(f"looks must be at different steps in rising order, got {self.at}")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"a completion needs a step, got {self.steps}")
 

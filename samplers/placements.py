@@ -43,13 +43,13 @@ class Scattered:
 
 @dataclass(frozen=True)
 class Merged:
-    """Forks from an ODE trunk at steps of enough entropy; steps of less are merged: E-GRPO
+    """Fork from an ODE trunk at steps of high entropy, and merge steps of low entropy: E-GRPO
     (arXiv:2601.00423).
 
-    The entropy of a step is log(q sqrt(2 pi e)) nats per dim, q its std. From the first step on,
-    and within the first `share` of them, the next steps become one noisy step, as many as it takes
-    to reach `least` nats; None is the mean over those steps by themselves. The trunk keeps all of
-    its levels, and an ODE finishes the samples.
+    A step with std q has an entropy of log(q sqrt(2 pi e)) nats per dimension. Within the first
+    `share` of the steps, consecutive steps are merged into one noisy step until its entropy reaches
+    `least` nats; None is the mean entropy of those steps before merging. The trunk keeps all of its
+    levels, and an ODE finishes the samples.
     """
 
     kernel: Kernel

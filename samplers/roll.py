@@ -62,7 +62,7 @@ class Rollout:
 
     @property
     def states(self) -> None:
-        """Only the samples of a tree share states."""
+        """None: only samples of one tree share states, and its plan determines which."""
         return None
 
 

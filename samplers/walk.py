@@ -105,7 +105,7 @@ class Walk:
         return uploaded(drawn, self.latents.device)
 
     def root(self, plan: Plan) -> State:
-        """Initial noise, or what `begin` makes of it: the same for every plan of the iteration."""
+        """The first state: noise, or `begin` of it. All plans of an iteration start from it."""
         x, begin = self.noise(plan.states[0], "root"), self.latents.begin
         x = x if begin is None else begin(x, self.prompt(x)).to(x.dtype)
         return State(self.rounded(plan, x))

@@ -41,7 +41,7 @@ class Groups:
 
     @property
     def first(self) -> Int[Tensor, " g"]:
-        """The first draw of each group."""
+        """Index of the first draw of each group."""
         counts = torch.tensor(self.counts)
         return counts.cumsum(0) - counts
 

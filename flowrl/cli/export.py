@@ -45,7 +45,7 @@ def export_run(given: ExportArguments) -> None:
             "merge: leave --formats and --merged out"
         )
     if given.formats and not adapter:
-        raise UserError("export: key formats are for images and videos: leave --formats out")
+        raise UserError("export: --formats is for image and video models: leave it out")
     denoisers = _denoisers(run) if adapter else []
     forms = _formats(given.formats, weights, denoisers) if adapter else ()
     out = out_folder(numbered(given.run, "export") if given.out is None else given.out)

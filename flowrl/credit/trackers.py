@@ -91,9 +91,7 @@ class PromptValues:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep < 1:
-            raise UserError(
-                f"a tracker keeps a share in [0, 1) of its evidence, got keep {self.keep}"
-            )
+            raise UserError(f"a tracker's keep must be in [0, 1), got {self.keep}")
 
     def value(self, prompt: int) -> float:
         if prompt in self.known:

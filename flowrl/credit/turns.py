@@ -35,7 +35,7 @@ T = TypeVar("T")
 def given(value: T | None, what: str, reader: str) -> T:
     """The value. UserError where it is missing."""
     if value is None:
-        raise UserError(f"{reader} reads {what}, and this run has none")
+        raise UserError(f"{reader} needs {what}, and this run has none")
     return value
 
 
@@ -277,5 +277,5 @@ def reads_reference(transforms: Sequence[Transform]) -> bool:
 
 
 def greedy_baselines(transforms: Sequence[Transform]) -> list[int]:
-    """The samples per draw that each `GreedyBaseline` counts."""
+    """Number of samples per draw of each `GreedyBaseline` among the transforms."""
     return [each.samples for each in transforms if isinstance(each, GreedyBaseline)]

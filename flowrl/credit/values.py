@@ -133,7 +133,7 @@ class NodeLevel(NamedTuple):
         return values * (self.first >= 0)[..., None]
 
     def at_leaves(self, column: Tensor) -> Tensor:
-        """[draws m r] to [n r]."""
+        """Copy the values of nodes [draws m r] to their leaves [n r]."""
         return column.flatten(0, 1)[self.place]
 
     def total(self, column: Tensor) -> Tensor:
@@ -292,7 +292,9 @@ def _fuse_paths(value: Tensor, mask: Tensor, k: int, context: Context) -> tuple[
     if children == parents:
         return value, mask
     if k + 1 not in context.logp:
-        raise ValueError(f"path fusion needs log-densities of the branching step {k + 1}: train it")
+        raise ValueError(
+            f"path fusion needs log-densities of the branching step {k + 1}: train that step"
+        )
     shape = (draws, parents, children // parents)
     logp = context.logp[k + 1].double().cpu().view(*shape, 1).expand(*shape, r)
     value, mask = value.view(*shape, r), mask.view(*shape, r)

@@ -44,7 +44,7 @@ class FlopCount:
 
 
 def counted(model: nn.Module, *args: Any, **inputs: Any) -> float:
-    """Operations of one call of a model on the meta device."""
+    """Count the floating-point operations of one call of a model on the meta device."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(*args, **inputs)
     return float(counter.get_total_flops())

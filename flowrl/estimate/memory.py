@@ -46,11 +46,14 @@ CHANGES = (
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes. `parts` are held all the time, `phases` one at a time, and `resting` on the CPU.
+    """Memory of a run, in bytes.
 
-    media     decoded samples, which are on the device from decoding until they were scored
-    outside   the share of the trained weights that shards leave whole
-    gathered  weights of the blocks that a call under FSDP2 holds whole
+    parts     on the device all the time
+    phases    on the device one at a time
+    resting   in CPU memory
+    media     decoded samples, which stay on the device until they are scored
+    outside   the fraction of the trained weights that FSDP2 does not shard
+    gathered  bytes of the blocks that one call under FSDP2 gathers
     """
 
     parts: Mapping[str, int]

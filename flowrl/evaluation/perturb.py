@@ -82,7 +82,9 @@ EDITS: dict[str, Edit] = {
 
 
 def change(edit: Edit, seed: int) -> Callable[[Tensor, int], Tensor]:
-    """The edit for an image [3 h w] or every frame of a video [f 3 h w]; same seed, same result."""
+    """A function (media, row) that edits an image [3 h w] or every frame of a video [f 3 h w].
+
+    The same seed and row give the same result."""
 
     def changed(media: Tensor, row: int) -> Tensor:
         frames = media if media.ndim == 4 else media[None]

@@ -196,7 +196,7 @@ def judge_pairs(
 
 
 def table(tree: ReportTree) -> str:
-    """The terminal's summary."""
+    """Format a report for the terminal: one row per reward, then its sentences."""
     level = percent(tree["level"], 0)
     head = ("reward", f"accuracy ({tree['ties']})", f"{level} interval", "tied", "unscored", "ms")
     rows: list[tuple[str, ...]] = [head]

@@ -119,8 +119,9 @@ class TokenRows(Rows):
 
 
 def without_old(chunk: Rows) -> Rows:
-    """The rows without the sampler's log-probabilities, so that the trainer computes them. Tokens
-    keep them as `sampled`, like those of another engine: the difference is logged."""
+    """The rows without the sampler's log-probabilities, so that the trainer computes them.
+
+    Rows of tokens keep the sampler's as `sampled`: the log has the difference between the two."""
     if chunk.old is not None and isinstance(chunk, TokenRows) and chunk.sampled is None:
         return replace(chunk, old=None, sampled=chunk.old.logp)
     return replace(chunk, old=None)

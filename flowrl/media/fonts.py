@@ -95,7 +95,8 @@ def load_fonts(size: int) -> Fonts:
 
 @cache
 def font_files() -> tuple[Path, ...]:
-    """Files of fonts with many scripts, by fontconfig, matplotlib and the usual folders."""
+    """Find font files that cover many scripts: those of fontconfig, of matplotlib and of the
+    system's font folders, best first."""
     known = {path.name.lower(): path for path in (*_in_folders(), *_matplotlib(), *_fontconfig())}
     ranked = [
         (rank, name)

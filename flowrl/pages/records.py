@@ -185,7 +185,7 @@ def thin_out(run: Path, every: int, best: int | None) -> None:
 
 
 def read_evaluations(run: Path) -> list[EvaluationRecord]:
-    """All records of evaluations, from the first; those that cannot be read are left out."""
+    """Read the records of all evaluations, oldest first. Unreadable records are left out."""
     return _records(run, "evaluation")
 
 

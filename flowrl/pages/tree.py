@@ -62,7 +62,7 @@ class TreeView:
         return LEFT + self.step * (level + 1)
 
     def y(self, level: LevelRecord, node: int) -> float:
-        """The middle of a node's leaves."""
+        """Vertical position of a node in pixels: the mean of its leaves' positions."""
         places = [leaf for leaf, at in enumerate(level.node) if at == node]
         return TOP + LEAF * (sum(places) / len(places) + 0.5)
 

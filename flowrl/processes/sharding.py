@@ -51,8 +51,8 @@ def shard(roots: Mapping[str, nn.Module], how: Sharding, device: torch.device) -
             )
         if len({p.device for p in root.parameters()}) > 1:
             raise UserError(
-                "FSDP2: model.offload_experts moves weights that shards are made of: leave it out, "
-                "since each process holds a part of every expert"
+                "FSDP2: model.offload_experts cannot move sharded weights: leave it out; each "
+                "process holds only a part of every expert"
             )
         units = blocks(root)
         if not units:

@@ -94,8 +94,8 @@ def branch_grpo(
             the paper's `likely_paths`, by softmax(fusion_beta log-density of a leaf's path)
     split   4 correlates siblings' noise as the paper says, at unit variance; None draws it
             independently
-    depth_weight  ours: an edge weighs as 1 over the nodes of its depth to this power; with 1 all
-            depths weigh the same, where most edges follow the last split
+    depth_weight  ours: an edge has the weight nodes^-depth_weight, with the number of nodes at its
+            depth; 1 gives all depths the same weight, 0 most of it to those after the last split
     siblings  ours: this share of the advantage is among the children of one parent (two levels)
     roots, kl, kernel: ours: several initial noises per prompt, KL to the start, Flow-GRPO's noise
 

@@ -172,8 +172,9 @@ def text_tempo(
 ) -> Algorithm:  # fmt: skip
     """TEMPO, arXiv:2509.18314: the group's advantage, plus a branch's gain over its parent.
 
-    The paper finds prefixes that completions happen to share; here they share them by plan. Its
-    sum over the completions that pass a token is on the token once."""
+    The paper searches for prefixes that completions share by chance; here the plan lets them share
+    prefixes. The paper sums a token's terms over all completions that contain it; here a shared
+    token is trained once, with that sum."""
     credit = (GlobalLocal(power=1.0, scaled=True),)
     return texts(length, Segments(roots, branch, at), credit, Surrogate(clip, clip))
 
@@ -204,19 +205,19 @@ def text_treerl(
     *, length: int = 4096, roots: int = 6, top: int = 2, rounds: int = 1, branch: int = 2,
     by: Literal["entropy", "surprise"] = "surprise", clip: float = 0.2, kl: float = 0.0,
 ) -> Algorithm:  # fmt: skip
-    """TreeRL, arXiv:2506.11902: EPTree's (M, N, L, T) = (6, 2, 1, 2), so 6 completions, each
-    forked at its 2 most uncertain tokens in 1 round with 2 new completions from each: 30 a
-    prompt.
+    """TreeRL, arXiv:2506.11902, with EPTree's (M, N, L, T) = (6, 2, 1, 2): 6 completions, each
+    forked in 1 round at its 2 most uncertain tokens, with 2 new completions from each token: 30
+    per prompt.
 
-    A node's credit is what it is above the prompt's mean and above its parent, over the square
-    root of its completions, and each of them trains it; a first node's parent is the prompt.
-    Uncertainty is minus the log-probability of the token drawn, as in the published code, or
-    `by: entropy` that of the distribution it was drawn from; temperature 1.2 and top-p 0.95 are
-    that code's too.
+    A node's credit is the sum of two differences, divided by the square root of the number of
+    completions below the node: its value minus the prompt's mean, and its value minus its parent's
+    (for a first node, the prompt's mean again). Each of these completions trains the node. The
+    uncertainty of a token is minus its log-probability, as in the published code; `by: entropy`
+    takes the entropy of its distribution. Temperature 1.2 and top-p 0.95 are the published code's.
 
-    Differences: all 30 are trained, not 16 of them with a correct one among them; tokens behind
-    the words "answer" and "conclusion" may fork; a clipped ratio, in place of one step of
-    REINFORCE (with `train.updates: 1` they are the same); no KL unless `kl` sets it."""
+    Differences: all 30 completions are trained, instead of 16 with a correct one among them; tokens
+    behind the words "answer" and "conclusion" may fork; the ratio is clipped, instead of one step
+    of REINFORCE (both are the same with `train.updates: 1`); there is no KL unless `kl` sets it."""
     plan = Forks(roots, Forking(top, branch, rounds, by))
     loss = Surrogate(clip, clip, anchors=anchors(kl))
     return texts(length, plan, (GlobalLocal(first=True),), loss)

@@ -42,9 +42,10 @@ def recalibrated(
 
 
 def calibrate(session: Session, rounds: int, within: int, by: float) -> Iterator[CalibrationRound]:
-    """Sample rounds of trajectories without training, each with the noise that the last one left.
+    """Sample rounds of trajectories without training, each with the noise that the round before
+    has computed.
 
-    UserError for a recipe without chains that are scored on the way.
+    Raise a UserError if the recipe has no chains whose intermediate states are scored.
     """
     if not chains_of(session.algorithm).first:
         raise UserError(

@@ -97,7 +97,7 @@ class StartProof:
         return proof_cache.read(self.digest) if cache else None
 
     def prove(self) -> None:
-        """Print the sentences of the proof, which is made unless one is kept."""
+        """Make the proof, unless one is cached, and print its sentences."""
         policy, say = self.session.learner.policy, self.session.terminal.say
         if isinstance(policy, PipelinePolicy):
             policy.check_rows(self.rows[1])

@@ -119,7 +119,7 @@ def keep_settings(session: Session) -> None:
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """A run under way, and those that observe it."""
+    """The loop of a run: its session, its progress, its alarms and its observers."""
 
     session: Session
     progress: Progress

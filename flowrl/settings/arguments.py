@@ -259,7 +259,7 @@ def _placed(
         elif rest:
             values[name] = rest.pop(0)
     if rest:
-        raise UserError(f"{command}: {' '.join(rest)[:200]!r} is one word too many")
+        raise UserError(f"{command}: unexpected argument {' '.join(rest)[:200]!r}")
     return values
 
 

@@ -63,7 +63,8 @@ class BudgetSettings(Settings):
         last = algorithm.advantage.transforms[-1:]
         if self.subset is not None and self.subset > algorithm.group:
             raise UserError(
-                f"budget.subset: {self.subset} samples of a group of {algorithm.group}: lower it"
+                f"budget.subset is {self.subset}, but a group has only {algorithm.group} samples: "
+                "lower it"
             )
         if self.subset is not None and any(isinstance(t, BestWorst | Exponential) for t in last):
             raise UserError("budget.subset: this recipe selects its own samples: leave it out")

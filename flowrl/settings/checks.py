@@ -52,7 +52,7 @@ def check_bundles(run: Run, algorithm: Algorithm) -> None:
 
 
 def check_texts(prompts: PromptSet, m: ModelSettings) -> None:
-    """UserError for chat messages with a pipeline, whose prompt is one text."""
+    """Raise a UserError if a pipeline, which takes a text, gets a list of chat messages."""
     chat = next((text for text in prompts.texts if isinstance(text, Chat)), None)
     if chat is not None and m.pipeline is not None:
         raise UserError(

@@ -71,7 +71,7 @@ class DataSet(Settings):
 
     @property
     def label(self) -> str:
-        """Its name in the column `data_set`."""
+        """The data set's name in the column `data_set`: `name`, or `source` without one."""
         return self.name or self.source
 
     def read(self, column: str, place: str) -> PromptSet:

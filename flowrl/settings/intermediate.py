@@ -9,7 +9,7 @@ from samplers import Particled
 
 
 def asks_intermediate(algorithm: Algorithm) -> bool:
-    """Whether any plan of the run asks for rewards of clean images on the way."""
+    """Whether any plan of the run scores intermediate samples."""
     return isinstance(algorithm.plan, Particled) or any(
         plan.looks or plan.thin or plan.guide for plan in image_plans(algorithm)
     )
@@ -20,8 +20,8 @@ def check_intermediate(algorithm: Algorithm, own: bool, budget: BudgetSettings) 
     budget that needs one advantage per sample. `own`: whether `intermediate_rewards` has any."""
     if own and not asks_intermediate(algorithm):
         raise UserError(
-            "intermediate_rewards: this recipe asks for no reward on the way: leave it out, or "
-            "take a recipe that does (potential_tree, pro_grpo), or steer"
+            "intermediate_rewards: this recipe does not score intermediate states: leave it out, "
+            "take a recipe that does (potential_tree, pro_grpo), or set steer"
         )
     if own and not differs_between_steps(algorithm.transforms):
         raise UserError(

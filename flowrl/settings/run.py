@@ -149,7 +149,7 @@ class Run(Settings):
 
     @property
     def evaluation_steps(self) -> int:
-        """Denoising steps of evaluations, or the most tokens of a text."""
+        """Number of denoising steps in evaluations; for texts, the maximum number of tokens."""
         return self.evaluate.steps or self.algorithm().steps
 
     def levels(self, steps: int) -> tuple[float, ...]:
@@ -167,7 +167,7 @@ class Run(Settings):
 
     @property
     def evaluation_size(self) -> dict[str, int]:
-        """Arguments of the pipeline's call that evaluations change: height and width."""
+        """Height and width of evaluations in pixels, each only if it differs from training's."""
         own = {"height": self.evaluate.height, "width": self.evaluate.width}
         model = {"height": self.model.height, "width": self.model.width}
         return {k: v for k, v in own.items() if v is not None and v != model[k]}

@@ -42,8 +42,9 @@ def trusted(folder: Path, tree: Any) -> bool:
 
 
 def check_trusted(folder: Path, tree: Any, rewards: bool) -> None:
-    """UserError for a folder from elsewhere whose settings name code, with or without that of its
-    rewards, which is not imported before they are opened."""
+    """Raise a UserError if the settings of a folder from elsewhere name code.
+
+    `rewards`: also check the code of rewards, which is not imported until they are opened."""
     if not rewards and isinstance(tree, Mapping):
         tree = {key: value for key, value in tree.items() if key not in REWARD_SETTINGS}
     names = [] if begun_here(folder) else list(dict.fromkeys(code_named(tree)))

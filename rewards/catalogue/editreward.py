@@ -100,9 +100,11 @@ def load(
     column: str = "source",
     common: Inline[QwenSettings] = QwenSettings(),
 ) -> Reward:
-    """checkpoint: a folder of a release. column: of the prompt file, with the source's path.
+    """Load EditReward. ValueError if the checkpoint's folder has no weights.
 
-    following, quality: files with the two texts, or the authors' `prompts.py` for both.
+    checkpoint          folder of a published checkpoint
+    following, quality  files with the two instructions, or the authors' `prompts.py` for both
+    column              column of the prompt file with the path of the source image
     """
     files = [Path(checkpoint) / name for name in ("model.safetensors", "model.pth")]
     there = [file for file in files if file.is_file()]

@@ -155,7 +155,7 @@ def in_place(
 
 
 def grade_objects(scene: Scene, include: Sequence[GenEvalRow]) -> tuple[float, bool]:
-    """Partial credit, and whether everything is exactly right."""
+    """Grade a scene: the partial credit in 0..1, and whether every object is exactly right."""
     credits: list[float] = []
     groups: list[Sequence[Detection] | None] = []
     for wanted in include:

@@ -43,7 +43,8 @@ Judged = Callable[[Sequence[Image.Image]], Float[Tensor, " m"]]
 
 @dataclass(frozen=True)
 class Safety:
-    """score: higher is safer; a sample below or at `bound` counts as flagged."""
+    """Score the safety of images, higher is safer. `report` counts an image as flagged unless
+    `safe` accepts its score."""
 
     score: Judged
     safe: Callable[[Tensor], Tensor]

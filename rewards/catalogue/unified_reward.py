@@ -130,7 +130,8 @@ def judge(
     both_orders: bool = True,
     column: str | None = None,
 ) -> Judge:
-    """P(first is better). The other settings are those of `load`."""
+    """A judge that returns P(first is better) in 0..1; `both_orders` averages over both orders of a
+    pair. The other settings are those of `load`."""
     ask = Questioner(server.open(), _read(question), answers.verdict_in, column)
     return UnifiedPreference(ask, both_orders)
 

@@ -37,7 +37,9 @@ DifferentiableScore = Callable[[Tensor, Samples], Float[Tensor, " n"]]
 
 
 def differentiable_score(name: str, reward: Reward) -> DifferentiableScore:
-    """The reward as a differentiable function (media, samples). ValueError without a gradient."""
+    """Return the reward as a differentiable function (media, samples).
+
+    Raise a ValueError if the reward has no gradient."""
     if isinstance(reward, OverFrames):
         inner = differentiable_score(name, reward.reward)
         return lambda media, samples: _over_frames(reward, inner, media, samples)

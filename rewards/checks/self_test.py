@@ -92,12 +92,12 @@ def probe(kind: Kind, prompts: Prompts) -> Samples:
 
 
 def self_test(name: str, reward: Reward, prompts: Prompts | None = None) -> str:
-    """Test a reward and return a sentence with its scores. ValueError, naming it, if it fails.
+    """Test a reward and return a sentence with its scores, or raise a ValueError that names it.
 
-    Failures: samples that must differ score alike or in the wrong order, nothing is scored, the
-    scores are not one finite number per sample, they differ between two equal calls, or by the
-    place in the batch, by more than a tenth of the spread in a group, or they depend on the rest of
-    the batch.
+    A reward fails if its scores are not one finite number per sample, or if it scores nothing; if
+    samples that must differ have equal scores or the wrong order; if two equal calls, or two places
+    in the batch, change a score by more than a tenth of the spread in a group; or if a score
+    depends on the rest of the batch.
     """
     if prompts is not None and isinstance(reward, ChecksPrompts):
         reward.check_prompts(prompts.texts, prompts.meta)

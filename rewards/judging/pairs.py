@@ -45,7 +45,9 @@ class PairBudget:
                 f"connect all samples, not {self.count}"
             )
         if self.design == "all" and self.count:
-            raise ValueError("pairs: all takes no count; set pairs to each or anchors")
+            raise ValueError(
+                "pairs: all takes no count: leave count out, or set pairs to each or anchors"
+            )
 
     def pairs(self, samples: Samples) -> tuple[Int[Tensor, " p"], Int[Tensor, " p"]]:
         """Rows a and b of the pairs, group by group; a is shown first."""
@@ -126,7 +128,8 @@ def bradley_terry(
     """
     if prior <= 0:
         raise ValueError(
-            f"prior must be above 0, not {prior}: a sample that wins all games would diverge"
+            f"prior must be above 0, not {prior}: the strength of a sample that wins all games "
+            "would diverge"
         )
     won, met = _tally(n, a, b, p)
     known = ~p.isnan()

@@ -112,7 +112,8 @@ class Panel:
             self.notes[name].append(number)
 
     def report(self) -> dict[str, float]:
-        """The client's counts, the mean standard deviation of votes, the win rate of the first."""
+        """Numbers since the last report: the client's counts, the mean standard deviation of the
+        votes, and how often the first sample of a pair wins."""
         report = self.client.report()
         sums = {name: math.fsum(each) for name, each in self.notes.items()}  # exact in any order
         for name, count in (("spread", "spreads"), ("first_wins", "verdicts")):

@@ -61,8 +61,8 @@ class PublishedText:
         raise ValueError(
             f"{reward}: {setting}: {place} does not hold {self.what} ({self.length} characters, "
             f"SHA-256 {self.digest}...); its SHA-256 is {_digest(strings[0]) if strings else '-'}"
-            f"..., {len(strings[0]) if strings else 0} characters: blanks at line ends count; it "
-            f"is in {self.source}"
+            f"..., {len(strings[0]) if strings else 0} characters. Blanks at line ends count. "
+            f"The published one is in {self.source}"
         )
 
     def _candidates(self, strings: list[str]) -> Iterator[str]:

@@ -160,7 +160,7 @@ def tokenize(
 
 
 def warn_if_cut(lengths: Sequence[int], limit: int) -> None:
-    """Warn once per process and place: Python's default filter drops a repeated warning."""
+    """Warn if a prompt is longer than `limit` tokens. Python's filter drops repeated warnings."""
     if max(lengths, default=0) > limit:
         warnings.warn(
             f"prompts of more than {limit} tokens are cut there; the reward ignores the rest",

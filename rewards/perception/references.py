@@ -38,7 +38,7 @@ def _path(value: Any) -> str:
 def check_image_column(
     reward: str, column: str, prompts: Sequence[str], meta: Sequence[Mapping[str, Any]]
 ) -> None:
-    """ValueError, naming the row, if a prompt has no image in the column, or several."""
+    """Raise a ValueError that names the row if its column has no image, or several."""
     for row in range(len(prompts)):
         if not meta or not cell(meta[row], column):
             raise ValueError(

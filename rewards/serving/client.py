@@ -162,7 +162,7 @@ class Client:
         return {name: counts.get(name, 0.0) for name in (*names, *more)}
 
     def cancel(self) -> None:
-        """End the calls of `ask` that other threads are in."""
+        """Abort the calls of `ask` that run in other threads."""
         self._flight.cancel()
 
     @cached_property

@@ -98,7 +98,8 @@ class Workers:
             self._idle.put(Worker(self.script))
 
     def ask(self, questions: Sequence[Any], seconds: float | None = None) -> list[Any | None]:
-        """The answers in order; None where there was none in time (`seconds`, if not its own)."""
+        """The answers in the order of the questions; None for an answer that takes longer than
+        `seconds` (the pool's limit by default)."""
         limit = self.seconds if seconds is None else seconds
         with ThreadPoolExecutor(self.count) as pool:
             return list(pool.map(lambda question: self._ask(question, limit), questions))

@@ -13,7 +13,7 @@ SAMPLES = 6
 
 
 def answers():
-    """Of each sample: (about the edit, about its quality), two scores of 0 to 25 each."""
+    """Two scores in 0..25 per sample: (about the edit, about its quality)."""
     rng = np.random.RandomState(0)
     return rng.randint(0, 26, (SAMPLES, 2, 2)).tolist()
 

@@ -234,7 +234,7 @@ def algorithm(name: str, **settings):
 @pytest.mark.parametrize(
     ("budget", "recipe", "message"),
     [
-        ({"subset": 99}, algorithm("text_grpo"), "99 samples of a group of 64"),
+        ({"subset": 99}, algorithm("text_grpo"), "subset is 99, but a group has only 64 samples"),
         ({"subset": 2}, algorithm("dpo"), "selects its own samples"),
         ({"subset": 2}, algorithm("text_tree"), "share steps"),
         ({"repeat": 2}, algorithm("text_dpo"), "come in pairs"),

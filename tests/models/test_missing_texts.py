@@ -54,7 +54,7 @@ def test_a_missing_text_that_nothing_stands_for_is_refused_at_the_start(tmp_path
     _, meta = PromptSet.read(str(file), "prompt", "train.prompts").take([0, 1])
     with pytest.raises(UserError, match=r"line 2 has no negative_prompt.*model.call.negative_"):
         made.check_rows(meta)
-    with pytest.raises(UserError, match="does not read a missing one as an empty one"):
+    with pytest.raises(UserError, match="does not treat a missing text as an empty one"):
         made.encode(PROMPTS, meta)
     given = PipelinePolicy(qwen_image(), call=call | {"negative_prompt": "bad"})
     given.check_rows(meta)

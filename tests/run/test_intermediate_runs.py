@@ -149,7 +149,7 @@ def test_a_run_with_rewards_on_the_way_resumes_to_the_bit(pipeline, tmp_path):
         ),
         (
             {"recipe": {"name": "flow_grpo"}, "intermediate_rewards": ["brightness"]},
-            "asks for no reward on the way",
+            "does not score intermediate states",
         ),
         (
             {"recipe": {"name": "dense_grpo", "noise": [0.1, 0.2]}},

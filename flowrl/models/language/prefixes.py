@@ -44,7 +44,7 @@ class Packed:
         }
 
     def of_texts(self, hidden: Float[Tensor, "p s d"]) -> Float[Tensor, "b w d"]:
-        """The hidden states of each text's tokens."""
+        """Gather the hidden states of each text's tokens from those of the packed tokens."""
         # index_select: on a CPU its backward adds in one order, whatever the threads
         flat = hidden.flatten(0, 1).index_select(0, self.places.flatten())
         return flat.unflatten(0, self.places.shape)

@@ -37,7 +37,7 @@ class StopTexts:
 
     @property
     def tail(self) -> int:
-        """The most tokens that one of the texts spans: a token has at least a byte of it."""
+        """Upper bound on the tokens that one stop text spans: each holds at least one byte."""
         return max(len(text.encode()) for text in self.texts) + _SPARE
 
     def decoded(self, rows: Sequence[Sequence[int]]) -> list[str]:

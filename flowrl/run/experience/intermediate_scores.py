@@ -19,7 +19,7 @@ def looks_of(rollout: RolloutLike) -> int:
 
 @dataclass(frozen=True)
 class IntermediateScorer:
-    """Adds the scores of what a rollout's plan looked at."""
+    """Add the rewards of a rollout's intermediate samples to its scores."""
 
     session: Session
     iteration: int

@@ -44,7 +44,7 @@ class Rounds:
 
     @classmethod
     def sample(cls, session: Session, iteration: int) -> "Rounds":
-        """Sample rounds until the budget has enough."""
+        """Sample rounds until the budget asks for no more; one round without a budget."""
         prompts, spending, seconds = session.prompts, session.spending, dict[str, float]()
         weights = session.tracker.weights(len(prompts)) if session.tracker else None
         count, seed = session.run.drawn, session.run.train.seed

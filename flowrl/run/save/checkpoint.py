@@ -67,10 +67,10 @@ _PROGRESS, _ALARMS = TypeAdapter(Progress), TypeAdapter(Alarms)
 def save_checkpoint(session: Session, progress: Progress, alarms: Alarms) -> None:
     """Write `checkpoints/000010`: weights, averages, optimizer, progress. Keep the newest few.
 
-    Only then drop best weights that are no longer the best: the checkpoint before still needs them.
-    All is copied first, since the session's writer may write it while the run goes on.
-    NotFiniteError, and the checkpoint before stays the newest, for weights or an optimizer state
-    that are not finite.
+    Weights that are no longer the best are deleted afterwards, because the previous checkpoint
+    needs them until then. The state is copied first, because the session's writer may write it
+    during the next iteration. Raise a NotFiniteError if a weight or the optimizer's state is not
+    finite; the previous checkpoint then stays the newest.
     """
     weights = session.learner.policies.state()  # shards are gathered by all processes
     moments = whole_state(session.learner.optimizer, session.learner.policies.parameters.values())

@@ -31,7 +31,8 @@ def suits(stream: Any, height: int) -> bool:
 
 
 def in_front(file: int) -> bool:
-    """Whether this job is in its terminal's foreground. A launcher's process cannot know: yes."""
+    """Whether this job runs in its terminal's foreground; True if another session owns the
+    terminal, as it does for a launcher's processes."""
     try:
         return os.tcgetpgrp(file) == os.getpgrp()
     except OSError:

@@ -44,7 +44,7 @@ class Observer:
         """An evaluation is made, before it is recorded."""
 
     def on_alarms(self, texts: Sequence[str]) -> None:
-        """Alarms were raised by what was made last."""
+        """The last iteration or evaluation has raised alarms."""
 
     def on_record(self) -> None:
         """`metrics.jsonl` holds an evaluation, or the run's last line."""

@@ -13,8 +13,9 @@ LARGEST_BLOCK = 32 * 2**20  # the most that glibc takes, and where its own rule 
 
 
 def keep_freed_memory() -> None:
-    """Keep blocks of up to 32 MiB when they are freed. Only glibc does otherwise, and a setting of
-    its environment variables stays."""
+    """Let the process keep freed blocks of up to 32 MiB.
+
+    Do nothing without glibc, or if the user has set glibc's environment variables."""
     own = ("MALLOC_", "GLIBC_TUNABLES")
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(own) for name in os.environ):
         return

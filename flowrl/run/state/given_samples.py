@@ -54,7 +54,8 @@ class KeptLatents:
 
 @dataclass(frozen=True)
 class GivenRows:
-    """This process's rows of an iteration; their `prompt` is a place in `draws` (ids)."""
+    """This process's rows of an iteration. A row's `prompt` is an index into `draws`, the ids of
+    the drawn prompts."""
 
     rows: tuple[Rows, ...]
     draws: tuple[int, ...]
@@ -79,7 +80,7 @@ class GivenSamples:
         return cls(GivenFile.read(learner.run), learner.run.given, learner)
 
     def draws(self, iteration: int) -> Draws:
-        """The given prompts of an iteration: an epoch has each once, in an order of its own."""
+        """Draw the given prompts of an iteration; an epoch has each once, in a new order."""
         count = self.settings.count(self.learner.run.prompts.per_iteration)
         return self.file.prompts.draw(iteration, count, self.learner.run.train.seed)
 
@@ -148,7 +149,7 @@ class GivenSamples:
         if media.ndim != len(want) or (encode.video and len(media) < want[0]):
             kind = f"a video of {want[0]} frames" if encode.video else "an image"
             have = f"{len(media)} frames" if media.ndim == 4 else "an image"
-            raise UserError(f"{item.place}: the run makes {kind}, and this is {have}")
+            raise UserError(f"{item.place}: the run generates {kind}, but this sample is {have}")
         if media.shape[-2:] == want[-2:]:
             return media
         if self.settings.fit == "exact":

@@ -142,8 +142,8 @@ class Policies:
         return {name: local_shard(weight.detach()) for name, weight in weights.items()}
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
-        """This process's part of all weights that change, with names for messages: trained ones
-        first, then averages."""
+        """Yield this process's part of every weight that changes, with a name for messages: first
+        the trained weights, then the averages."""
         network = self.local(self.network)
         for name, p in self.local(self.parameters).items():
             yield f"weight {name}", p

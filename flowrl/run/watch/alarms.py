@@ -276,7 +276,9 @@ class Alarms:
             if name.removeprefix("held_out_std/") in LOOKS and _held_out(name) not in self.last:
                 raise ValueError(f"state.json: alarms.last has no {_held_out(name)}")
         if self.base and not 0 <= self.last.get(_ITERATION, -1) <= iteration:
-            raise ValueError("state.json: alarms.last has no iteration before the checkpoint")
+            raise ValueError(
+                "state.json: alarms.last needs an iteration from 0 to the checkpoint's"
+            )
 
 
 def _changed(sign: Sign, risen: bool, judged: bool) -> Sign:

@@ -206,7 +206,7 @@ def from_pretrained(source: str, dtype: torch.dtype, levels: UserLevels | None =
         raise UserError(f"no diffusers pipeline at {source!r}: {error}") from error
     if not isinstance(index.get("_class_name"), str):
         raise UserError(
-            f"{source}: model_index.json names no class of diffusers but "
+            f"{source}: model_index.json must name a class of diffusers, not "
             f"{index.get('_class_name')!r}: pipelines of custom code cannot be loaded"
         )
     kind = getattr(diffusers, index["_class_name"], None)

@@ -52,8 +52,9 @@ class MissingTexts:
                 self._known[key] = self._source(traits, tuple(given), name)
             if (source := self._known[key]) is None:
                 raise UserError(
-                    f"{place} has no {name}, but others do, and {traits.name} does not read a "
-                    f"missing one as an empty one: give every row one, or set model.call.{name}"
+                    f"{place} has no {name}, but other rows have one, and {traits.name} does not "
+                    "treat a missing text as an empty one: give every row one, or set "
+                    f"model.call.{name}"
                 )
             given[name] = {EMPTY: EMPTY, PROMPT: prompt, **given}[source]
         return {**extra, **{name: given[name] for name in lacking}}

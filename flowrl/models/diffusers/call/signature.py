@@ -296,8 +296,9 @@ class Loop:
             index = set(places.tolist())
             if len(index) != 1 or -1 in index:
                 raise UserError(
-                    f"{self.name} with {self.call} depends on the step's index: it has velocities "
-                    f"at one of its own {way.steps} sigmas at a time, not at {sigma.tolist()}"
+                    f"{self.name} with {self.call} depends on the step's index: a call has "
+                    f"velocities at one of its own {way.steps} sigmas only, not at "
+                    f"{sigma.tolist()}"
                 )
             target = Target(torch.empty(0), start.schedule.place(index.pop()))
         else:
