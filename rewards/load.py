@@ -9,7 +9,8 @@ names.
 
 A user's reward needs no registration: `my_rewards.py:sharpness` is the function
 `sharpness(samples, setting=...) -> scores` of that file (`rewards.user_function` has the other
-signatures), and `my_rewards.py` is a file with `load`.
+signatures), and `my_rewards.py` is a file with `load`. A judge is a function
+`taste(samples, a, b, setting=...)`.
 """
 
 import difflib
@@ -29,7 +30,13 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from rewards.combine import ByScore
 from rewards.perception.hub import is_hub_name, model_path
 from rewards.types import Judge, Reward, call_with, function_parameters, settings_of
-from rewards.user_function import function_settings, user_reward
+from rewards.user_function import (
+    OwnJudge,
+    function_settings,
+    is_judge,
+    judge_settings,
+    user_reward,
+)
 
 REWARD_FOLDERS = [str(Path(__file__).parent / "catalogue")]
 NAMES_ELSEWHERE = {  # names elsewhere, without separators
@@ -137,12 +144,14 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
         for setting, value in settings.items()
     }
     module, function = _found(name)
-    if function is not None and inspect.isclass(vars(module)[function]):
-        own = vars(module)[function](**built)
-        return ByScore(own) if want == "judge" else own
     if function is not None:
-        own = user_reward(vars(module)[function], built, vars(module).get("examples"))
-        return ByScore(own) if want == "judge" else own
+        named, shows = vars(module)[function], vars(module).get("examples")
+        judges = is_judge(named)
+        if inspect.isclass(named):
+            own = named(**built)
+        else:
+            own = OwnJudge(named, built, shows) if judges else user_reward(named, built, shows)
+        return ByScore(own) if want == "judge" and not judges else own
     if want == "judge" and "judge" not in vars(module):
         return ByScore(call_with(module.load, built))
     return call_with(vars(module)[want], built)
@@ -151,13 +160,22 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
 def _parameters(name: str, want: Want) -> Mapping[str, inspect.Parameter]:
     """The settings of a reward."""
     module, function = _found(name)
-    if function is not None:
-        return function_settings(name, vars(module)[function])
     has = vars(module)
+    if function is not None and is_judge(has[function]):
+        if want == "load":
+            raise ValueError(
+                f"{name} takes (samples, a, b), so it judges pairs; as a reward it is "
+                f"{{name: win_rate, judge: {name}}}"
+            )
+        return judge_settings(name, has[function])
+    if function is not None:
+        return function_settings(name, has[function])
     if not any(maker in has for maker in MAKERS):
         raise ValueError(f"rewards/catalogue/{name}.py has no function 'load'")
     if want == "load" and "load" not in has:
         raise ValueError(f"{name!r} has no function 'load', only 'judge': it compares pairs")
+    if want == "judge" and want in has and is_judge(has[want]):
+        raise ValueError(f"{name}: its function `judge` is a judge itself: name it {name}:judge")
     return settings_of(has[want if want in has else "load"])
 
 
@@ -256,12 +274,20 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
     if kind is None:
         return _fitted(place, value, annotation)
     if value is None or callable(value):
-        return value
+        return ByScore(value) if kind is Judge and _is_reward(value) else value
     if get_origin(annotation) is Mapping and isinstance(value, Mapping):
         return {name: _built(place, one, kind) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_built(place, one, kind) for one in value]
     return _make(*_spec(value), "judge" if kind is Judge else "load")
+
+
+def _is_reward(given: Callable[..., Any] | None) -> bool:
+    """Whether a ready object scores samples alone."""
+    if given is None or is_judge(given):
+        return False
+    required = [p for p in function_parameters(given).values() if p.default is p.empty]
+    return len(required) == 1
 
 
 def _fitted(place: str, value: Any, annotation: Any) -> Any:

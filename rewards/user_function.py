@@ -7,6 +7,9 @@ function(images, prompts, metadata, ...)  Flow-GRPO's: images [n 3 h w] or video
 function(prompts, completions, ...)       TRL's, by keyword: two lists of strings, and one list per
                                           column that the function names or collects in **kwargs
 
+A judge of pairs is judge(samples, a, b, ...): for each pair of rows a[i] and b[i] the probability
+that a[i] is preferred.
+
 The remaining parameters are settings. TRL's may be columns of the prompt file too. A class with
 `__call__(self, samples)` is a reward too; the arguments of its constructor are its settings.
 """
@@ -19,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rewards.combine import scored
@@ -49,6 +52,16 @@ class Own:
 
     def examples(self) -> Samples | None:
         return self.shows() if self.shows is not None else None
+
+
+@dataclass(frozen=True)
+class OwnJudge(Own):
+    """`function(samples, a, b, **settings)`, a judge."""
+
+    def __call__(  # type: ignore[override]
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Any:
+        return self.function(samples, a, b, **self.settings)
 
 
 @dataclass(frozen=True)
@@ -114,6 +127,24 @@ def _is_flow_grpo(function: Callable[..., Any]) -> bool:
 
 def _is_trl(function: Callable[..., Any]) -> bool:
     return "completions" in function_parameters(function)
+
+
+def is_judge(function: Callable[..., Any]) -> bool:
+    """Whether a function, an object or a class's object is called with (samples, a, b)."""
+    called = vars(function).get("__call__") if inspect.isclass(function) else function
+    if called is None:
+        return False
+    names = tuple(function_parameters(called))
+    return names[inspect.isclass(function) :][1:3] == ("a", "b")
+
+
+def judge_settings(name: str, judge: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings of a judge. ValueError for one that returns nothing."""
+    if inspect.isclass(judge):
+        _check_body(name, vars(judge)["__call__"], 1)
+        return dict(function_parameters(judge))
+    _check_body(name, judge, 0)
+    return dict(list(function_parameters(judge).items())[3:])
 
 
 def function_settings(name: str, function: Callable[..., Any]) -> dict[str, inspect.Parameter]:

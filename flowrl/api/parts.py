@@ -13,8 +13,8 @@ from PIL import Image
 
 from flowrl.errors import UserError
 from flowrl.prompts import IMAGE_COLUMNS
-from flowrl.settings.data import IN_PYTHON
-from rewards import Reward, Samples
+from flowrl.settings.data import IN_PYTHON, RewardSpec
+from rewards import Reward, Samples, load
 from rewards.user_function import function_settings, user_reward
 
 _RELABEL = "give one another label: {'name': object, 'label': 'another'}"
@@ -43,18 +43,23 @@ class GivenRewards:
             named = spec.get("name")
             if callable(named):
                 spec["label"] = spec.get("label") or _label(named)
-                if spec["label"] in objects:
-                    raise UserError(
-                        f"{place}: two objects have the label {spec['label']!r}; {_RELABEL}"
-                    )
                 settings = {k: v for k, v in spec.items() if k not in ("name", "label", "weight")}
-                objects[spec["label"]] = _reward(named, settings, place)
+                made = _reward(named, settings, place)
                 spec["name"] = file_name(named) or IN_PYTHON + spec["label"]
-            elif not isinstance(named, str):
+            elif isinstance(named, str):
+                spec = {key: _in_file(value) for key, value in spec.items()}
+                spec, made = _with_objects(spec, place) if _has_object(spec) else (spec, None)
+            else:
                 raise UserError(
                     f"{place}: a reward is a name, a mapping with a `name`, or a callable, not "
                     f"{type(one).__name__}"
                 )
+            if made is not None:
+                if spec["label"] in objects:
+                    raise UserError(
+                        f"{place}: two objects have the label {spec['label']!r}; {_RELABEL}"
+                    )
+                objects[spec["label"]] = made
             specs.append(spec)
         return cls(tuple(specs), objects)
 
@@ -64,6 +69,34 @@ class GivenRewards:
             if self.objects[label] is not others[label]:
                 raise UserError(f"{place}: {label!r} is another object in rewards; {_RELABEL}")
         return {**others, **self.objects}
+
+
+def _in_file(value: Any) -> Any:
+    """A setting with FILE.py:FUNCTION in the place of functions that can be found there."""
+    if isinstance(value, Mapping):
+        return {key: _in_file(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_file(each) for each in value]
+    return (file_name(value) or value) if callable(value) else value
+
+
+def _has_object(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_object(each) for each in value.values())
+    if isinstance(value, list):
+        return any(_has_object(each) for each in value)
+    return callable(value)
+
+
+def _with_objects(spec: Mapping[str, Any], place: str) -> tuple[dict[str, Any], Reward]:
+    """A reward that is made of objects, such as a judge: as run.yaml has it, and loaded."""
+    given = RewardSpec.model_validate(spec)
+    try:
+        made = load(given.name, **given.settings)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"{place}: {error}") from error
+    weight = {"weight": spec["weight"]} if "weight" in spec else {}
+    return {"name": IN_PYTHON + given.label, "label": given.label, **weight}, made
 
 
 def _label(reward: Any) -> str:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rewards.checks.self_test import Exemplary
-from rewards.combine import ByScore
+from rewards.combine import ByScore, judged
 from rewards.judging.pairs import Design, PairBudget, bradley_terry, win_rates
 from rewards.types import Judge, Positive, Reward, Samples
 
@@ -37,10 +37,20 @@ class Tournament:
     def __call__(self, samples: Samples) -> Float[Tensor, " n"]:
         a, b = self.budget.pairs(samples)
         n = len(samples.prompts)
-        p = self.judge(samples, a, b) if len(a) else torch.zeros(0)
+        p = self._verdicts(samples, a, b) if len(a) else torch.zeros(0)
         if self.score == "win_rate":
             return win_rates(n, a, b, p)
         return bradley_terry(n, a, b, p, self.prior)
+
+    def _verdicts(
+        self, samples: Samples, a: Int[Tensor, " p"], b: Int[Tensor, " p"]
+    ) -> Float[Tensor, " p"]:
+        if isinstance(self.judge, ByScore):  # which checks its reward itself
+            return self.judge(samples, a, b)
+        p = judged("judge", self.judge, samples, a, b)
+        if ((p < 0) | (p > 1)).any():
+            raise ValueError(f"the judge returned {p[(p < 0) | (p > 1)][0]:g}, no probability")
+        return p
 
     def examples(self) -> Samples | None:
         """Examples of the judge, or of the reward that it is made of, as one group."""

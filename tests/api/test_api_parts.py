@@ -21,6 +21,7 @@ from flowrl.cli.serve import Serve
 from flowrl.errors import UserError
 from flowrl.paths import PROJECT
 from flowrl.prompts import PromptSet
+from flowrl.settings.read import dump, run_from
 from rewards import Samples, load
 from rewards.user_function import FlowGrpoFunction, Own, TrlFunction
 from samplers import FlowSDE
@@ -95,9 +96,11 @@ def test_a_language_model_is_recorded_or_saved(tmp_path: Path) -> None:
 def test_callables_become_rewards_by_their_signatures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def flow_grpo(images, prompts, metadata): ...
+    def flow_grpo(images, prompts, metadata):
+        return [0.0]
 
-    def trl(prompts, completions): ...
+    def trl(prompts, completions):
+        return [0.0]
 
     bright = load("brightness")
     partial = functools.partial(redness, power=2.0)
@@ -145,6 +148,32 @@ def test_prompts_become_a_file_of_the_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             prompt_settings(wrong, tmp_path, "train", "prompt")
+
+
+def test_a_live_judge_of_pairs_is_a_setting(
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first(samples, a, b):
+        return [1.0] * len(a)
+
+    given = {"name": "win_rate", "judge": first, "weight": 0.5}
+    read = GivenRewards.of([given, {**given, "label": "again"}], "rewards")
+    assert read.specs[0] == {"name": "python:win_rate", "label": "win_rate", "weight": 0.5}
+    samples = Samples(torch.rand(3, 3, 4, 4), ["a"] * 3, torch.zeros(3, dtype=torch.long))
+    assert read.objects["again"](samples).tolist() == [1, 0.5, 0]
+    settings = tree(pipeline, tmp_path, NFT) | {"rewards": list(read.specs)}
+    assert dump(run_from(settings, "test"))["rewards"][0]["name"] == "python:win_rate"
+    (tmp_path / "my_taste.py").write_text("def first(samples, a, b):\n    return [1.0] * len(a)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_taste  # type: ignore[import-not-found]
+
+    found = GivenRewards.of({"name": "win_rate", "judge": my_taste.first}, "rewards")
+    assert found.specs == ({"name": "win_rate", "judge": f"{tmp_path / 'my_taste.py'}:first"},)
+    assert not found.objects
+    with pytest.raises(UserError, match="two objects have the label 'win_rate'"):
+        GivenRewards.of([given, given], "rewards")
+    with pytest.raises(UserError, match="rewards: reward 'win_rate' has no setting 'jugde'"):
+        GivenRewards.of([{"name": "win_rate", "jugde": first}], "rewards")
 
 
 def test_a_live_pipeline_and_a_lambda_are_trained_and_go_on(

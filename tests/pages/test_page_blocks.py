@@ -6,6 +6,7 @@ the commands.
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -118,6 +119,11 @@ def test_rewards_of_images_on_the_pages_score_as_they_say() -> None:
     close(loaded(functions, ":light", above=0.4)(samples), [2 / 3, 1.0, 2 / 3])
     close(loaded(block_of(page, "class Warmth"), ":Warmth", power=2.0)(samples), [1.0, 0.0, -1.0])
     close(loaded(block_of(page, "def load"), "", channels=2)(samples), [0.5, 0.5, 0.5])
+    Path("taste.py").write_text(block_of(page, "def warmer").text)
+    together = replace(samples, group=torch.zeros(3).long())
+    close(rewards.load("win_rate", judge="taste.py:warmer")(together).float(), [1.0, 0.5, 0.0])
+    shy = {"name": "taste.py:warmer", "margin": 3.0}
+    close(rewards.load("win_rate", judge=shy)(together).float(), [0.5, 0.5, 0.5])
 
 
 @pytest.mark.usefixtures("folder")
@@ -169,7 +175,7 @@ def test_environments_of_the_page_answer() -> None:
 def test_every_block_of_python_has_its_test() -> None:
     """A new block needs a line in a test of this file, or in those of the pages below."""
     here = {"coming_from.md": 1, "language.md": 2, "feedback.md": 1}
-    here |= {"own_rewards.md": 5, "README.md": 1}
+    here |= {"own_rewards.md": 6, "README.md": 1}
     # those of test_page_commands.py:
     with_runs = {"README.md": 2, "gallery.md": 2, "following.md": 1}
     elsewhere = ("api.md", "extending.md")  # tests/api/test_api_pages.py, tests/test_docs.py

@@ -155,3 +155,67 @@ def test_a_file_that_only_judges_is_no_reward(tmp_path):
         check_reward(str(path), {"side": 1})
     with pytest.raises(ValueError, match="needs the setting 'side'"):
         check_reward(str(path), {}, "judge")
+
+
+TASTE = """
+import torch
+from rewards import Samples
+
+
+def taste(samples, a, b, margin: float = 0.0):
+    bright = samples.media.flatten(1).mean(1)
+    gaps = [float(bright[i] - bright[j]) for i, j in zip(a, b)]
+    return [None if abs(gap) <= margin else float(gap > 0) for gap in gaps]
+
+
+class Taste:
+    def __init__(self, side: float):
+        self.side = side
+
+    def __call__(self, samples, a, b):
+        return [self.side] * len(a)
+
+
+def too_sure(samples, a, b):
+    return [2.0] * len(a)
+
+
+def judge(samples, a, b):
+    return taste(samples, a, b)
+"""
+
+
+def greys() -> Samples:
+    media = torch.tensor([0.2, 0.8, 0.2, 0.5]).view(4, 1, 1, 1).expand(4, 3, 4, 4)
+    return Samples(media, ["a"] * 4, torch.zeros(4, dtype=torch.long))
+
+
+def test_a_function_of_pairs_in_a_users_file_is_a_judge(tmp_path):
+    (tmp_path / "taste.py").write_text(TASTE)
+    file = f"{tmp_path / 'taste.py'}"
+    samples = greys()
+    assert load("win_rate", judge=f"{file}:judge")(samples).tolist() == [0, 1, 0, 2 / 3]
+    shy = {"name": f"{file}:taste", "margin": 0.4}
+    assert load("win_rate", judge=shy)(samples).tolist()[:3] == [0, 1, 0]
+    ahead = load("win_rate", judge={"name": f"{file}:Taste", "side": 1})(samples)
+    assert ahead.tolist() == [1, 2 / 3, 1 / 3, 0]
+    for name, settings, message in (
+        ("win_rate", {"judge": file}, "name it .*taste.py:judge"),
+        ("win_rate", {"judge": {"name": f"{file}:taste", "sharp": 1}}, "no setting 'sharp'"),
+        ("win_rate", {"judge": f"{file}:Taste"}, "needs the setting 'side'"),
+        (f"{file}:taste", {}, "judges pairs; as a reward it is {name: win_rate, judge"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_reward(name, settings)
+    with pytest.raises(ValueError, match="returned 2, no probability"):
+        load("win_rate", judge=f"{file}:too_sure")(samples)
+
+
+def test_ready_judges_and_rewards_judge_pairs():
+    samples = greys()
+    listed = load("win_rate", judge=lambda s, a, b: [1.0] * len(a))
+    assert listed(samples).tolist() == [1, 2 / 3, 1 / 3, 0]
+    bright = load("win_rate", judge=lambda s: s.media.flatten(1).mean(1))
+    assert torch.equal(bright(samples), load("win_rate", judge="brightness")(samples))
+    with pytest.raises(ValueError, match=r"judge 'judge' returned shape .*one per pair"):
+        load("win_rate", judge=lambda s, a, b: [0.5])(samples)
