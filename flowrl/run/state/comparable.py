@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rewards
 from flowrl.errors import UserError
 from flowrl.run.state.start_record import StartRecord, files_named, prompt_digests, source_digests
 from flowrl.settings import RewardSpec, Run
@@ -86,7 +87,10 @@ def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any]] | None:
 
 
 def _sources(spec: RewardSpec) -> Iterator[str]:
-    return (name for name, _ in files_named([spec.name, spec.settings]))
+    """The user's files of a reward. Those of flowrl change with its version, which is named."""
+    own = Path(rewards.__file__).parent
+    named = files_named([spec.name, spec.settings])
+    return (name for name, path in named if not path.is_relative_to(own))
 
 
 def _deciding(run: Run) -> str:
