@@ -28,7 +28,9 @@ def sent(here: Tensor, device: str | torch.device) -> Tensor:
     return remembered(uploaded(here, device), here)
 
 
-def filled(rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+def filled_rows(
+    rows: int, value: int | float, dtype: torch.dtype, device: str | torch.device
+) -> Tensor:
     """The same number in every row, which `on_host` knows."""
     there, here = (torch.full((rows,), value, dtype=dtype, device=at) for at in (device, _CPU))
     return remembered(there, here)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.host import filled
+from samplers.host import filled_rows
 from samplers.looks import Seen
 from samplers.particles import FeynmanKac
 from samplers.plan import Columns, Plan
@@ -48,7 +48,7 @@ class Rollout:
     @property
     def lengths(self) -> Int[Tensor, " n"]:
         """Decisions of each sample that are trained on: noisy steps here, tokens in text."""
-        return filled(len(self.prompt), len(self.edges), torch.long, self.prompt.device)
+        return filled_rows(len(self.prompt), len(self.edges), torch.long, self.prompt.device)
 
     @property
     def nodes(self) -> None:

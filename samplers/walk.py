@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from samplers.host import filled, on_device, sent, uploaded
+from samplers.host import filled_rows, on_device, sent, uploaded
 from samplers.kernels import Gaussian, euler, mean_log_prob, per_row
 from samplers.looks import Seen
 from samplers.noise import normal
@@ -226,4 +226,4 @@ class Walk:
 def _level(x: Tensor, sigma: float) -> Float[Tensor, " n"]:
     """The level of every row, in float32 or better: bfloat16 would round it."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return filled(len(x), sigma, dtype, x.device)
+    return filled_rows(len(x), sigma, dtype, x.device)

@@ -15,7 +15,7 @@ from flowrl.likelihoods.rows import (
 )
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse, states_of
 from samplers import Rollout, Velocity
-from samplers.host import filled, sent
+from samplers.host import filled_rows, sent
 from samplers.kernels import per_row
 
 LEAST_SIZE = 1e-6  # of the mean square of a difference of samples
@@ -66,7 +66,7 @@ class Directional:
                 mask=sent(mask[:, edges.step, None], device),
                 old=None,
                 x=edges.x,
-                sigma=filled(
+                sigma=filled_rows(
                     len(edges.x), rollout.plan.steps[edges.step].sigma, edges.logp.dtype, device
                 ),
                 direction=kept,

@@ -18,7 +18,7 @@ from flowrl.errors import UserError
 from flowrl.likelihoods.rows import Evaluation, PointMask, PointValues, Rows
 from flowrl.likelihoods.transition import NEEDS_TOKEN, mse
 from samplers import Plan, Rollout, Velocity
-from samplers.host import filled, sent, uploaded
+from samplers.host import filled_rows, sent, uploaded
 from samplers.noise import key_hash, normal
 from samplers.untyped import evaluated_again
 
@@ -77,7 +77,7 @@ def euler_path(
     again = torch.is_grad_enabled() and len(sigmas) > 2
     for sigma, to in pairwise(sigmas):
         dtype = torch.promote_types(x.dtype, torch.float32)
-        level = filled(len(x), sigma, dtype, x.device)
+        level = filled_rows(len(x), sigma, dtype, x.device)
         v = evaluated_again(policy, x, level, prompt) if again else policy(x, level, prompt)
         states.append(x.detach())
         velocities.append(v)

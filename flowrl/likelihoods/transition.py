@@ -29,7 +29,7 @@ from flowrl.likelihoods.rows import (
     once_per_state,
 )
 from samplers import Edges, Gaussian, Particled, Rollout, Velocity, mean_log_prob
-from samplers.host import filled, on_host, sent
+from samplers.host import filled_rows, on_host, sent
 
 NEEDS_TOKEN = "a plan of text needs the Token likelihood"
 
@@ -154,8 +154,8 @@ class Transition:
             old=Evaluation(edges.logp[:, None], edges.mean if self.keep_mean else None),
             x=x,
             x_next=edges.x_next,
-            sigma=filled(nodes, step.sigma, edges.logp.dtype, device),
-            sigma_next=filled(nodes, step.sigma_next, edges.logp.dtype, device),
+            sigma=filled_rows(nodes, step.sigma, edges.logp.dtype, device),
+            sigma_next=filled_rows(nodes, step.sigma_next, edges.logp.dtype, device),
             kernel=kernel,
             state=states_of(rollout, edges),
         )

@@ -131,7 +131,7 @@ def _bare_names(tree: ast.AST) -> set[str]:
 def judge_tests(connection: Connection, tests: Sequence[str], write: Callable[[str], None]) -> None:
     """Write `1` or `0` for each test, in order, as soon as it is known."""
     sys.addaudithook(_refuse_pickles)
-    row = JudgedRow(tests, RemoteProgram(connection))
+    row = RowUnderTest(tests, RemoteProgram(connection))
     for test in tests:
         write("1" if row.passes(test) else "0")
 
@@ -142,7 +142,7 @@ def _refuse_pickles(event: str, _: Any) -> None:
         raise AssertionError("a pickle of more than plain data is not read")
 
 
-class JudgedRow:
+class RowUnderTest:
     """The tests of one row, in one name space: what one of them sets up is there for the next."""
 
     def __init__(self, tests: Sequence[str], program: RemoteProgram) -> None:

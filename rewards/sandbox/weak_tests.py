@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from judge import JudgedRow, Names
+from judge import Names, RowUnderTest
 from program import Program
 from remote import RemoteProgram
 
@@ -98,7 +98,7 @@ def _passed_by(tests: Sequence[str]) -> str | None:
         code = PRELUDE + "".join(f"{name} = {function}\n" for name in sorted(names.completion))
         signal.setitimer(signal.ITIMER_REAL, TEST_SECONDS)
         try:
-            row = JudgedRow(tests, RemoteProgram(_Direct(code)))
+            row = RowUnderTest(tests, RemoteProgram(_Direct(code)))
             if all(row.passes(test) for test in tests):
                 return what
         except TimeoutError:

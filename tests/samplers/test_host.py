@@ -4,7 +4,7 @@ back from it raises, so each of these reads is answered by a copy."""
 import pytest
 import torch
 
-from samplers.host import derived, filled, host_copy, on_device, on_host, picked, sent
+from samplers.host import derived, filled_rows, host_copy, on_device, on_host, picked, sent
 
 DEVICE = "meta"
 
@@ -19,7 +19,7 @@ def test_what_was_sent_is_known():
     rows = torch.arange(6)
     there = sent(rows, DEVICE)
     assert there.device.type == DEVICE and on_host(there) is rows
-    assert on_host(filled(3, 0.5, torch.float32, DEVICE)).tolist() == [0.5] * 3
+    assert on_host(filled_rows(3, 0.5, torch.float32, DEVICE)).tolist() == [0.5] * 3
     assert on_host(picked(there, sent(torch.tensor([4, 1]), DEVICE))).tolist() == [4, 1]
     assert on_host(derived(lambda own: own + 2, there)).tolist() == [2, 3, 4, 5, 6, 7]
 

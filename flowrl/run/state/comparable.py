@@ -87,7 +87,7 @@ def _scoring(spec: RewardSpec | None) -> tuple[str, dict[str, Any]] | None:
 
 
 def _sources(spec: RewardSpec) -> Iterator[str]:
-    """The user's files of a reward. Those of flowrl change with its version, which is named."""
+    """The user's files of a reward. Files of flowrl change with its version, which is named."""
     own = Path(rewards.__file__).parent
     named = files_named([spec.name, spec.settings])
     return (name for name, path in named if not path.is_relative_to(own))
