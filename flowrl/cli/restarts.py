@@ -28,7 +28,7 @@ def split_keys(arguments: Sequence[str], own: Sequence[str]) -> tuple[dict[str, 
         if key in own:
             values[key] = value or next(words, "")
             if not values[key] or values[key].startswith("--"):
-                raise UserError(f"{key}: missing its value")
+                raise UserError(f"{key} needs a value")
         else:
             rest.append(word)
     return values, rest

@@ -78,7 +78,9 @@ def ranks_in(ranking: Any, place: str) -> dict[str, float]:
         or set(signs) - set("<>=")
         or {"<", ">"} <= {*signs}
     ):
-        raise UserError(f"{place}: the ranking is {ranking!r}, not as A>B, B>A>C or A=B")
+        raise UserError(
+            f"{place}: the ranking is {ranking!r}, but must look like A>B, B>A>C or A=B"
+        )
     ranks, rank = {letters[0]: 1.0}, 1.0
     for letter, sign in zip(letters[1:], signs, strict=True):
         rank += {"=": 0.0, ">": 1.0, "<": -1.0}[sign]

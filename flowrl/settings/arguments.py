@@ -241,7 +241,7 @@ def _collect(kind: type, words: Sequence[str], command: str) -> dict[str, Any]:
         while rest and not rest[0].startswith("--") and (many or not given):
             given.append(rest.pop(0))
         if not given:
-            raise UserError(f"{command}: --{written}: missing its value")
+            raise UserError(f"{command}: --{written} needs a value")
         given = split_by_commas(given, hints[name]) if many else given
         values[name] = [*values.get(name, []), *given] if many else given[0]
     return values | _placed(hints, positional, alone, command)

@@ -80,7 +80,7 @@ def levels_of(sigmas: Sigmas, steps: int) -> tuple[float, ...]:
             raise UserError(
                 f"model.sigmas lists {len(sigmas)} levels, and a sample has {steps} steps: take "
                 f"{len(sigmas)} steps in training (recipe.steps), evaluations (evaluate.steps) and "
-                "--steps, or {shift: NUMBER} or FILE.py:FUNCTION, which suit any number"
+                "--steps, or {shift: NUMBER} or FILE.py:FUNCTION, which fit any number of steps"
             )
         return sigmas
     try:

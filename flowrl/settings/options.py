@@ -43,7 +43,7 @@ class Option:
         if not words:
             if bool in kinds:
                 return True
-            raise UserError(f"{name}: missing its value")
+            raise UserError(f"{name} needs a value")
         whole = any(kind in _LISTS or settings_at(kind) for kind in kinds)
         if len(words) > 1 and not whole:
             raise UserError(f"{name} takes one value, not {' '.join(words)[:200]}")

@@ -7,7 +7,7 @@ _QUOTED = re.compile('"([^"]*)"|“([^”]*)”')
 
 
 def normalise(text: str) -> str:
-    """Lower case without any blanks, in Unicode's compatibility form (NFKC).
+    """The text in lower case, without whitespace, in Unicode's compatibility form (NFKC).
 
     "Ｈello \\n World" and "helloworld" are the same.
     """

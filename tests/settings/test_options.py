@@ -71,7 +71,7 @@ def test_every_setting_of_every_recipe_can_be_set_to_its_own_value():
     ("words", "message"),
     [
         (["--train.lr", "abc"], "command line: train.lr: input should be a valid number, .*'abc'$"),
-        (["--train.lr"], "--train.lr: missing its value"),
+        (["--train.lr"], "--train.lr needs a value"),
         (["--train.lr", "1", "2"], "--train.lr takes one value, not 1 2"),
         (["train.lr", "1"], "'train.lr' is not an option; write --SECTION.SETTING VALUE"),
         (["--rewards", "[shapes"], "--rewards: not valid YAML: line 1"),
