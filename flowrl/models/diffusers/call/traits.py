@@ -138,7 +138,7 @@ class Traits:
         return given
 
     def trial_call(self, conditioning: Conditioning, steps: int) -> PipelineCall:
-        """A call that only its states are read from, with the guidance of trials."""
+        """A call for trials, with their guidance: only its states are read, not its result."""
         rows = conditioning.prompts, steps, self.trial_guidance, conditioning.extras
         return PipelineCall(self.arguments(*rows), conditioning.calls(), stubs=self.stubs)
 
