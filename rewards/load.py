@@ -147,6 +147,7 @@ def _make(name: str, settings: Mapping[str, Any], want: Want) -> Any:
     if function is not None:
         named, shows = vars(module)[function], vars(module).get("examples")
         judges = is_judge(named)
+        own: Any
         if inspect.isclass(named):
             own = named(**built)
         else:
@@ -274,7 +275,8 @@ def _built(place: str, value: Any, annotation: Any) -> Any:
     if kind is None:
         return _fitted(place, value, annotation)
     if value is None or callable(value):
-        return ByScore(value) if kind is Judge and _is_reward(value) else value
+        own: Any = value
+        return ByScore(own) if kind is Judge and _is_reward(value) else own
     if get_origin(annotation) is Mapping and isinstance(value, Mapping):
         return {name: _built(place, one, kind) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

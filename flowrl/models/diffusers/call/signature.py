@@ -123,7 +123,7 @@ class Loop:
         found = columns.extras(meta, self.driver.parameters)
         if found:
             rows = zip(found, prompts, columns.places(meta), strict=True)
-            found = [self.missing.filled_rows(self.traits, *row) for row in rows]
+            found = [self.missing.filled(self.traits, *row) for row in rows]
         whole = tuple({**self.traits.shared, **extra} for extra in found or ({},) * len(prompts))
         if whole and not whole[0] and self.traits.required:
             names = " and ".join(self.traits.required)
