@@ -24,7 +24,7 @@ def test_pretraining_moves_all_parts(script, tmp_path):
     work = script.Work.quick()
     weights = [p for part in script.flow_parts(pipe) for p in part.parameters()]
     before = [p.detach().clone() for p in weights]
-    prompts = moving_world.moving_prompts_of("train")[: work.films]
+    prompts = moving_world.moving_prompts_of("train")[: work.videos]
     saved = script.Saved(tmp_path / "unfinished", "quick")
     script.train_flow(pipe, torch.randn(len(prompts), 8, 3, 4, 4), prompts, work, saved)
     moved = sum(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))

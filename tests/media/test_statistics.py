@@ -69,6 +69,6 @@ def test_means_of_processes_are_those_of_all_samples(shares):
     for share in shares:
         parts.append(made(slice(at, at := at + 2 * share)))
     for kind in (0, 1):
-        merged = merged_means([(part[kind].means, part[kind].count) for part in parts])
+        merged = merged_means([(part[kind].means, part[kind].size) for part in parts])
         assert merged == pytest.approx(whole[kind].means, rel=1e-6)
     assert merged_means([(whole[0].means, 6)]) == whole[0].means

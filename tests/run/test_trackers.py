@@ -104,7 +104,7 @@ def test_a_tracker_gets_every_record_in_order(config, tmp_path, monkeypatch, cap
 
 
 def test_a_tracker_that_is_slower_than_the_run_loses_records(monkeypatch):
-    monkeypatch.setattr(mirror, "WAITING", 2)
+    monkeypatch.setattr(mirror, "MOST_WAITING", 2)
     said: list[str] = []
     slow, gate = Mirror(said.append), threading.Event()
     for _ in range(6):
