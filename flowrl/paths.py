@@ -39,13 +39,13 @@ def find(path: str) -> Path:
     near = Path(path)
     try:
         near = near.expanduser()
-        own = _own(near)
+        own = own_file(near)
         return own if own is not None and not near.exists() and own.exists() else near
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{path[:100]!r} is not a file name ({str(error)[:100]})") from error
 
 
-def _own(path: Path) -> Path | None:
+def own_file(path: Path) -> Path | None:
     """The place of a file of flowrl; None for a path that does not begin with a folder of it."""
     first, *rest = path.parts or (".",)
     if first == "configs":

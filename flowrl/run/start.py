@@ -24,7 +24,7 @@ from flowrl.run.state.smaller_calls import explained
 from flowrl.run.train import Result, train_session
 from flowrl.run.watch import record
 from flowrl.settings import Run
-from flowrl.settings.read import dump
+from flowrl.settings.read import dump, with_full_paths
 from flowrl.settings.trust import remember
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def start(
     run: Run, name: str, folder: Path | None, cache: bool = True, live: Live = NOTHING_LIVE
 ) -> Result:
     """Start a new run in a new folder. UserError if the folder exists."""
-    state = meet(on_cpu(run))
+    state, run = meet(on_cpu(run)), with_full_paths(run)
     chosen = Path(agreed(state, lambda: str(reserve(run, folder, name, live))))
     run = live.placed(run, chosen)
     with held_together(chosen, state):

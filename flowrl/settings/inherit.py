@@ -7,6 +7,7 @@ from typing import Any
 from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER
 from flowrl.settings.older_names import renewed
+from flowrl.settings.places import at_file
 from flowrl.settings.short_forms import spelled_out
 from flowrl.settings.strict_yaml import read_yaml, short_repr
 
@@ -14,17 +15,19 @@ BASE_KEY = "base"
 _OWN = "configs/"  # begins the name of a file of flowrl
 
 
-def read_tree(path: Path) -> tuple[Any, str]:
+def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
     """Read a file, with the settings of its base, of that file's base and so on below its own.
 
     Returns the settings and the names of the files, for messages. Mappings merge; every other
     value, a list too, replaces that of the base; a recipe of another name replaces the base's,
     whose settings mean nothing to it. `base` is relative to the file that it stands in,
-    or `configs/...` of flowrl. All other paths stay as written: they mean the same in a base as in
-    the file itself. UserError, in one sentence that names every file on the way, for a base that
+    or `configs/...` of flowrl; other paths are too, and then to the working folder: see
+    `flowrl.settings.places`. Those of a run that was `begun` stay as written. UserError, in one
+    sentence that names every file on the way, for a base that
     cannot be read and for a circle of files.
     """
-    return with_base(read_yaml(path), path)
+    tree = read_yaml(path)
+    return with_base(tree if begun else at_file(tree, path), path)
 
 
 def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, str]:
@@ -39,7 +42,7 @@ def with_base(tree: Any, path: Path, above: tuple[Path, ...] = ()) -> tuple[Any,
         names = " -> ".join(str(each) for each in (*chain[seen.index(base.resolve()) :], base))
         raise UserError(f"{path}: base: the files name each other in a circle, {names}: drop one")
     try:
-        under, names = with_base(read_yaml(base), base, chain)
+        under, names = with_base(at_file(read_yaml(base), base), base, chain)
         if not isinstance(under, Mapping):
             raise UserError(f"{base}: expected settings, not {short_repr(under)}")
     except UserError as error:

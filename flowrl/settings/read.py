@@ -25,6 +25,7 @@ from flowrl.settings.inherit import BASE_KEY, read_tree
 from flowrl.settings.older_names import renewed
 from flowrl.settings.options import with_options
 from flowrl.settings.own_parts import RECIPE_PARTS, takes
+from flowrl.settings.places import in_full
 from flowrl.settings.recipe import recipe_kind
 from flowrl.settings.run import Run
 from flowrl.settings.sentences import explain
@@ -64,7 +65,7 @@ def _tree_of(folder: Path) -> tuple[Any, str]:
     file = folder / "run.yaml"
     if not file.is_file():
         raise UserError(f"{folder} is not a run's folder: it has no run.yaml")
-    return read_tree(file)
+    return read_tree(file, begun=True)
 
 
 def run_from(tree: Any, source: str) -> Run:
@@ -140,6 +141,13 @@ def _other_recipe(run: Run, arguments: list[str]) -> tuple[Run, list[str]]:
 def dump(run: Run) -> dict[str, Any]:
     """The run as plain data, as it is written to `run.yaml`."""
     return run.model_dump(mode="json", by_alias=True)
+
+
+def with_full_paths(run: Run) -> Run:
+    """The run with paths that mean the same in every folder."""
+    tree = dump(run)
+    full = in_full(tree)
+    return run if full == tree else run_from(full, "the run")
 
 
 def check_plan(run: Run) -> None:

@@ -1,0 +1,117 @@
+"""Paths in a run's file: relative to that file's folder first, then to the working folder."""
+
+import filecmp
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl.errors import UserError
+from flowrl.paths import CONFIGS_FOLDER, PACKAGE, own_file
+from flowrl.settings.trust import CODE, REWARD_SETTINGS
+
+Place = Callable[[str], str]  # of a relative path as it is written
+_PATHS = {
+    *(("prompts",), ("prompts", "source"), ("prompts", "train"), ("prompts", "train", "source")),
+    *(("prompts", "held_out"), ("prompts", "held_out", "source")),
+    *(("model",), ("model", "pipeline"), ("model", "language")),
+    *(("given", "file"), ("given", "folder")),
+}
+
+
+def at_file(tree: Any, file: Path) -> Any:
+    """The settings of a file with the paths that its own folder holds, in full.
+
+    One that only the working folder holds is named in a line. UserError for one that both hold,
+    with other contents. Beside the file itself all stay as written.
+    """
+    near = file.absolute().parent
+    if near.resolve() == Path.cwd().resolve():
+        return tree
+    return _walk(tree, (), lambda written: _beside(written, near, file))
+
+
+def in_full(tree: Any) -> Any:
+    """The settings of a run with all paths that exist from the working folder in full, so that they
+    mean the same in every folder."""
+    return _walk(tree, (), lambda w: str(Path(w).absolute()) if _exists(Path(w)) else w)
+
+
+def _beside(written: str, near: Path, file: Path) -> str:
+    beside, here = near / written, Path.cwd() / written
+    if not _exists(beside):
+        if _exists(here) and not near.is_relative_to(CONFIGS_FOLDER):
+            print(f"{file}: {written} is not in {near}: {here} is taken", file=sys.stderr)
+        return written
+    if _exists(here) and not _same(beside, here):
+        raise UserError(
+            f"{file}: {written} is {beside} and, from the working folder, {here}, which differ: "
+            "write the whole path of one"
+        )
+    return str(beside)
+
+
+def _same(first: Path, second: Path) -> bool:
+    """Whether two files are equal, or two folders by the names and the sizes of their files."""
+    if first.samefile(second):
+        return True
+    if first.is_file() and second.is_file():
+        return filecmp.cmp(first, second, shallow=False)
+    return first.is_dir() and second.is_dir() and _listed(first) == _listed(second)
+
+
+def _listed(folder: Path) -> dict[str, int]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+
+
+def _walk(value: Any, at: tuple[str, ...], place: Place) -> Any:
+    if isinstance(value, Mapping):
+        # names of rewards are keys too: `rewards: {taste.py:sharp: 0.5}`
+        return {_code(k, place): _walk(v, (*at, str(k)), place) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        several = at[:1] == ("prompts",) and at[1:] in ((), ("train",), ("held_out",))
+        found = [_walk(each, at, place) for each in value]
+        pairs = zip(value, found, strict=True)
+        return [_named(*pair) for pair in pairs] if several and len(found) > 1 else found
+    if not isinstance(value, str):
+        return value
+    moved = _code(value, place)
+    return _moved(value, place) if moved == value and _is_path(value, at) else moved
+
+
+def _named(written: Any, found: Any) -> Any:
+    """One of several data sets: its name, which scores and metrics have, stays."""
+    if isinstance(found, str):
+        return found if found == written else {"source": found, "name": written}
+    if found == written or not isinstance(found, Mapping) or found.get("name"):
+        return found
+    return {**found, "name": written["source"]}
+
+
+def _is_path(value: str, at: tuple[str, ...]) -> bool:
+    if at[:1] and at[0] in REWARD_SETTINGS:  # a folder called `strict` is no `kind: strict`
+        return "/" in value or bool(Path(value).suffix)
+    return at in _PATHS or at[:2] == ("teachers", "folders")
+
+
+def _code(value: Any, place: Place) -> Any:
+    """FILE.py or FILE.py:NAME with its file's place."""
+    match = CODE.fullmatch(value) if isinstance(value, str) else None
+    return value if match is None else _moved(match[1], place) + (match[2] or "")
+
+
+def _moved(value: str, place: Place) -> str:
+    if value.startswith((PACKAGE, "~", "/")) or not value.strip():
+        return value
+    own = own_file(Path(value))
+    if own is not None and _exists(own) and (not _exists(Path(value)) or own.samefile(value)):
+        return value  # a file of flowrl, found from every folder
+    return place(value)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file can have this name
+        return False
