@@ -22,7 +22,7 @@ def read_tree(path: Path, begun: bool = False) -> tuple[Any, str]:
     value, a list too, replaces that of the base; a recipe of another name replaces the base's,
     whose settings mean nothing to it. `base` is relative to the file that it stands in,
     or `configs/...` of flowrl; other paths are too, and then to the working folder: see
-    `flowrl.settings.places`. Those of a run that was `begun` stay as written. UserError, in one
+    `flowrl.settings.places`. Paths of a run that was `begun` stay as written. UserError, in one
     sentence that names every file on the way, for a base that
     cannot be read and for a circle of files.
     """
