@@ -10,7 +10,7 @@ from flowrl.errors import UserError
 from flowrl.paths import CONFIGS_FOLDER, PACKAGE, own_file
 from flowrl.settings.trust import CODE, REWARD_SETTINGS
 
-Place = Callable[[str], str]  # of a relative path as it is written
+PlaceOf = Callable[[str], str]  # of a relative path as it is written
 _PATHS = {
     *(("prompts",), ("prompts", "source"), ("prompts", "train"), ("prompts", "train", "source")),
     *(("prompts", "held_out"), ("prompts", "held_out", "source")),
@@ -65,7 +65,7 @@ def _listed(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
-def _walk(value: Any, at: tuple[str, ...], place: Place) -> Any:
+def _walk(value: Any, at: tuple[str, ...], place: PlaceOf) -> Any:
     if isinstance(value, Mapping):
         # names of rewards are keys too: `rewards: {taste.py:sharp: 0.5}`
         return {_code(k, place): _walk(v, (*at, str(k)), place) for k, v in value.items()}
@@ -95,13 +95,13 @@ def _is_path(value: str, at: tuple[str, ...]) -> bool:
     return at in _PATHS or at[:2] == ("teachers", "folders")
 
 
-def _code(value: Any, place: Place) -> Any:
+def _code(value: Any, place: PlaceOf) -> Any:
     """FILE.py or FILE.py:NAME with its file's place."""
     match = CODE.fullmatch(value) if isinstance(value, str) else None
     return value if match is None else _moved(match[1], place) + (match[2] or "")
 
 
-def _moved(value: str, place: Place) -> str:
+def _moved(value: str, place: PlaceOf) -> str:
     if value.startswith((PACKAGE, "~", "/")) or not value.strip():
         return value
     own = own_file(Path(value))
