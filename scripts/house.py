@@ -26,6 +26,7 @@ PACKAGES = ("samplers", "rewards", "flowrl")
 ROOMS = ("flowrl/run", "flowrl/models/diffusers", "rewards")
 GENERATED = ("recipes.md", "files.md", "pipelines.md", "models.md")
 OTHERS_CODE = ("rewards/judging", "rewards/sandbox", "rewards/catalogue/unigenbench.py")
+OTHERS_CODE += ("rewards/user_function.py",)
 MESSAGES = ("UserError", "ValueError", "warn", "say")  # called with a sentence
 TRACED = 3  # the iteration: by then everything is loaded, and no page or tree is due
 
