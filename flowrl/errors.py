@@ -10,3 +10,7 @@ class UserError(ValueError):
 
 class Stopped(UserError):
     """A run that ended early; its last checkpoint is complete. Exit code 3."""
+
+
+class NotFiniteError(UserError):
+    """NaN or infinity that a run cannot continue from. A run turns it into `Stopped`, exit 3."""

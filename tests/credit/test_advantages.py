@@ -162,7 +162,7 @@ def test_path_fusion_weighs_children_by_their_edges():
     torch.testing.assert_close(got[:, 0], torch.tensor([7.0, 7.0, 5.0, 5.0]).double())
     got, mask = estimator(scores(torch.tensor([4.0, NAN, NAN, NAN])), context)
     assert got[:, 0].tolist() == [4, 4, 0, 0] and mask[:, 0].tolist() == [True, True, False, False]
-    with pytest.raises(ValueError, match="branching step 1: train it"):
+    with pytest.raises(ValueError, match="branching step 1: train that step"):
         estimator(scores(torch.ones(4)), Context(columns(2, 4), torch.ones(1)))
 
 

@@ -204,7 +204,7 @@ def test_gdpo_counts_failures_after_its_sum():
     ("make", "message"),
     [
         (lambda: MaxVariance(1), "one has no variance"),
-        (lambda: PromptValues(keep=1.0), "a share in"),
+        (lambda: PromptValues(keep=1.0), "keep must be in"),
         (lambda: kept((MaxVariance(9),), torch.rand(8), 4), "of a group of 4"),
     ],
 )

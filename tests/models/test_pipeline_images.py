@@ -272,4 +272,5 @@ def test_a_pipeline_with_images_calls_its_denoiser_no_more_than_needed(tmp_path:
     made.prove(PROMPTS, steps=STEPS, guidance=3.5, meta=meta)
     steps = [2] * 3 * STEPS  # the pipeline's own, ours, and rows of several sigmas
     neighbours, other_images = [1, 1, 3, 3, 3, 3], [2] * 6
-    assert rows == [*steps, *neighbours, *other_images, 2, 1]  # another guidance, a gradient
+    # another guidance, a gradient, and what a guided row costs
+    assert rows == [*steps, *neighbours, *other_images, 2, 1, 2, 2]

@@ -120,7 +120,9 @@ def test_huge_weights_are_not_exported(pipeline, tmp_path, capsys, monkeypatch, 
     settings["evaluate"]["every"] = settings["checkpoint"]["every"] = 5
     folder = tmp_path / "run"
     sentence = stopped(capsys, runs.write(settings, tmp_path), "--folder", folder)
-    assert "samples" in sentence and "not finite" in sentence and str(folder / "best") in sentence
+    found = "samples" in sentence and "not finite" in sentence
+    assert found or "its decoder vae makes NaN or infinity" in sentence
+    assert str(folder / "best") in sentence
     assert not (folder / "adapter").exists()
     assert [path.name for path in (folder / "best").iterdir()] == ["000000"]
     weights = exported(folder)

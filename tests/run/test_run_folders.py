@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from flowrl.errors import UserError
+from flowrl.errors import NotFiniteError, UserError
 from flowrl.run import atomic
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
 from flowrl.run.show.lines import Lines
 from flowrl.run.state import start_record as origin
-from flowrl.run.state.finite import NotFiniteError
 from flowrl.run.state.session import Session
 from flowrl.run.watch.alarms import Alarms
 from flowrl.run.watch.record import cut_back

@@ -81,7 +81,9 @@ def test_sampling_waits_for_nothing_and_an_optimizer_step_once(found, kind):
     report = found[kind]
     assert report["syncs_per_call"]["sampling"] == 0, report["by_line"]
     assert report["uploads_per_call"]["sampling"] == 0, report["by_line"]
-    assert report["syncs_per_update"] * report["updates"] <= report["updates"] + 2
+    # a gradient method decodes in the update, and the decoder's output is checked there
+    each = 2 if kind == "gradient" else 1
+    assert report["syncs_per_update"] * report["updates"] <= each * report["updates"] + 2
     assert report["pinned_per_call"]["sampling"] > 0  # noise does not block
 
 

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from flowrl.errors import NotFiniteError
 from flowrl.media.statistics import Statistics, merged_means
 from flowrl.models.call_sizes import bounded_call
 from flowrl.models.policy import EvaluationSampler
@@ -19,7 +20,6 @@ from flowrl.run.evaluate.attempts import Attempts
 from flowrl.run.experience.round import decode_samples_of
 from flowrl.run.save import checkpoint
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.state.finite import NotFiniteError
 from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.session import Session, score_once
 from flowrl.run.state.smaller_calls import with_smaller_calls

@@ -13,12 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from flowrl.errors import UserError
+from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.policy import Policy
 from flowrl.processes.sharding import load_state, whole_state
 from flowrl.run.atomic import CONTENTS, damage, numbered_folders, put_away, reason, write_folder
 from flowrl.run.state.comparable import Incomparable
-from flowrl.run.state.finite import NotFiniteError, first_not_finite, refuse
+from flowrl.run.state.finite import first_not_finite, refuse
 from flowrl.run.state.learner import Learner, evaluated
 from flowrl.run.state.optimizers import update_settings
 from flowrl.run.state.session import Session

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch.distributed
 
-from flowrl.errors import Stopped, UserError
+from flowrl.errors import NotFiniteError, Stopped, UserError
 from flowrl.run.atomic import numbered_folders, reason
-from flowrl.run.state.finite import NotFiniteError
 from flowrl.run.state.live import of_callback
 
 TRACE = "error.txt"

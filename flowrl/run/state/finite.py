@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from flowrl.errors import UserError
+from flowrl.errors import NotFiniteError
 from flowrl.likelihoods.rows import Rows
 from flowrl.models.policy import RolloutLike
 from samplers import Rollout
@@ -16,10 +16,6 @@ from samplers import Rollout
 Named = Iterable[tuple[str, Tensor]]
 # a loss that is not finite is no error of its own where its optimizer step was skipped
 _METRICS = {"reward": "the reward", "reward_std": "the reward's spread", "loss": "the loss"}
-
-
-class NotFiniteError(UserError):
-    """NaN or infinity that a run cannot continue from. A run turns it into `Stopped`, exit 3."""
 
 
 def refuse(what: str, plural: bool = False) -> NoReturn:

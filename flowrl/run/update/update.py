@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from flowrl.errors import NotFiniteError
 from flowrl.likelihoods.rows import Evaluation, Rows, sampled_elsewhere, without_old
 from flowrl.losses.averages import TEACHER
 from flowrl.losses.base import Counts, Entries, entropies, entropy_share, reduced
@@ -19,7 +20,6 @@ from flowrl.processes.sharding import clip
 from flowrl.run.experience.collect import Experience
 from flowrl.run.experience.reward_gradient import path_entries
 from flowrl.run.save.checkpoint import Progress
-from flowrl.run.state.finite import NotFiniteError
 from flowrl.run.state.learner import Learner
 from flowrl.run.state.teachers import judged_by_teachers
 from flowrl.run.update.minibatches import Chunks, shares_of

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flowrl.errors import UserError
+from flowrl.errors import NotFiniteError, UserError
 from flowrl.models.diffusers.call.scheduler_standin import Received
 
 
-class NotFinitePartError(UserError):
+class NotFinitePartError(NotFiniteError):
     """A weight, or a decoder's output, that is NaN or infinity."""
 
 
