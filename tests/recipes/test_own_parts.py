@@ -148,7 +148,8 @@ def test_the_pages_three_files_train(here: Path, capsys) -> None:
     assert lines(here / "run")[-1]["ratio"] == pytest.approx(1, abs=1e-5)
     record = StartRecord.read(next((here / "run" / "checkpoints").iterdir()))
     assert record is not None
-    assert {"my_recipe.py", "my_kernel.py", "my_rewards.py"} == record.sources.keys()
+    files = {Path(name).name for name in record.sources}
+    assert files == {"my_recipe.py", "my_kernel.py", "my_rewards.py"}
 
 
 @pytest.mark.slow
@@ -161,7 +162,8 @@ def test_the_pages_run_on_two_processes_resumes_and_says_what_changed(here: Path
     assert lines(here / "run")[-1]["ratio"] == pytest.approx(1, abs=1e-5)
     (here / "my_kernel.py").write_text((here / "my_kernel.py").read_text() + "\n# changed\n")
     assert flowrl("train", "--resume", "run", "--train.iterations", "2") == 0
-    assert "the source my_kernel.py" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the source " in out and "my_kernel.py" in out
     settings = yaml.safe_load((here / "run" / "run.yaml").read_text())
     settings["recipe"] = {"name": "flow_grpo"}
     (here / "run" / "run.yaml").write_text(yaml.safe_dump(settings))
